@@ -1,0 +1,49 @@
+"""Errors a user can cause, each with a sentence that says what to do about it.
+
+Every error derives from `EquipoiseError` and from the built-in exception a Python programmer would
+expect, so both ``except EquipoiseError`` and ``except ValueError`` work.
+"""
+
+
+class EquipoiseError(Exception):
+    """Anything that goes wrong for a reason the user can mend."""
+
+    def __str__(self) -> str:
+        """Return the sentence itself; `KeyError` would put quotes around it."""
+        return str(self.args[0]) if self.args else self.__class__.__name__
+
+
+class DataError(EquipoiseError, ValueError):
+    """Data that cannot be used as it is; names the file, line, column or cell."""
+
+
+class SettingError(EquipoiseError, ValueError):
+    """A parameter outside its range."""
+
+
+class UnknownIdError(EquipoiseError, KeyError):
+    """Users or items that the data or the model has never seen."""
+
+
+class NotFittedError(EquipoiseError, AttributeError):
+    """A model was asked before it was fitted."""
+
+
+class TooBigError(EquipoiseError, MemoryError):
+    """A computation that would not fit; nothing has been allocated."""
+
+
+class SolveError(EquipoiseError, ArithmeticError):
+    """A linear system that could not be solved accurately."""
+
+
+class FileFormatError(DataError):
+    """A saved directory that is damaged, foreign or from a newer version."""
+
+
+class FetchError(EquipoiseError, OSError):
+    """A data set that could not be fetched."""
+
+
+class MissingExtraError(EquipoiseError, ImportError):
+    """An optional dependency is not installed."""

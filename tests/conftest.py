@@ -1,0 +1,58 @@
+"""Data that several test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from equipoise.interactions import Interactions
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `data` where the development data are not there."""
+    if SHARED.is_dir():
+        return
+    missing = pytest.mark.skip(reason="development data are not present")
+    for item in items:
+        if "data" in item.keywords:
+            item.add_marker(missing)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20250713)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    return SHARED
+
+
+@pytest.fixture
+def toy() -> Interactions:
+    """7 users x 4 items, written by hand: neither square nor symmetric, counts 5 4 3 2."""
+    rows = ["1100", "1010", "1111", "0110", "1000", "1101", "0100"]
+    matrix = np.array([[int(cell) for cell in row] for row in rows], dtype=np.float32)
+    users = ["ann", "bob", "cleo", "dan", "eve", "finn", "gus"]
+    return Interactions(matrix, users, ["tea", "milk", "salt", "rice"])
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> Interactions:
+    """300 users x 80 items with a long tail; every user has at least 5 items."""
+    rng = np.random.default_rng(7)
+    weight = 1 / np.arange(1, 81) ** 0.8
+    rows = [
+        rng.choice(
+            80, size=5 + min(int(rng.exponential(8)), 30), replace=False, p=weight / weight.sum()
+        )
+        for _ in range(300)
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    matrix = sp.csr_array((np.ones(offsets[-1]), np.concatenate(rows), offsets), shape=(300, 80))
+    return Interactions(matrix, [f"u{n}" for n in range(300)], np.arange(80) * 10 + 3)
