@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
+@pytest.fixture(autouse=True)
+def untouched_loggers() -> None:
+    """Undo what an earlier test's command line did to loggers, which live as long as a worker."""
+    for part in ("", ".datasets", ".readers"):
+        logger = logging.getLogger(f"equipoise{part}")
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20250713)
@@ -35,7 +46,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def toy() -> Interactions:
-    """7 users x 4 items, written by hand: neither square nor symmetric, counts 5 4 3 2."""
+    """7 users x 4 items, written by hand: neither square nor symmetric, counts 5 5 3 2."""
     rows = ["1100", "1010", "1111", "0110", "1000", "1101", "0100"]
     matrix = np.array([[int(cell) for cell in row] for row in rows], dtype=np.float32)
     users = ["ann", "bob", "cleo", "dan", "eve", "finn", "gus"]

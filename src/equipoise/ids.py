@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
@@ -32,23 +33,23 @@ def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     if array.ndim != 1:
         raise DataError(f"{axis} ids must be one-dimensional, got shape {array.shape}")
+    too_big = f"{axis} ids beyond 2^63 do not fit an integer; give them as text"
     if array.dtype.kind in "iu":
         if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{axis} ids beyond 2^63 do not fit an integer; give them as text")
+            raise DataError(too_big)
         return array.astype(np.int64, copy=False)
     if array.dtype.kind in "UT":
-        return array.astype(object)
+        array = array.astype(object)
     if array.dtype != object:
         raise DataError(f"{axis} ids must be integers or text, got {array.dtype}")
-    kinds = {type(value) for value in array}
+    kinds = set(map(type, array))
     if kinds <= {str, np.str_}:
         return array if kinds <= {str} else np.array([str(v) for v in array], dtype=object)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         try:
             return array.astype(np.int64)
         except OverflowError as error:
-            message = f"{axis} ids beyond 2^63 do not fit an integer; give them as text"
-            raise DataError(message) from error
+            raise DataError(too_big) from error
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{axis} ids must be all integers or all text, got {names}")
 
@@ -59,28 +60,81 @@ class IdIndex:
     Parameters
     ----------
     values
-        The ids, position by position.
+        The ids, position by position. Copied, unless the array is already read-only.
     axis
         "user" or "item", for error messages.
     """
 
     def __init__(self, values: Any, axis: str) -> None:
-        self.values = as_ids(values, axis)
-        self.values.flags.writeable = False
         self.axis = axis
-        if len(self._position) != len(self.values):
+        self.values = as_ids(values, axis)
+        if self.values.flags.writeable:
+            self.values = self.values.copy()
+            self.values.flags.writeable = False
+        if not self._are_unique():
             twice = Counter(self.values.tolist()).most_common(1)[0][0]
             raise DataError(f"{axis} id {twice!r} occurs twice in the list of {axis} ids")
 
+    def take(self, positions: npt.NDArray[np.integer]) -> IdIndex:
+        """Return the ids at these positions; their uniqueness needs no look at the ids."""
+        times = np.bincount(positions, minlength=1)
+        if times.max() > 1:
+            twice = self.values.tolist()[int(times.argmax())]
+            raise DataError(f"{self.axis} {twice!r} is asked for twice")
+        return unchecked(self.values[positions], self.axis)
+
+    def to_series(self) -> pl.Series:
+        """Return the ids as a polars series of integers or text."""
+        if self._are_integers:
+            return pl.Series("id", self.values)
+        try:
+            return pl.Series("id", self.values.tolist(), dtype=pl.String)
+        except UnicodeEncodeError as error:
+            wrong = error.object
+            raise DataError(f"{self.axis} id {wrong!r} is not valid Unicode text") from error
+
+    @property
+    def _are_integers(self) -> bool:
+        return bool(self.values.dtype == np.int64)
+
+    def _are_unique(self) -> bool:
+        if not self._are_integers:
+            return len(self._position) == len(self.values)
+        if self._table is not None:
+            return int((self._table >= 0).sum()) == len(self.values)
+        return not (np.diff(self._sorted[0]) == 0).any()
+
     @cached_property
     def _position(self) -> dict[Any, int]:
-        return {value: place for place, value in enumerate(self.values.tolist())}
+        return dict(zip(self.values.tolist(), range(len(self.values)), strict=True))
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int64] | None:
+        """Position of every integer between the least and the largest id, where ids are dense."""
+        if not len(self.values):
+            return None
+        least, most = int(self.values.min()), int(self.values.max())
+        if most - least >= 8 * len(self.values):
+            return None
+        table = np.full(most - least + 1, -1, np.int64)
+        table[self.values - least] = np.arange(len(self.values))
+        return table
+
+    @cached_property
+    def _sorted(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Integer ids in ascending order, and their positions."""
+        order = np.argsort(self.values)
+        return self.values[order], order
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __contains__(self, value: object) -> bool:
-        return value in self._position
+        return bool(self.positions([value], unknown="skip")[0] >= 0)
+
+    def __repr__(self) -> str:
+        kind = "integer" if self._are_integers else "text"
+        return f"IdIndex: {len(self):,} {self.axis}s with {kind} ids"
 
     def same_as(self, other: IdIndex) -> bool:
         """Whether both hold the same ids in the same order."""
@@ -89,24 +143,81 @@ class IdIndex:
     def positions(
         self, wanted: Iterable[Any], *, unknown: Unknown = "error"
     ) -> npt.NDArray[np.int64]:
-        """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``."""
-        if unknown not in ("error", "skip"):
-            raise SettingError(f"unknown must be 'error' or 'skip', got {unknown!r}")
-        listed = wanted.tolist() if isinstance(wanted, np.ndarray) else list(wanted)
-        found = np.fromiter(
-            (self._position.get(value, -1) for value in listed), np.int64, len(listed)
-        )
+        """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
+
+        An id is found only under its own type: 1 is neither 1.0 nor True nor "1".
+        """
+        check_unknown(unknown)
+        if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+            raise DataError(f"give a list of {self.axis} ids, got the single value {wanted!r}")
+        if self._are_integers and _is_integer_array(wanted):
+            listed: Any = wanted
+            found = self._integer_positions(listed.astype(np.int64, copy=False))
+        else:
+            listed = wanted.tolist() if isinstance(wanted, np.ndarray) else list(wanted)
+            found = self._listed_positions(listed)
         if unknown == "error" and (found < 0).any():
             raise UnknownIdError(self._not_found(listed, found))
         return found
 
+    def _integer_positions(self, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        out = np.full(len(wanted), -1, np.int64)
+        if self._table is not None:
+            least = int(self.values.min())
+            inside = np.flatnonzero((wanted >= least) & (wanted < least + len(self._table)))
+            out[inside] = self._table[wanted[inside] - least]
+        elif len(self.values):
+            ascending, order = self._sorted
+            # Searching in ascending order walks through memory instead of jumping around in it.
+            asked = np.argsort(wanted)
+            place = np.searchsorted(ascending, wanted[asked]).clip(max=len(ascending) - 1)
+            out[asked] = np.where(ascending[place] == wanted[asked], order[place], -1)
+        return out
+
+    def _listed_positions(self, wanted: Sequence[Any]) -> npt.NDArray[np.int64]:
+        kind = (int, np.integer) if self._are_integers else str
+        # Testing each type once keeps the common case, all of one type, a plain look-up.
+        kinds = set(map(type, wanted))
+        fit = {each for each in kinds if issubclass(each, kind) and each is not bool}
+        if kinds == fit:
+            found = (self._position.get(value, -1) for value in wanted)
+        else:
+            found = (self._position.get(v, -1) if type(v) in fit else -1 for v in wanted)
+        return np.fromiter(found, np.int64, len(wanted))
+
     def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64]) -> str:
-        missing = [value for value, place in zip(wanted, found, strict=True) if place < 0]
-        named = ", ".join(repr(value) for value in missing[:SHOWN])
-        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        places = np.flatnonzero(found < 0)
+        shown = [wanted[place] for place in places[:SHOWN]]
+        named = ", ".join(repr(v.item() if isinstance(v, np.generic) else v) for v in shown)
+        more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
         hint = "pass unknown='skip' to leave them out"
-        kind = int if self.values.dtype == np.int64 else str
-        if not any(isinstance(value, (kind, np.integer)) for value in missing):
-            hint = f"the ids of this data are {'integers' if kind is int else 'text'}"
-        plural = "s" if len(missing) > 1 else ""
+        kind = (int, np.integer) if self._are_integers else str
+        if not any(isinstance(value, kind) for value in shown):
+            hint = f"the ids of this data are {'integers' if self._are_integers else 'text'}"
+        plural = "s" if len(places) > 1 else ""
         return f"unknown {self.axis}{plural} {named}{more}; {hint}"
+
+
+def unchecked(values: npt.NDArray[Any], axis: str) -> IdIndex:
+    """Index of int64 or `str` ids that are known to be unique; their look-up is built on use."""
+    index = IdIndex.__new__(IdIndex)
+    index.axis = axis
+    index.values = values
+    index.values.flags.writeable = False
+    return index
+
+
+def _is_integer_array(values: object) -> bool:
+    """Whether the values are an array that int64 holds; uint64 goes the slow, exact way."""
+    return (
+        isinstance(values, np.ndarray)
+        and values.ndim == 1
+        and values.dtype.kind in "iu"
+        and values.dtype != np.uint64
+    )
+
+
+def check_unknown(unknown: str) -> None:
+    """Refuse a setting other than "error" and "skip"."""
+    if unknown not in ("error", "skip"):
+        raise SettingError(f"unknown must be 'error' or 'skip', got {unknown!r}")

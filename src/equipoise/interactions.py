@@ -14,8 +14,8 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, SettingError
-from equipoise.ids import IdIndex, Unknown
+from equipoise.errors import DataError
+from equipoise.ids import IdIndex, Unknown, check_unknown
 from equipoise.matrix import as_positions, cell_keys, checked_matrix, entry_rows, keep_entries
 from equipoise.sequences import Sequences, segments
 
@@ -27,7 +27,8 @@ class Interactions:
     ----------
     matrix
         Rows are users, columns are items; values are non-negative weights (1 = an interaction).
-        Any scipy sparse format or a two-dimensional array; kept as CSR float32.
+        Any scipy sparse format or a two-dimensional array; kept as CSR float32. A matrix that is
+        so already is shared, not copied: do not change it afterwards.
     users, items
         Raw ids, integers or text; positions 0, 1, ... when left out.
     times
@@ -66,8 +67,8 @@ class Interactions:
         self.item_index = _index(items, n_items, "item")
         if labels is not None and labels.height != n_items:
             raise DataError(f"labels has {labels.height} rows for {n_items} items")
-        if sequences is not None and len(sequences) != n_users:
-            raise DataError(f"sequences has {len(sequences)} rows for {n_users} users")
+        if sequences is not None:
+            sequences.check_shape(n_users, n_items)
         self.labels = labels
         self.sequences = sequences
         self.notes = tuple(notes)
@@ -149,17 +150,22 @@ class Interactions:
         csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
         return Interactions(
             sp.csr_array(csr, shape=(len(where), self.n_items)),
-            self.users[where],
+            self.user_index.take(where),
             self.item_index,
             times=self.times[places] if self.times is not None else None,
             labels=self.labels,
             sequences=self.sequences.take(where) if self.sequences is not None else None,
+            notes=self.notes,
         )
 
     def columns(self, positions: npt.ArrayLike) -> Interactions:
         """Return the items at these positions (or under this mask), all users kept."""
         where = as_positions(positions, self.n_items)
-        return self.with_items(IdIndex(self.items[where], "item"), unknown="skip")
+        items = self.item_index.take(where)
+        new = np.full(self.n_items, -1, np.int64)
+        new[where] = np.arange(len(where))
+        labels = self.labels.select(pl.all().gather(where)) if self.labels is not None else None
+        return self._recoded(new, items, labels)
 
     def select(self, users: Any = None, items: Any = None) -> Interactions:
         """Return these users and items, by raw id; None keeps all."""
@@ -168,10 +174,11 @@ class Interactions:
 
     def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
         """Return only the pairs under this mask (one flag per stored value of `matrix`)."""
+        if kept.dtype != bool or kept.shape != self.matrix.data.shape:
+            raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
         sequences = self.sequences
-        if sequences is not None:
-            event = sequences.rows * self.n_items + sequences.items
-            sequences = sequences.keep(np.isin(event, cell_keys(self.matrix)[kept]))
+        if sequences is not None and not kept.all():
+            sequences = sequences.without(cell_keys(self.matrix)[~kept], self.n_items)
         return Interactions(
             keep_entries(self.matrix, kept),
             self.user_index,
@@ -179,50 +186,49 @@ class Interactions:
             times=self.times[kept] if self.times is not None else None,
             labels=self.labels,
             sequences=sequences,
+            notes=self.notes,
         )
 
-    def with_items(self, items: IdIndex, *, unknown: Unknown = "error") -> Interactions:
+    def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
         """Return the same users over another list of items, such as a model's.
 
-        Items that the list lacks are an error, or left out with ``unknown="skip"``.
+        Used items that the list lacks are an error, or left out with ``unknown="skip"``.
         """
-        if self.item_index.same_as(items):
+        check_unknown(unknown)
+        index = items if isinstance(items, IdIndex) else IdIndex(items, "item")
+        if self.item_index.same_as(index):
             return self
-        new = items.positions(self.items, unknown="skip")
+        new = index.positions(self.items, unknown="skip")
         if unknown == "error":
-            items.positions(self.items[(new < 0) & (self.item_counts > 0)])
-        kept = self.entries(new[self.matrix.indices] >= 0)
-        csr = (kept.matrix.data, new[kept.matrix.indices], kept.matrix.indptr)
+            index.positions(self.items[(new < 0) & (self.item_counts > 0)])
         labels = self.labels
         if labels is not None:
-            old = self.item_index.positions(items.values, unknown="skip")
-            labels = labels[pl.Series(old).replace(-1, None)]
+            old = self.item_index.positions(index.values, unknown="skip")
+            labels = labels.select(pl.all().gather(pl.Series(old).replace(-1, None)))
+        return self._recoded(new, index, labels)
+
+    def _recoded(
+        self, new: npt.NDArray[np.int64], items: IdIndex, labels: pl.DataFrame | None
+    ) -> Interactions:
+        """Move column i to ``new[i]``, or leave it out where that is negative."""
+        kept = new[self.matrix.indices] >= 0
+        part = keep_entries(self.matrix, kept)
+        csr = (part.data, new[part.indices], part.indptr)
         return Interactions(
             sp.csr_array(csr, shape=(self.n_users, len(items))),
             self.user_index,
             items,
-            times=kept.times,
+            times=self.times[kept] if self.times is not None else None,
             labels=labels,
             sequences=self.sequences.recode(new) if self.sequences is not None else None,
+            notes=self.notes,
         )
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
-        for name, least in (("min_user", min_user), ("min_item", min_item)):
-            if least < 0:
-                raise SettingError(f"{name} must be >= 0, got {least}")
-        users, items = entry_rows(self.matrix), self.matrix.indices
-        while True:
-            user_fine = np.bincount(users, minlength=self.n_users) >= min_user
-            item_fine = np.bincount(items, minlength=self.n_items) >= min_item
-            fine = user_fine[users] & item_fine[items]
-            if fine.all():
-                break
-            users, items = users[fine], items[fine]
-        if not users.size:
-            asked = f"min_user={min_user} and min_item={min_item}"
-            raise DataError(f"nothing is left with {asked}; lower them")
-        return self.rows(user_fine).columns(item_fine)
+        from equipoise.combine import k_core
+
+        return k_core(self, min_user, min_item)
 
     def union(self, other: Interactions) -> Interactions:
         """All pairs of both; new users and items are appended; the other's values win."""
@@ -232,10 +238,9 @@ class Interactions:
 
     def difference(self, other: Interactions) -> Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
-        theirs = other.with_items(self.item_index, unknown="skip")
-        row = self.user_index.positions(theirs.users, unknown="skip")[entry_rows(theirs.matrix)]
-        gone = (row * self.n_items + theirs.matrix.indices)[row >= 0]
-        return self.entries(~np.isin(cell_keys(self.matrix), gone))
+        from equipoise.combine import difference
+
+        return difference(self, other)
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
         """Replace a share of the pairs by pairs that were not observed, drawn evenly.
@@ -248,13 +253,16 @@ class Interactions:
 
     def to_frame(self) -> pl.DataFrame:
         """One row per pair: user, item, weight, and time where known."""
+        return self._frame(self.n_interactions)
+
+    def _frame(self, height: int) -> pl.DataFrame:
         columns = {
-            "user": self.users[entry_rows(self.matrix)],
-            "item": self.items[self.matrix.indices],
-            "weight": self.matrix.data,
+            "user": self.user_index.to_series()[entry_rows(self.matrix)[:height]],
+            "item": self.item_index.to_series()[self.matrix.indices[:height]],
+            "weight": self.matrix.data[:height],
         }
         if self.times is not None:
-            columns["time"] = self.times
+            columns["time"] = self.times[:height]
         return pl.DataFrame(columns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -272,15 +280,12 @@ class Interactions:
 
     def __repr__(self) -> str:
         size = f"{self.n_users:,} users x {self.n_items:,} items"
-        return f"Interactions: {size}, {self.n_interactions:,} interactions ({self._density_text})"
-
-    @property
-    def _density_text(self) -> str:
-        return f"density {100 * self.density:.3g}%"
+        filled = f"density {100 * self.density:.3g}%"
+        return f"Interactions: {size}, {self.n_interactions:,} interactions ({filled})"
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        head = self.to_frame().head(5)._repr_html_() if self.n_interactions else ""
+        head = self._frame(5)._repr_html_() if self.n_interactions else ""
         return f"<p><b>{html.escape(repr(self))}</b></p><ul>{notes}</ul>{head}"
 
 

@@ -1,0 +1,175 @@
+"""Ids keep their type and value; look-ups say what they did not find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.ids import IdIndex, as_ids
+
+integers = st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30)
+texts = st.lists(st.text(max_size=5), unique=True, max_size=30)
+
+
+@given(integers | texts)
+@settings(max_examples=60, deadline=None)
+def test_ids_survive_unchanged_and_are_found_where_they_stand(ids: list[object]) -> None:
+    index = IdIndex(ids, "item")
+    assert index.values.tolist() == ids
+    assert index.positions(ids).tolist() == list(range(len(ids)))
+    assert index.positions(index.values[::-1]).tolist() == list(range(len(ids)))[::-1]
+    assert index.to_series().to_list() == ids
+
+
+@given(integers, integers)
+@settings(max_examples=60, deadline=None)
+def test_arrays_and_lists_of_integers_are_looked_up_alike(
+    ids: list[int], asked: list[int]
+) -> None:
+    index = IdIndex(ids, "item")
+    wanted = asked + ids[:3]
+    from_list = index.positions(wanted, unknown="skip")
+    from_array = index.positions(np.array(wanted, np.int64), unknown="skip")
+    assert from_array.tolist() == from_list.tolist()
+    assert from_list.tolist() == [ids.index(v) if v in ids else -1 for v in wanted]
+
+
+@pytest.mark.parametrize("ids", [[2**63 - 1, 2**63 - 3], [-(2**63), 2 - 2**63], [0, 2**63 - 1]])
+def test_ids_at_the_ends_of_the_integers_are_found(ids: list[int]) -> None:
+    index = IdIndex(ids, "item")
+    assert index.positions(np.array(ids[::-1])).tolist() == [1, 0]
+    asked = np.array([-(2**63), 2**63 - 1, 2**63 - 2, 1 - 2**63, 7])
+    expected = [ids.index(value) if value in ids else -1 for value in asked.tolist()]
+    assert index.positions(asked, unknown="skip").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.Series([3, 1]),
+        pl.Series([3, 1]),
+        np.array([3, 1], np.uint8),
+        np.array([3, 1], np.uint64),
+        (3, np.int32(1)),
+    ],
+    ids=str,
+)
+def test_integers_of_any_container_become_int64(values: object) -> None:
+    ids = as_ids(values, "user")
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "values", [np.array(["a", "b"]), ["a", np.str_("b")], pl.Series(["a", "b"])]
+)
+def test_text_of_any_container_becomes_python_text(values: object) -> None:
+    ids = as_ids(values, "user")
+    assert ids.dtype == object
+    assert [type(value) for value in ids] == [str, str]
+    assert ids.tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, "a"], "all integers or all text, got int, str"),
+        ([1, None], "got NoneType, int"),
+        (["a", None], "got NoneType, str"),
+        ([1.0, 2.0], "got float"),
+        (np.array([1.0, 2.0]), "got float64"),
+        ([True, False], "got bool"),
+        (np.array([True]), "got bool"),
+        (np.array([b"a"]), "must be integers or text"),
+        ([[1, 2], [3, 4]], "one-dimensional"),
+        ("abc", "one-dimensional"),
+        ([2**63], "beyond 2\\^63"),
+        (np.array([2**63], np.uint64), "beyond 2\\^63"),
+    ],
+)
+def test_other_ids_are_refused(values: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        as_ids(values, "user")
+
+
+@pytest.mark.parametrize("values", [[1, 2, 1], ["a", "b", "a"], np.array([5, 1, 1, 2])])
+def test_an_id_that_occurs_twice_is_named(values: object) -> None:
+    with pytest.raises(DataError, match=r"item id (1|'a') occurs twice"):
+        IdIndex(values, "item")
+
+
+def test_the_callers_array_is_neither_locked_nor_followed() -> None:
+    mine = np.array([1, 2, 3])
+    index = IdIndex(mine, "item")
+    mine[0] = 9
+    assert index.values.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        index.values[0] = 9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ([7], r"unknown item 7; pass unknown='skip'"),
+        (np.array([7, 1, 8]), r"unknown items 7, 8; pass"),
+        (range(10, 18), r"unknown items 10, 11, 12, 13, 14 and 3 more; pass"),
+        (["1"], "unknown item '1'; the ids of this data are integers"),
+        ([1.0], "unknown item 1.0; the ids of this data are integers"),
+        ([True], "unknown item True"),
+        ([None], "unknown item None; the ids of this data are integers"),
+        ([[1]], r"unknown item \[1\]; the ids of this data are integers"),
+        ([2**70], "unknown item 1180591620717411303424; pass"),
+        (np.array([2**64 - 1], np.uint64), "unknown item 18446744073709551615; pass"),
+    ],
+)
+def test_unknown_ids_are_named_with_the_remedy(wanted: object, message: str) -> None:
+    index = IdIndex([1, 2, -1], "item")
+    with pytest.raises(UnknownIdError, match=message):
+        index.positions(wanted)
+    assert (index.positions(wanted, unknown="skip") < 0).any()
+
+
+def test_integers_are_not_found_among_text_ids() -> None:
+    index = IdIndex(["1", "2"], "user")
+    with pytest.raises(UnknownIdError, match="unknown users 1, 2; the ids of this data are text"):
+        index.positions(np.array([1, 2]))
+    assert "1" in index
+    assert 1 not in index
+
+
+@pytest.mark.parametrize("single", ["ann", 5])
+def test_a_single_id_in_place_of_a_list_is_refused(single: object) -> None:
+    with pytest.raises(DataError, match="give a list of user ids, got the single value"):
+        IdIndex(["ann"], "user").positions(single)
+
+
+def test_an_unknown_setting_for_unknown_ids_is_refused() -> None:
+    with pytest.raises(SettingError, match="unknown must be 'error' or 'skip', got 'drop'"):
+        IdIndex([1], "user").positions([1], unknown="drop")
+
+
+def test_take_keeps_ids_and_refuses_repeats() -> None:
+    index = IdIndex(["a", "b", "c"], "user")
+    assert index.take(np.array([2, 0])).positions(["a", "c"]).tolist() == [1, 0]
+    assert len(index.take(np.array([], np.int64))) == 0
+    with pytest.raises(DataError, match="user 'b' is asked for twice"):
+        index.take(np.array([1, 0, 1]))
+    with pytest.raises(DataError, match="user 7 is asked for twice"):
+        IdIndex([7], "user").take(np.array([0, 0]))
+
+
+def test_same_as_compares_values_and_order() -> None:
+    index = IdIndex([1, 2], "item")
+    assert index.same_as(IdIndex([1, 2], "item"))
+    assert not index.same_as(IdIndex([2, 1], "item"))
+    assert not index.same_as(IdIndex(["1", "2"], "item"))
+
+
+def test_text_that_is_not_unicode_cannot_leave_as_a_series() -> None:
+    with pytest.raises(DataError, match=r"item id '\\ud800' is not valid Unicode"):
+        IdIndex(["\ud800"], "item").to_series()
