@@ -1,0 +1,98 @@
+"""A CSV file to `Interactions` against `polars.read_csv` of the same file: time and peak memory.
+
+Run ``python benchmarks/read_csv.py --rows 10000000``. Each measurement is its own process; the
+peak memory of a process that only imports the same packages is taken off. On Linux a process
+starts with the peak of the one that started it, so this one stays small: it imports nothing large
+and lets another process write the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHILD = """
+import json, resource, sys, time
+import polars as pl
+import equipoise as eq
+eq.read  # the name is loaded on first use
+task, path = sys.argv[1:]
+start = time.perf_counter()
+if task == "polars":
+    result = pl.read_csv(path)
+elif task == "equipoise":
+    result = eq.read(path, user="user_id", item="item_id", time="timestamp", min_rating=0.5)
+seconds = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": seconds, "peak": peak}))
+"""
+WRITE = """
+import sys
+import numpy as np
+import polars as pl
+path, n_rows = sys.argv[1], int(sys.argv[2])
+rng = np.random.default_rng(0)
+n_users, n_items = max(n_rows // 70, 2), max(min(n_rows // 200, 50_000), 2)
+item = np.minimum(rng.exponential(n_items / 8, n_rows), n_items - 1).astype(np.int64) + 1
+pl.DataFrame(
+    {
+        "user_id": rng.integers(1, n_users, n_rows, endpoint=True),
+        "item_id": item,
+        "rating": rng.integers(1, 11, n_rows) / 2,
+        "timestamp": rng.integers(1_100_000_000, 1_600_000_000, n_rows),
+    }
+).write_csv(path)
+"""
+TIMES_TARGET, MEMORY_TARGET = 2.5, 3.0
+
+
+def measure(task: str, path: Path) -> dict[str, float]:
+    command = [sys.executable, "-c", CHILD, task, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {"polars": [], "equipoise": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.csv"
+        subprocess.run([sys.executable, "-c", WRITE, str(path), str(given.rows)], check=True)
+        size = path.stat().st_size
+        measure("equipoise", path)  # compiles the loops and fills the file cache
+        idle = measure("import", path)["peak"]
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if own >= idle:
+            raise SystemExit("this process is larger than its children: peaks would be wrong")
+        for _ in range(given.repeats):
+            for task, runs in found.items():
+                runs.append(measure(task, path))
+    print(
+        f"{given.rows:,} rows, {size / 1e6:,.0f} MB, median of {given.repeats} runs, "
+        f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
+    )
+    print("| | seconds | ratio | peak MB over imports | ratio |\n|---|---|---|---|---|")
+    base: tuple[float, float] | None = None
+    for task, runs in found.items():
+        seconds = statistics.median(run["seconds"] for run in runs)
+        peak = statistics.median(run["peak"] for run in runs) - idle
+        base = base or (seconds, peak)
+        ratios = seconds / base[0], peak / base[1]
+        print(
+            f"| {task} | {seconds:.2f} | {ratios[0]:.2f} | {peak / 1e6:,.0f} | {ratios[1]:.2f} |"
+        )
+    print(f"| target | | {TIMES_TARGET} | | {MEMORY_TARGET} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Users x items matrices, sparse or dense, with or without ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.errors import DataError
+from equipoise.ids import as_ids
+from equipoise.interactions import Interactions
+from equipoise.matrix import entry_rows, keep_entries
+from equipoise.readers.build import logger, refuse_single
+from equipoise.readers.labels import aligned_labels
+from equipoise.readers.options import COLUMNS, Options
+
+
+def from_matrix(matrix: Any, options: Options, name: str = "the matrix") -> Interactions:
+    """Make interactions of a matrix: values are weights, or ratings with `min_rating`."""
+    options.refuse(COLUMNS, name)
+    if not sp.issparse(matrix) and np.ndim(matrix) != 2:
+        shape = np.shape(matrix)
+        raise DataError(f"{name} must be two-dimensional (users x items), got shape {shape}")
+    try:
+        csr: Any = sp.csr_array(matrix)
+        csr = csr if csr.dtype.kind == "f" else csr.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must hold numbers: {error}") from error
+    users = _ids(options.users, csr.shape[0], "user")
+    items = _ids(options.items, csr.shape[1], "item")
+    notes = [f"read as a matrix of {csr.shape[0]:,} users x {csr.shape[1]:,} items"]
+    if csr.has_canonical_format is False:
+        before = csr.nnz
+        csr = csr.copy()
+        csr.sum_duplicates()
+        if csr.nnz < before:
+            notes.append(f"merged {before - csr.nnz:,} repeated pairs, their weights added up")
+    csr = _without_bad_cells(csr, name, options, notes)
+    if options.min_rating is not None:
+        high = csr.data >= options.min_rating
+        fell = int((~high & (csr.data != 0)).sum())
+        notes.append(f"{fell:,} pairs have a rating below {options.min_rating:g}")
+        csr = keep_entries(csr, high & (csr.data != 0))
+        csr.data[:] = 1
+    else:
+        csr = keep_entries(csr, csr.data != 0)
+    csr, users, items = _without_empty(csr, users, items, name, options, notes)
+    refuse_single(name, {"user": users, "item": items}, options, notes)
+    labels, label_notes = aligned_labels(options.labels, items, options)
+    return Interactions(csr, users, items, labels=labels, notes=[*notes, *label_notes])
+
+
+def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
+    if given is None:
+        return np.arange(size, dtype=np.int64)
+    ids = as_ids(given if isinstance(given, np.ndarray) else list(given), axis)
+    if len(ids) != size:
+        raise DataError(f"{axis}s= has {len(ids):,} ids for {size:,} {axis}s of the matrix")
+    return ids
+
+
+def _without_bad_cells(csr: Any, name: str, options: Options, notes: list[str]) -> Any:
+    wrong = ~np.isfinite(csr.data) | (csr.data < 0)
+    if not wrong.any():
+        return csr
+    if options.on_bad == "error":
+        place = int(np.flatnonzero(wrong)[0])
+        row = int(entry_rows(csr)[place])
+        cell = f"row {row}, column {csr.indices[place]}"
+        raise DataError(
+            f"{name}, {cell}: {csr.data[place]} is not a weight, which is finite and >= 0; "
+            "correct it, or pass on_bad='skip' to leave such cells out"
+        )
+    note = f"skipped {int(wrong.sum()):,} cells that are NaN, infinite or negative"
+    logger.warning("%s: %s", name, note)
+    notes.append(note)
+    return keep_entries(csr, ~wrong)
+
+
+def _without_empty(
+    csr: Any,
+    users: npt.NDArray[Any],
+    items: npt.NDArray[Any],
+    name: str,
+    options: Options,
+    notes: list[str],
+) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]:
+    """Refuse or drop users without items and items without users."""
+    row_full = np.diff(csr.indptr) > 0
+    column_full = np.bincount(csr.indices, minlength=csr.shape[1]) > 0
+    if not row_full.any():
+        raise DataError(f"{name}: nothing is left of it; check its values and min_rating")
+    for full, ids, axis, other in (
+        (row_full, users, "user", "items"),
+        (column_full, items, "item", "users"),
+    ):
+        lost = int((~full).sum())
+        if not lost:
+            continue
+        # A filter that was asked for may empty rows; otherwise they are a fault of the data.
+        if options.on_bad == "error" and options.min_rating is None:
+            which = ids[~full].tolist()[0]
+            raise DataError(
+                f"{name}: {axis} {which!r} has no {other} ({lost:,} such); "
+                "remove them, or pass on_bad='skip' to leave them out"
+            )
+        notes.append(f"left out {lost:,} {axis}s without {other}")
+        logger.warning("%s: %s", name, notes[-1])
+    if not column_full.all():
+        new = np.cumsum(column_full) - 1
+        shape = (csr.shape[0], int(column_full.sum()))
+        csr = sp.csr_array((csr.data, new[csr.indices], csr.indptr), shape=shape)
+    return csr[np.flatnonzero(row_full)], users[row_full], items[column_full]

@@ -1,0 +1,290 @@
+"""Delimited text, JSON lines and Parquet: what is in the file is what is in the matrix."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from equipoise.errors import DataError, SettingError
+from equipoise.readers.delimited import whole_numbers
+from equipoise.readers.opening import sniff
+
+ROWS = [
+    ("ann", "tea", 5.0, 1_700_000_000),
+    ("bob", "milk", 4.0, 1_700_000_100),
+    ("cleo", "tea", 3.0, 1_700_000_200),
+    ("ann", "salt", 2.0, 1_700_000_300),
+]
+NAMES = ("user_id", "item_id", "rating", "ts")
+FRAME = pl.DataFrame(ROWS, schema=NAMES, orient="row")
+
+
+def text(separator: str, header: bool = True) -> bytes:
+    lines = [separator.join(NAMES)] if header else []
+    lines += [separator.join(str(value) for value in row) for row in ROWS]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def check(data: eq.Interactions) -> None:
+    assert data.users.tolist() == ["ann", "bob", "cleo"]
+    assert data.items.tolist() == ["milk", "salt", "tea"]
+    assert data.matrix.toarray().tolist() == [[0, 1, 1], [1, 0, 0], [0, 0, 1]]
+    assert data.times.tolist() == [1_700_000_300, 1_700_000_000, 1_700_000_100, 1_700_000_200]
+
+
+def written(folder: Path, kind: str) -> Path:
+    path = folder / f"events.{kind}"
+    plain = kind.removesuffix(".gz")
+    if plain == "parquet":
+        FRAME.write_parquet(folder / "plain")
+        data = (folder / "plain").read_bytes()
+    elif plain == "jsonl":
+        rows = [dict(zip(NAMES, row, strict=True)) for row in ROWS]
+        data = "\n".join(json.dumps(row) for row in rows).encode()
+    else:
+        data = text({"csv": ",", "tsv": "\t", "txt": ";", "psv": "|", "dat": "::"}[plain])
+    path.write_bytes(gzip.compress(data) if kind.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("kind", ["csv", "tsv", "txt", "psv", "dat", "jsonl", "parquet"])
+def test_every_kind_of_file_gives_the_same_matrix(tmp_path, kind, packed):
+    check(eq.read(written(tmp_path, kind + packed)))
+
+
+def test_the_call_of_the_design_works(tmp_path):
+    path = str(written(tmp_path, "csv"))
+    data = eq.read(path, user="user_id", item="item_id", time="ts", min_rating=4)
+    assert data.users.tolist() == ["ann", "bob"]
+    assert "2 of 4 rows have a rating below 4" in data.notes
+
+
+def test_guessed_columns_are_reported(tmp_path):
+    notes = eq.read(written(tmp_path, "csv"), min_rating=1).notes
+    found = "user = 'user_id', item = 'item_id', time = 'ts', rating = 'rating'"
+    assert notes[0] == f"columns found by name: {found}"
+
+
+@pytest.mark.parametrize(
+    ("user", "item", "time"),
+    [
+        ("userId", "movieId", "timestamp"),
+        ("visitorid", "itemid", "timestamp"),
+        ("customer_id", "product_id", "event_time"),
+        ("reviewerID", "asin", "unixReviewTime"),
+        ("User", "business_id", "date"),
+        ("SessionId", "ItemId", "Time"),
+        ("uid", "iid", "created_at"),
+    ],
+)
+def test_usual_spellings_are_found(user, item, time):
+    frame = pl.DataFrame({time: [5, 6], item: ["x", "y"], user: [1, 2]})
+    data = eq.read(frame)
+    assert data.users.tolist() == [1, 2]
+    assert data.items.tolist() == ["x", "y"]
+    assert data.times.tolist() == [5, 6]
+
+
+def test_a_user_column_wins_over_a_session_column():
+    data = eq.read(pl.DataFrame({"session_id": [7, 8], "user_id": [1, 2], "item": [1, 2]}))
+    assert data.users.tolist() == [1, 2]
+
+
+def test_files_without_a_header_are_read_by_position(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_bytes(text(",", header=False))
+    data = eq.read(path)
+    check(data)
+    assert "no header: columns taken in order as user, item, rating, time" in data.notes
+    swapped = eq.read(path, user=1, item=0)
+    assert swapped.users.tolist() == ["milk", "salt", "tea"]
+
+
+def test_header_settles_whether_the_first_line_is_data(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("ann,tea\nbob,milk\n")
+    assert eq.read(path, header=False).n_users == 2
+    with pytest.raises(DataError, match="header=False if the first line is data"):
+        eq.read(path)
+
+
+def test_weights_become_the_matrix_and_add_up(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item,plays\na,x,1.5\na,x,2\nb,x,0\nb,y,1\n")
+    data = eq.read(path, weight="plays")
+    assert data.matrix.toarray().tolist() == [[3.5, 0], [0, 1]]
+    assert "merged 1 repeated pairs, their weights added up" in data.notes
+    assert "1 rows with weight 0 left out" in data.notes
+
+
+def test_repeated_pairs_count_once_and_keep_the_latest_time():
+    rows = {"user": [1, 1, 2, 1], "item": [5, 5, 6, 5], "time": [30, 50, 10, 40]}
+    data = eq.read(rows)
+    assert data.matrix.toarray().tolist() == [[1, 0], [0, 1]]
+    assert data.times.tolist() == [50, 10]
+    assert "merged 2 repeated pairs, the latest time kept" in data.notes
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        (["7", "12"], [7, 12]),
+        (["7", "-12", "0"], [-12, 0, 7]),
+        (["7", "007"], ["007", "7"]),
+        (["7", "+7"], ["+7", "7"]),
+        (["-07", "7"], ["-07", "7"]),
+        (['"08"', "9"], ["08", "9"]),
+        (["7", "a"], ["7", "a"]),
+        ([" 7", "7"], [" 7", "7"]),
+        (["1e5", "7"], ["1e5", "7"]),
+        (["1.0", "2.0"], [1, 2]),
+        (["x ", "x"], ["x", "x "]),
+        (["NA", "null"], ["NA", "null"]),
+    ],
+)
+def test_ids_in_text_stay_exactly_what_they_are(tmp_path, cells, kept):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item\n" + "".join(f"{cell},{n}\n" for n, cell in enumerate(cells)))
+    assert eq.read(path).users.tolist() == kept
+
+
+def test_a_leading_zero_in_the_last_of_many_rows_keeps_the_column_text(tmp_path):
+    path = tmp_path / "events.csv"
+    rows = [f"{n},{n % 7 + 1}" for n in range(1, 20_000)] + ["020000,3"]
+    path.write_text("user,item\n" + "\n".join(rows))
+    data = eq.read(path)
+    assert "020000" in data.user_index
+    assert "19999" in data.user_index
+    assert data.items.dtype == np.int64
+
+
+def test_text_late_in_an_integer_column_keeps_the_column_text(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item\n" + "".join(f"{n},1\n{n},2\n" for n in range(5000)) + "bob,1\n")
+    data = eq.read(path)
+    assert {"bob", "4999"} <= set(data.users)
+
+
+def test_a_leading_zero_elsewhere_leaves_integer_ids_alone(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item,zip\n1,10,00501\n2,20,10001\n")
+    assert eq.read(path).users.dtype == np.int64
+
+
+def test_quoted_fields_may_hold_separators_quotes_and_line_breaks(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text('user,item\n"a,b","say ""hi"""\n"c\nd",tea\n')
+    data = eq.read(path)
+    assert data.users.tolist() == ["a,b", "c\nd"]
+    assert data.items.tolist() == ['say "hi"', "tea"]
+
+
+def test_blank_lines_are_ignored_with_a_note(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_bytes(b"user,item\r\n1,2\r\n\r\n2,3\r\n\r\n")
+    data = eq.read(path)
+    assert data.users.tolist() == [1, 2]
+    assert "ignored 2 blank lines" in data.notes
+
+
+def test_a_folder_or_a_pattern_of_parts_is_one_table(tmp_path):
+    folder = tmp_path / "table"
+    (folder / "day=1").mkdir(parents=True)
+    FRAME[:2].write_parquet(folder / "day=1" / "part-0.parquet")
+    FRAME[2:].write_parquet(folder / "part-1.parquet")
+    (folder / "_SUCCESS").touch()
+    check(eq.read(folder))
+    check(eq.read(str(folder / "**" / "*.parquet")))
+    assert "read 2 parts" in eq.read(folder).notes
+
+
+def test_text_parts_with_integers_in_one_and_words_in_another_become_text(tmp_path):
+    (tmp_path / "a.csv").write_text("user,item\n1,5\n2,6\n")
+    (tmp_path / "b.csv").write_text("user,item\nbob,5\n")
+    assert eq.read(tmp_path).users.tolist() == ["1", "2", "bob"]
+
+
+def test_an_error_in_a_part_names_the_part_and_its_line(tmp_path):
+    (tmp_path / "a.csv").write_text("user,item\n1,5\n2,6\n")
+    (tmp_path / "b.csv").write_text("user,item\n3,5\n,6\n")
+    with pytest.raises(DataError, match=r"b\.csv, line 3: column 'user' is an empty user id"):
+        eq.read(tmp_path)
+
+
+def test_json_lines_may_lack_fields_and_hold_nan(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text(
+        '{"user":1,"item":"a","r":1}\n\n{"user":2,"item":"b","r":NaN}\n{"user":2,"item":"a"}\n'
+    )
+    assert eq.read(path).users.tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"line 4: column 'r' has no weight"):
+        eq.read(path, weight="r")
+    notes = eq.read(path, weight="r", on_bad="skip", user="user").notes
+    reasons = "1 where 'r' has no weight; 1 where 'r' is not a finite weight"
+    assert f"skipped 2 bad rows: {reasons}" in notes
+
+
+def test_a_saved_directory_is_read_again(tmp_path, toy):
+    toy.save(tmp_path / "saved")
+    assert eq.read(tmp_path / "saved").fingerprint == toy.fingerprint
+    with pytest.raises(SettingError, match="min_rating= does not apply to saved interactions"):
+        eq.read(tmp_path / "saved", min_rating=3)
+
+
+def test_format_overrules_the_name_of_a_file(tmp_path):
+    path = tmp_path / "events.log"
+    path.write_text('{"user":1,"item":2}\n{"user":2,"item":3}\n')
+    assert eq.read(path, format="jsonl").n_users == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "sample", "separator"),
+    [
+        ("a.txt", b"u\ti\n1\t2\n", "\t"),
+        ("a.csv", b"u,title\n1,a|b;c\n2,d|e;f\n", ","),
+        ("a.txt", b"u;i;v\n1;2;3,5\n2;3;4,5\n", ";"),
+        ("a.dat", b"1::2::3\n2::3::4\n", "::"),
+        ("a.txt", b"1 2\n2 3\n", " "),
+        ("a.txt", b"alone\nhere\n", ""),
+    ],
+)
+def test_the_separator_is_found(name, sample, separator):
+    assert sniff(name, sample) == separator
+
+
+def test_the_order_of_rows_does_not_matter(tmp_path):
+    rows = [f"u{n % 50},{n * n % 97},{n}" for n in range(500)]
+    path = tmp_path / "events.csv"
+    path.write_text("user,item,time\n" + "\n".join(rows))
+    first = eq.read(path)
+    random.Random(3).shuffle(rows)
+    path.write_text("user,item,time\n" + "\n".join(rows))
+    assert eq.read(path).fingerprint == first.fingerprint
+
+
+ids = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1).filter(
+    lambda value: value.strip() and not value.startswith("\ufeff")
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(ids, ids), min_size=1, max_size=8))
+def test_any_text_survives_a_csv_file(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("csv") / "events.csv"
+    frame = pl.DataFrame(pairs, schema=["user", "item"], orient="row")
+    frame.write_csv(path, quote_style="always")
+    data = eq.read(path, on_bad="skip")
+    users = whole_numbers(frame["user"])
+    expected = users if users.dtype == pl.Int64 else frame["user"]
+    assert set(data.users.tolist()) == set(expected.to_list())
+    assert data.n_interactions == len(set(pairs))
