@@ -1,0 +1,79 @@
+"""Homophily against one scipy ``X.T @ X``: time and extra memory, as a Markdown table.
+
+    python benchmarks/homophily.py [PAIRS.npz]
+
+The file holds int arrays `users` and `items`; by default it is Yelp2018, weak split, training
+part. Each side runs in a process of its own; its peak memory is taken less what the process held
+with the data loaded and, for ours, the kernel compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from equipoise.interactions import Interactions
+from equipoise.statistics import homophily
+
+DEFAULT = Path(__file__).resolve().parents[2] / "shared/data/yelp2018/weak/train.npz"
+REPEATS = 3
+
+
+def product(data: Interactions) -> float:
+    return float((data.matrix.T @ data.matrix).nnz)
+
+
+SIDES: dict[str, Callable[[Interactions], float]] = {"scipy": product, "ours": homophily}
+
+
+def peak_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def measure(side: str, file: Path) -> dict[str, float]:
+    loaded = np.load(file)
+    place = (loaded["users"], loaded["items"])
+    data = Interactions(sp.csr_array((np.ones(len(place[0]), np.float32), place)))
+    SIDES[side](Interactions(np.eye(3)))  # compiles
+    held = peak_bytes()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        result = SIDES[side](data)
+        seconds.append(time.perf_counter() - start)
+    extra = peak_bytes() - held
+    return {"seconds": min(seconds), "extra": extra, "result": result}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?", default=DEFAULT)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.side:
+        print(json.dumps(measure(asked.side, asked.file)))
+        return
+    command = [sys.executable, __file__, str(asked.file), "--side"]
+    found = {side: json.loads(subprocess.check_output([*command, side])) for side in SIDES}
+    base = found["scipy"]["seconds"]
+    names = {"scipy": "scipy `X.T @ X`", "ours": "`equipoise.statistics.homophily`"}
+    print("| what | seconds | ratio | extra memory |")
+    print("|---|---|---|---|")
+    for side, row in found.items():
+        cells = f"{row['seconds']:.2f} | {row['seconds'] / base:.2f} | {row['extra'] / 1e6:.0f} MB"
+        print(f"| {names[side]} | {cells} |")
+    print(f"\nhomophily {found['ours']['result']:.4f}, best of {REPEATS} runs each")
+
+
+if __name__ == "__main__":
+    main()

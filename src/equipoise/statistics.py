@@ -1,0 +1,255 @@
+"""Statistics of interactions: sizes, concentration, homophily, popularity curve.
+
+The definitions are those of "Why is Normalization Necessary for Linear Recommenders?" (SIGIR
+2025), Table 1. Only who used what counts; weights are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from equipoise.errors import SettingError
+from equipoise.interactions import Interactions
+from equipoise.kernels import compiled
+from equipoise.matrix import Csr
+from equipoise.threads import run
+
+HEAD = 0.2  # share of the items that counts as the head
+BLOCK = 256  # items a thread takes at a time
+CURVE_POINTS = 51
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What `describe` found out about a data set.
+
+    Attributes
+    ----------
+    n_users, n_items, n_interactions, density
+        The size of the matrix and the share of it that is filled.
+    gini_items, gini_users
+        Gini index of the item counts and of the user counts; 0 is even, near 1 is concentrated.
+    homophily
+        Weighted homophily ratio, see `homophily`.
+    head_share
+        Share of the interactions that fall on the most used 20% of the items (rounded up).
+    median_user, min_user, max_user
+        Items per user.
+    median_item, min_item, max_item
+        Users per item.
+    delta
+        The exponent that `homophily` was computed with.
+    popularity
+        A frame of 51 points: share of the items, most used first, and of the interactions on them.
+    """
+
+    n_users: int
+    n_items: int
+    n_interactions: int
+    density: float
+    gini_items: float
+    gini_users: float
+    homophily: float
+    head_share: float
+    median_user: float
+    min_user: int
+    max_user: int
+    median_item: float
+    min_item: int
+    max_item: int
+    delta: float
+    popularity: pl.DataFrame = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All statistics by name, ready for JSON; the curve as two lists."""
+        return {**self._numbers(), "popularity": self.popularity.to_dict(as_series=False)}
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row, one column per statistic: the frames of several data sets stack."""
+        return pl.DataFrame([self._numbers()])
+
+    def _numbers(self) -> dict[str, Any]:
+        names = [each.name for each in fields(self) if each.name != "popularity"]
+        return {name: getattr(self, name) for name in names}
+
+    def __repr__(self) -> str:
+        head = f"{self.head_share:.1%} of interactions on the top {HEAD:.0%} of items"
+        lines = [
+            ("users", f"{self.n_users:,}"),
+            ("items", f"{self.n_items:,}"),
+            ("interactions", f"{self.n_interactions:,} (density {100 * self.density:.3g}%)"),
+            ("Gini of items", f"{self.gini_items:.4f}"),
+            ("Gini of users", f"{self.gini_users:.4f}"),
+            ("homophily", f"{self.homophily:.4f} (delta {self.delta:g})"),
+            ("head share", head),
+            ("items per user", _spread(self.median_user, self.min_user, self.max_user)),
+            ("users per item", _spread(self.median_item, self.min_item, self.max_item)),
+        ]
+        return "\n".join(["Statistics", *(f"  {name:<16}{text}" for name, text in lines)])
+
+
+def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
+    """Describe a data set: its size, how concentrated it is, how alike its connected items are.
+
+    Parameters
+    ----------
+    interactions
+        The data; only the pattern of the matrix is used, not the weights.
+    delta
+        Exponent of the number of shared users in the weights of the homophily ratio.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> eq.describe(eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("cy", "tea")]))
+    Statistics
+      users           3
+      items           2
+      interactions    4 (density 66.7%)
+      Gini of items   0.2500
+      Gini of users   0.1667
+      homophily       0.3333 (delta 1.5)
+      head share      75.0% of interactions on the top 20% of items
+      items per user  median 1, from 1 to 2
+      users per item  median 2, from 1 to 3
+    """
+    items, users = interactions.item_counts, interactions.user_counts
+    ranked = np.sort(items)[::-1]
+    n_head = math.ceil(HEAD * interactions.n_items)
+    return Statistics(
+        n_users=interactions.n_users,
+        n_items=interactions.n_items,
+        n_interactions=interactions.n_interactions,
+        density=interactions.density,
+        gini_items=gini(items),
+        gini_users=gini(users),
+        homophily=homophily(interactions, delta=delta),
+        head_share=int(ranked[:n_head].sum()) / max(interactions.n_interactions, 1),
+        **_lengths("user", users),
+        **_lengths("item", items),
+        delta=float(delta),
+        popularity=_curve(ranked),
+    )
+
+
+def gini(counts: npt.ArrayLike) -> float:
+    """Gini index of non-negative counts: 0 when all are equal, (n - 1) / n when one has all.
+
+    With the counts c_1 <= ... <= c_n in ascending order it is
+    sum_k (2k - n - 1) c_k / (n sum_k c_k). Zeros count; no counts or only zeros give 0.
+    """
+    ordered = np.sort(np.asarray(counts, np.float64))
+    n, total = len(ordered), float(ordered.sum())
+    if total == 0:
+        return 0.0
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * total)
+
+
+def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
+    """Weighted homophily ratio: how alike items are that share users, between 0 and 1.
+
+    The mean of the Jaccard similarity s_ij = c / (n_i + n_j - c) over all unordered pairs of
+    items with c > 0 common users, weighted by w_ij = c^delta * c / min(n_i, n_j), where n_i users
+    have item i. Without such a pair it is 0.
+
+    Exact, and the same for every number of threads. It takes one row of counts per thread
+    instead of an items x items matrix.
+
+    Parameters
+    ----------
+    interactions
+        The data; only the pattern of the matrix is used, not the weights.
+    delta
+        How much more weight a pair with many common users gets, from 0 to 50.
+    """
+    if not 0 <= delta <= 50:
+        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+    counts = interactions.item_counts
+    if not interactions.n_interactions:
+        return 0.0
+    users, places, starts = _transposed(interactions.matrix, counts)
+    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
+    power = (np.arange(counts.max() + 1) / counts.max()) ** (delta + 1)
+    sums = np.zeros((2, interactions.n_items))
+    # One dtype for all data, so that the kernel is compiled once.
+    row_ends = interactions.matrix.indptr[1:].astype(np.int64)
+    items = interactions.matrix.indices.astype(np.int32, copy=False)
+
+    def add_block(number: int) -> None:
+        start, stop = number * BLOCK, min((number + 1) * BLOCK, interactions.n_items)
+        _add_pairs(start, stop, users, places, starts, row_ends, items, counts, power, sums)
+
+    run(add_block, -(-interactions.n_items // BLOCK))
+    similar, total = math.fsum(sums[0]), math.fsum(sums[1])
+    return similar / total if total > 0 else 0.0
+
+
+def _transposed(
+    matrix: Csr, counts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Users of each item, where each of these pairs stands in the CSR arrays, item offsets."""
+    places = np.argsort(matrix.indices, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    return rows[places], places, starts
+
+
+@compiled
+def _add_pairs(
+    start: int,
+    stop: int,
+    users: npt.NDArray[np.int32],
+    places: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    row_ends: npt.NDArray[np.int64],
+    items: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int64],
+    power: npt.NDArray[np.float64],
+    sums: npt.NDArray[np.float64],
+) -> None:
+    """Sum w_ij s_ij and w_ij over all j > i, for each item i of a block."""
+    shared = np.zeros(len(counts), np.int32)
+    touched = np.empty(len(counts), np.int32)
+    for i in range(start, stop):
+        n_touched = 0
+        for entry in range(starts[i], starts[i + 1]):
+            # The items of a row ascend, so those behind this place are the j > i.
+            for place in range(places[entry] + 1, row_ends[users[entry]]):
+                j = items[place]
+                if shared[j] == 0:
+                    touched[n_touched] = j
+                    n_touched += 1
+                shared[j] += 1
+        for k in range(n_touched):
+            j = touched[k]
+            common = shared[j]
+            shared[j] = 0
+            weight = power[common] / min(counts[i], counts[j])
+            sums[0, i] += weight * common / (counts[i] + counts[j] - common)
+            sums[1, i] += weight
+
+
+def _lengths(axis: str, counts: npt.NDArray[np.int64]) -> dict[str, Any]:
+    present = counts if counts.size else np.zeros(1, np.int64)
+    return {
+        f"median_{axis}": float(np.median(present)),
+        f"min_{axis}": int(present.min()),
+        f"max_{axis}": int(present.max()),
+    }
+
+
+def _curve(ranked: npt.NDArray[np.int64]) -> pl.DataFrame:
+    share = np.linspace(0, 1, CURVE_POINTS)
+    running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
+    held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
+    return pl.DataFrame({"items": share, "interactions": held})
+
+
+def _spread(median: float, least: int, most: int) -> str:
+    return f"median {median:,g}, from {least:,} to {most:,}"
