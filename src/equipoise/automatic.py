@@ -1,0 +1,113 @@
+"""Settings from the data: what "auto" stands for.
+
+Rules with constants that `benchmarks/calibrate_auto.py` fits to real data sets. docs/tuning.md has
+its table, and tells how far the rules are from tuning on data they were not fitted to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import SettingError
+from equipoise.interactions import Interactions
+
+Auto = Literal["auto"]
+
+ALPHA_AT_NO_GINI, ALPHA_PER_GINI, LARGEST_ALPHA = 0.3, -0.1, 0.5
+BETA_AT_NO_HOMOPHILY, BETA_PER_HOMOPHILY, LARGEST_BETA = 0.2, 1.0, 0.5
+L2_PER_ROOT, ODDS_PER_ROOT, LARGEST_DROPOUT = 1.0, 25.0, 0.9
+
+
+def alpha_from_gini(gini: float) -> float:
+    """Return the automatic alpha: falls as popularity concentrates.
+
+    >>> alpha_from_gini(0.4) > alpha_from_gini(0.8) >= 0
+    True
+    """
+    return float(np.clip(ALPHA_AT_NO_GINI + ALPHA_PER_GINI * gini, 0.0, LARGEST_ALPHA))
+
+
+def beta_from_homophily(homophily: float) -> float:
+    """Return the automatic beta: grows with the homophily of the items.
+
+    >>> 0 <= beta_from_homophily(0.05) < beta_from_homophily(0.1) < 1
+    True
+    """
+    beta = BETA_AT_NO_HOMOPHILY + BETA_PER_HOMOPHILY * homophily
+    return float(np.clip(beta, 0.0, LARGEST_BETA))
+
+
+def penalty_from_counts(
+    item_count: float, user_count: float, mean_weight: float = 1.0
+) -> tuple[float, float]:
+    """Return the automatic l2 and dropout.
+
+    With mean counts m of items and k of users, l2 = c1 w sqrt(m k) and p/(1-p) = c2 w / sqrt(m).
+    If people chose at random, the eigenvalues of the Gram matrix would spread by about sqrt(m k)
+    around m: that is the noise l2 has to stand above. The part in proportion to an item's count
+    falls with its root, as counts become reliable. w brings both to the scale of user weights.
+
+    Parameters
+    ----------
+    item_count
+        Mean number of users of an item, over items that have any.
+    user_count
+        Mean number of items of a user, over users who have any.
+    mean_weight
+        Mean weight of a user in the Gram matrix, over all interactions; 1 without weights.
+
+    >>> small, large = penalty_from_counts(20, 10), penalty_from_counts(200, 10)
+    >>> small[0] < large[0], small[1] > large[1]
+    (True, True)
+    """
+    item_count, user_count = max(item_count, 1.0), max(user_count, 1.0)
+    odds = ODDS_PER_ROOT * mean_weight / item_count**0.5
+    l2 = L2_PER_ROOT * mean_weight * (item_count * user_count) ** 0.5
+    return l2, min(odds / (1 + odds), LARGEST_DROPOUT)
+
+
+def penalty_numbers(
+    l2: float | Auto,
+    dropout: float | Auto | None,
+    interactions: Interactions,
+    user_weights: npt.NDArray[np.float64],
+) -> tuple[float, float]:
+    """Return l2 and dropout as numbers, "auto" replaced by the rule.
+
+    A dropout of None is "auto" where l2 is, and 0 where l2 is a number.
+    """
+    if dropout is None:
+        dropout = "auto" if l2 == "auto" else 0.0
+    if l2 != "auto" and dropout != "auto":
+        return float(l2), float(dropout)
+    matrix = interactions.matrix
+    square = np.add.reduceat(
+        np.append(matrix.data.astype(np.float64) ** 2, 0.0), matrix.indptr[:-1]
+    )
+    square = np.where(np.diff(matrix.indptr) > 0, square, 0.0)  # of an empty row nothing is summed
+    total = float(square.sum())
+    n_items, n_users = (
+        max(int((counts > 0).sum()), 1)
+        for counts in (interactions.item_counts, interactions.user_counts)
+    )
+    mean_weight = float(square @ user_weights) / total if total > 0 else 1.0
+    found = penalty_from_counts(total / n_items, total / n_users, mean_weight)
+    return (
+        found[0] if l2 == "auto" else float(l2),
+        found[1] if dropout == "auto" else float(dropout),
+    )
+
+
+def check_penalty(l2: Any, dropout: Any) -> None:
+    """Refuse an l2 or dropout that is neither "auto" nor a number in its range (nor None)."""
+    from equipoise.normalize import check_number
+
+    if l2 != "auto" and check_number("l2", l2) < 0:
+        raise SettingError(f"l2 must be >= 0, got {l2}")
+    if dropout not in (None, "auto") and not 0 <= check_number("dropout", dropout) < 1:
+        raise SettingError(f"dropout must lie in [0, 1), got {dropout}")
+    if l2 == 0 and (dropout is None or dropout == 0):
+        raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")

@@ -1,0 +1,264 @@
+"""Normalizers: how much each user weighs in the solve, and how each item is scaled around it.
+
+A normalizer yields vectors and nothing else. With counts d_u and d_i of the training matrix X,
+
+    G = X^T diag(d_u^-beta) X                      user weights, inside the solve
+    W = diag(d_i^alpha) B diag(d_i^-(alpha+gamma))   item scales, around its solution B
+
+so every named normalization is a point (alpha, beta, gamma). A count of 0 gives weight 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, SettingError
+from equipoise.interactions import Interactions
+
+Vector = npt.NDArray[np.float64]
+Auto = Literal["auto"]
+
+
+def power(counts: npt.NDArray[Any], exponent: float) -> Vector:
+    """Raise counts to an exponent; a count of 0 gives 1, never inf or nan."""
+    base = np.where(counts > 0, counts, 1).astype(np.float64)
+    return np.asarray(base**exponent)
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """Base of all normalizers: a point (alpha, beta, gamma) that a subclass names."""
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Alpha (items, both sides), beta (users) and gamma (target items only)."""
+        return 0.0, 0.0, 0.0
+
+    def resolve(self, interactions: Interactions) -> Normalizer:
+        """Return the same normalizer with every "auto" replaced by a number from the data."""
+        return self
+
+    def user_weights(self, interactions: Interactions) -> Vector:
+        """Weight of each user in the Gram matrix, d_u^-beta."""
+        return power(interactions.user_counts, -self.exponents()[1])
+
+    def penalty_scale(self, n_items: int) -> Vector:
+        """Return the factor of `l2` for each item; 1 unless somebody brings weights of his own."""
+        return np.ones(n_items)
+
+    def item_scales(
+        self, item_counts: npt.NDArray[Any], alpha: float | None = None
+    ) -> tuple[Vector, Vector]:
+        """Scales of source and target items, d_i^alpha and d_i^-(alpha + gamma).
+
+        Parameters
+        ----------
+        item_counts
+            Number of training users of each item.
+        alpha
+            Takes the place of the normalizer's own alpha: the popularity dial.
+        """
+        own, _, gamma = self.exponents()
+        alpha = own if alpha is None else check_number("alpha", alpha)
+        return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
+
+
+@dataclass(frozen=True)
+class NoNorm(Normalizer):
+    """No normalization: every user and every item counts the same."""
+
+
+@dataclass(frozen=True)
+class RandomWalk(Normalizer):
+    """Random-walk normalization: alpha 0, beta 1. Use it with ``l2=0`` and a `dropout`."""
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (0, 1, 0)."""
+        return 0.0, 1.0, 0.0
+
+
+@dataclass(frozen=True)
+class Symmetric(Normalizer):
+    """Symmetric normalization: alpha 1/2, beta 1. Use it with ``l2=0`` and a `dropout`."""
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (1/2, 1, 0)."""
+        return 0.5, 1.0, 0.0
+
+
+@dataclass(frozen=True)
+class ColumnNorm(Normalizer):
+    """Target items divided by a power of their count, after the solve: W = B D_I^-gamma.
+
+    Parameters
+    ----------
+    gamma
+        0 changes nothing; larger values push popular items down.
+    """
+
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("gamma", self.gamma)
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (0, 0, gamma)."""
+        return 0.0, 0.0, self.gamma
+
+
+@dataclass(frozen=True)
+class UserNorm(Normalizer):
+    """Users weighted by degree^-beta, items left as they are.
+
+    Parameters
+    ----------
+    beta
+        0 lets active users dominate, 1 gives every user the same say.
+    """
+
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("beta", self.beta)
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (0, beta, 0)."""
+        return 0.0, self.beta, 0.0
+
+
+@dataclass(frozen=True)
+class ItemNorm(Normalizer):
+    """Items scaled by degree^alpha around the solution, users left as they are.
+
+    Parameters
+    ----------
+    alpha
+        Larger values favour the long tail.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha)
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (alpha, 0, 0)."""
+        return self.alpha, 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class DAN(Normalizer):
+    """Data-adaptive normalization: users weighted by degree^-beta, items scaled by degree^alpha.
+
+    Minimises ||D_U^(-beta/2) (X D_I^-alpha - X D_I^-alpha B)||^2 plus the model's penalty.
+
+    Parameters
+    ----------
+    alpha
+        Popularity dial, usually 0 to 0.5: larger values favour the long tail. "auto" takes it
+        from the Gini index of the items, lower where popularity is more concentrated.
+    beta
+        Neighbourhood dial, usually 0 to 1: larger values discount active users and let global
+        patterns through. "auto" takes it from the weighted homophily of the data.
+
+    References
+    ----------
+    "Why is Normalization Necessary for Linear Recommenders?", SIGIR 2025.
+    """
+
+    alpha: float | Auto = "auto"
+    beta: float | Auto = "auto"
+
+    def __post_init__(self) -> None:
+        if self.alpha != "auto":
+            check_number("alpha", self.alpha)
+        if self.beta != "auto":
+            check_number("beta", self.beta)
+
+    def exponents(self) -> tuple[float, float, float]:
+        """Return (alpha, beta, 0); "auto" must have been resolved."""
+        if self.alpha == "auto" or self.beta == "auto":
+            raise SettingError("DAN with 'auto' has numbers only once it is resolved on data")
+        return float(self.alpha), float(self.beta), 0.0
+
+    def resolve(self, interactions: Interactions) -> DAN:
+        """Replace "auto" by numbers from the data's Gini index and weighted homophily."""
+        from equipoise.automatic import alpha_from_gini, beta_from_homophily
+        from equipoise.statistics import gini, homophily
+
+        out = self
+        if out.alpha == "auto":
+            out = replace(out, alpha=alpha_from_gini(gini(interactions.item_counts)))
+        if out.beta == "auto":
+            out = replace(out, beta=beta_from_homophily(homophily(interactions)))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class CustomNorm(Normalizer):
+    """The paper's generalised objective, for weights of your own.
+
+    Minimises ||W_U (X W_1 - X W_1 B)||^2 + l2 ||W_2 B||^2 with diagonal W_U, W_1, W_2.
+
+    Parameters
+    ----------
+    users
+        Diagonal of W_U, one number > 0 per training user; None for 1.
+    items
+        Diagonal of W_1, one number > 0 per item, on input and target; None for 1.
+    penalty
+        Diagonal of W_2, one number > 0 per item, in the penalty; None for 1.
+    """
+
+    users: npt.ArrayLike | None = None
+    items: npt.ArrayLike | None = None
+    penalty: npt.ArrayLike | None = None
+    _names: ClassVar[tuple[str, ...]] = ("users", "items", "penalty")
+
+    def __post_init__(self) -> None:
+        for name in self._names:
+            given = getattr(self, name)
+            if given is None:
+                continue
+            array = np.array(given, np.float64)
+            if array.ndim != 1 or not np.isfinite(array).all() or (array <= 0).any():
+                raise SettingError(f"{name} must be a list of finite numbers > 0")
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    def _vector(self, name: str, size: int) -> Vector:
+        given = getattr(self, name)
+        if given is None:
+            return np.ones(size)
+        if len(given) != size:
+            raise DataError(f"{name} has {len(given)} weights for {size}")
+        return np.asarray(given)
+
+    def user_weights(self, interactions: Interactions) -> Vector:
+        """Return W_U squared, as it stands in the Gram matrix."""
+        return self._vector("users", interactions.n_users) ** 2
+
+    def penalty_scale(self, n_items: int) -> Vector:
+        """Return W_2^2 / W_1^2: the penalty after the item weights have left the solve."""
+        # (W1 G W1 + l2 W2^2)^-1 W1 G W1 = W1^-1 [(G + l2 W2^2/W1^2)^-1 G] W1
+        return np.asarray((self._vector("penalty", n_items) / self._vector("items", n_items)) ** 2)
+
+    def item_scales(
+        self, item_counts: npt.NDArray[Any], alpha: float | None = None
+    ) -> tuple[Vector, Vector]:
+        """Return 1 / W_1 and W_1; the dial `alpha` comes on top of them."""
+        source, target = super().item_scales(item_counts, alpha)
+        weight = self._vector("items", len(item_counts))
+        return source / weight, target * weight
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return a finite number, or raise an error with the parameter's name."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise SettingError(f"{name} must be a number, got {value!r}")
+    if not np.isfinite(value):
+        raise SettingError(f"{name} must be finite, got {value}")
+    return float(value)
