@@ -1,0 +1,238 @@
+"""The GPU engine at full size: seconds, memory and the share of the card's own sgemm rate.
+
+    python benchmarks/gpu.py --out benchmarks/results/gpu.json
+
+Needs numpy, scipy and torch, nothing else. Prints Markdown tables; `--quick` runs the small size
+only, `--sweep` compares block sizes, `--device cpu --sizes 1500` tries the script without a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from equipoise.solve import blocked, gpu
+from equipoise.solve.card import find_device, precision, send
+from equipoise.solve.device import DeviceMatrix, SparseRows, mirror
+from equipoise.solve.device_rank import OnDevice, device_top_k
+
+SIZES = (40_981, 91_599, 180_000)
+CARD_24GB = 70_000  # items that a card with 24 GB must hold
+COLUMNS = {
+    "items": ("items", ","),
+    "method": ("method", ""),
+    "Gram s": ("gram_seconds", ".2f"),
+    "inverse s": ("seconds", ".2f"),
+    "peak GiB": ("peak_gib", ".1f"),
+    "TFLOP/s": ("tflops", ".1f"),
+    "sgemm": ("sgemm_tflops", ".1f"),
+    "share": ("share", ".0%"),
+    "residual": ("residual", ".1e"),
+    "1,000 lists s": ("rank_seconds", ".2f"),
+}
+STARTED = time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--quick", action="store_true", help="only the first size")
+    parser.add_argument("--sweep", action="store_true", help="compare block sizes, first size")
+    parser.add_argument("--skip-torch", action="store_true", help="leave out torch's own inverse")
+    parser.add_argument(
+        "--limit", type=float, default=450, help="seconds; later parts are skipped"
+    )
+    parser.add_argument("--block", type=int, default=gpu.BLOCK)
+    parser.add_argument("--strip", type=int, default=gpu.STRIP)
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    options = parser.parse_args()
+    bench = Bench(options.device, options.limit)
+    sizes = options.sizes[:1] if options.quick else options.sizes
+    bench.solve(min(4_000, *sizes), "warm-up", options.block, options.strip)
+    bench.rows.clear()
+    if options.sweep:
+        for block in (256, 512, 1024, 2048):
+            for strip in (1024, 2048):
+                if strip >= block:
+                    bench.solve(sizes[0], f"block {block}, strip {strip}", block, strip)
+    for n_items in sizes:
+        bench.solve(n_items, "blocked", options.block, options.strip, rank=True)
+        if n_items <= 100_000:
+            bench.solve(n_items, "blocked, TF32", options.block, options.strip, tf32=True)
+            if not options.skip_torch:
+                bench.solve(n_items, "torch", 0, 0)
+    if not options.quick and bench.cuda:
+        bench.capped(24e9)
+    bench.report(options.out)
+
+
+class Rows(NamedTuple):
+    """Histories in the form that terms of a model are given."""
+
+    indptr: Any
+    indices: Any
+    values: Any
+
+
+class Bench:
+    """Runs and their results."""
+
+    def __init__(self, device: str, limit: float) -> None:
+        device = "cuda:0" if device == "cuda" else device
+        self.name, self.device, self.limit = device, find_device(device), limit
+        self.cuda = self.device.type == "cuda"
+        self.rows: list[dict[str, Any]] = []
+        self.card = torch.cuda.get_device_name(self.device) if self.cuda else "CPU"
+
+    def solve(
+        self,
+        n_items: int,
+        method: str,
+        block: int,
+        strip: int,
+        *,
+        tf32: bool = False,
+        rank: bool = False,
+    ) -> None:
+        """Gram matrix, inverse and check of synthetic interactions; ranking where asked for."""
+        expected = n_items**3 / (15e12 if method == "torch" else 40e12) if self.cuda else 0
+        if time.perf_counter() - STARTED + expected > self.limit:
+            print(f"skipped {method} at {n_items:,}: no time left", flush=True)
+            return
+        row: dict[str, Any] = {"items": n_items, "method": method}
+        try:
+            self.measure(row, interactions(n_items), block, strip, tf32, rank)
+        except Exception as error:  # the other sizes are still of interest
+            row["error"] = f"{type(error).__name__}: {error}"
+        if self.cuda:
+            row["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    def measure(
+        self, row: dict[str, Any], X: Any, block: int, strip: int, tf32: bool, rank: bool
+    ) -> None:
+        """Fill in one row."""
+        weights = np.diff(X.indptr) ** -0.3
+        penalty = 20 + np.bincount(X.indices, minlength=X.shape[1]).astype(np.float64)
+        row["interactions"] = int(X.nnz)
+        with precision(tf32):
+            row["sgemm_tflops"] = self.product_rate()
+            if self.cuda:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.device)
+            sparse, row["send_seconds"] = self.timed(
+                lambda: SparseRows(X, weights, self.device, "float32")
+            )
+            P, row["gram_seconds"] = self.timed(sparse.gram)
+            P.diagonal().add_(send(penalty, self.device, P.dtype))
+            P = self.invert(P, row, block, strip)
+            row["residual"] = sparse.residual(P, penalty)
+        if rank:
+            self.rank(DeviceMatrix(P), X, row)
+
+    def invert(self, P: Any, row: dict[str, Any], block: int, strip: int) -> Any:
+        """Invert by our steps, or by torch's own where the block is 0."""
+        n_items = len(P)
+        if block == 0:
+            P, row["seconds"] = self.timed(
+                lambda: torch.cholesky_inverse(torch.linalg.cholesky(P))
+            )
+        else:
+            A, whole = gpu.CardBlocks(P, block, strip), (0, n_items)
+            steps = (blocked.cholesky, blocked.triangular_inverse, blocked.square)
+            row["steps"] = [self.timed(lambda step=step: step(A, whole))[1] for step in steps]
+            row["mirror_seconds"] = self.timed(lambda: mirror(P))[1]
+            row["seconds"] = sum(row["steps"]) + row["mirror_seconds"]
+        row["tflops"] = n_items**3 / row["seconds"] / 1e12
+        row["share"] = row["tflops"] / row["sgemm_tflops"]
+        return P
+
+    def rank(self, matrix: DeviceMatrix, X: Any, row: dict[str, Any]) -> None:
+        """Top-20 lists of 1,000 users, checked against a plain sum of rows."""
+        source = np.ones(len(matrix), np.float32)
+        target = (-1 / matrix.diagonal()).astype(np.float32)
+        terms, people = [OnDevice(matrix, source, target)], X[:1000]
+        (items, _, _), row["rank_seconds"] = self.timed(lambda: device_top_k(terms, people, 20))
+        row["listed"] = int((items >= 0).sum())
+        worst = 0.0
+        some = people[:8]
+        scores = np.zeros(some.shape, np.float32)
+        terms[0].adder(Rows(some.indptr, some.indices, some.data))(scores, 0)
+        for user, found in enumerate(scores):
+            mine = torch.from_numpy(people[[user]].indices.astype(np.int64)).to(self.device)
+            plain = matrix.values[mine].double().sum(dim=0).cpu().numpy() * target
+            worst = max(worst, float(np.abs(found - plain).max() / np.abs(plain).max()))
+        row["rank_error"] = worst
+
+    def capped(self, size: float) -> None:
+        """Fit `CARD_24GB` items with no more memory than a smaller card has."""
+        total = torch.cuda.mem_get_info(self.device)[1]
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(size / total, self.device)
+        self.solve(CARD_24GB, "blocked, card capped at 24 GB", gpu.BLOCK, gpu.STRIP, rank=True)
+        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+    def product_rate(self) -> float:
+        """Operations a second, in 10^12, of a large matrix product: the best of three."""
+        n = 16_384 if self.cuda else 1024
+        A, B, C = (torch.rand((n, n), device=self.device) for _ in range(3))
+        seconds = min(self.timed(lambda: torch.mm(A, B, out=C))[1] for _ in range(3))
+        return 2 * n**3 / seconds / 1e12
+
+    def timed(self, task: Callable[[], Any]) -> tuple[Any, float]:
+        """Return a result and the seconds it took."""
+        self.wait()
+        start = time.perf_counter()
+        result = task()
+        self.wait()
+        return result, time.perf_counter() - start
+
+    def wait(self) -> None:
+        """Wait until the card has done what it was told."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def report(self, out: Path | None) -> None:
+        """Print the table and write the results."""
+        print(f"\n{self.card}, torch {torch.__version__}, float32\n")
+        print("| " + " | ".join(COLUMNS) + " |")
+        print("|--:|---|" + "--:|" * (len(COLUMNS) - 2))
+        for row in self.rows:
+            cells = [f"{row[key]:{form}}" if key in row else "" for key, form in COLUMNS.values()]
+            print("| " + " | ".join(cells) + " |" + row.get("error", ""))
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            result = {"device": self.card, "torch": torch.__version__, "rows": self.rows}
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def interactions(n_items: int) -> Any:
+    """Long-tailed synthetic interactions: about as many users as items, 27 items each."""
+    rng = np.random.default_rng(0)
+    count = 27 * n_items
+    weight = np.cumsum(1 / np.arange(1, n_items + 1) ** 0.7)
+    items = np.searchsorted(weight, rng.random(count) * weight[-1])
+    items = rng.permutation(n_items)[np.minimum(items, n_items - 1)]
+    users = rng.integers(0, n_items, count)
+    users[:n_items] = np.arange(n_items)  # nobody is left without an item
+    X = sp.csr_array((np.ones(count, np.float32), (users, items)), shape=(n_items, n_items))
+    X.sum_duplicates()
+    X.data[:] = 1
+    return X
+
+
+if __name__ == "__main__":
+    main()

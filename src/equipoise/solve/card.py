@@ -1,0 +1,79 @@
+"""Access to torch and its devices: the one place that loads torch, and only when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import MissingExtraError, SettingError
+
+Tensor = Any  # torch.Tensor; torch may be absent
+
+
+def load_torch() -> Any:
+    """Return the module torch, or say how to get it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "the GPU engine needs torch; install it with: pip install 'equipoise[gpu]'"
+        ) from error
+    return torch
+
+
+def find_device(name: str) -> Any:
+    """Return the torch device of this name, checked to be there."""
+    torch = load_torch()
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise SettingError(f"device {name!r} is not there; torch sees {count} CUDA devices")
+    return device
+
+
+def device_name(name: str) -> str:
+    """Return what the maker calls a card."""
+    return str(load_torch().cuda.get_device_name(find_device(name)))
+
+
+def free_memory(name: str) -> int:
+    """Bytes that can be taken now on a card."""
+    torch, device = load_torch(), find_device(name)
+    if device.type != "cuda":
+        raise SettingError(f"device {name!r} has no memory of its own")
+    free: int = torch.cuda.mem_get_info(device)[0]
+    # what torch keeps for reuse is ours as well
+    kept: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + kept
+
+
+def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
+    """Copy an array to the device; to a card through pinned memory, without waiting."""
+    torch = load_torch()
+    # read-only arrays would be shared with torch, which cannot keep them so
+    tensor = torch.from_numpy(np.array(array, order="C"))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+@contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Products of float32 in full precision, or in TF32 where the card has it."""
+    torch = load_torch()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

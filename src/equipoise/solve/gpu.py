@@ -1,0 +1,213 @@
+"""The GPU engine: Gram matrix, inverse and residual on the device.
+
+The card holds one n x n array. Nothing of that size goes through the host, neither on the way in
+(the interactions are sent sparse) nor on the way out (the inverse stays where it is).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import SolveError, TooBigError
+from equipoise.solve import blocked
+from equipoise.solve.blocked import Span, strips
+from equipoise.solve.card import Tensor, find_device, load_torch, precision, send
+from equipoise.solve.card import device_name as device_name
+from equipoise.solve.device import (
+    DeviceMatrix,
+    SparseRows,
+    gram_width,
+    mirror,
+    row_length,
+    symmetrize,
+)
+
+if TYPE_CHECKING:
+    from equipoise.matrix import Csr
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
+BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
+STRIP = 1024
+REFINE_COLUMNS = 512
+
+Vector = npt.NDArray[np.float64]
+
+
+def invert(
+    X: Csr,
+    user_weights: Vector,
+    penalty: Vector,
+    *,
+    device: str = "cuda",
+    dtype: str = "float32",
+    refine: bool = False,
+    tf32: bool = False,
+    block: int = BLOCK,
+) -> tuple[DeviceMatrix, float]:
+    """Return P = (X^T W X + diag(penalty))^-1 on the device, and its residual.
+
+    Parameters
+    ----------
+    X
+        Users x items.
+    user_weights
+        Diagonal of W.
+    penalty
+        Diagonal added to the Gram matrix, one number per item.
+    device
+        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
+    dtype
+        "float32" or "float64".
+    refine
+        Improve the result by one Newton step, at about twice the cost of the solve.
+    tf32
+        Let the card round the factors of float32 products to 10 bits: faster, but weights are
+        then right to about 3 digits instead of 6, and hard systems are refused.
+    block
+        Rows of a diagonal block.
+    """
+    torch, where = load_torch(), find_device(device)
+    try:
+        with precision(tf32):
+            sparse = SparseRows(X, user_weights, where, dtype)
+            P = sparse.gram()
+            P.diagonal().add_(send(penalty, where, P.dtype))
+            invert_in_place(P, block)
+            if refine:
+                _newton_step(P, sparse, penalty)
+            residual = sparse.residual(P, penalty)
+    except torch.OutOfMemoryError as error:
+        raise TooBigError(
+            f"{X.shape[1]:,} items did not fit into the free memory of {device}; free the card, "
+            "use engine='tiled' or keep fewer items with data.filter(min_item=...)"
+        ) from error
+    limit = TOLERANCE[dtype]
+    if not residual <= limit:
+        raise SolveError(
+            f"the solve is not accurate (residual {residual:.1e}, limit {limit:.0e}); "
+            f"raise l2 or dropout, or fit with {'tf32=False' if tf32 else 'refine=True'}"
+        )
+    logger.info("residual of the solve: %.1e", residual)
+    return DeviceMatrix(P), residual
+
+
+def invert_in_place(A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+    """Replace a positive definite matrix, given by its lower triangle, by its inverse."""
+    blocked.invert(CardBlocks(A, block, strip))
+    mirror(A)
+
+
+def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) -> int:
+    """Bytes on the card at the peak of a fit: one n x n array and strips beside it."""
+    size = np.dtype(dtype).itemsize
+    matrix = n_items * row_length(n_items) * size
+    gram = (n_users + 2 * n_items) * gram_width(n_users, n_items) * size
+    blocks = 2 * n_items * BLOCK * size + 8 * BLOCK**2 * size
+    sparse = 64 * n_interactions + 24 * (n_users + n_items)
+    workspace = 128 << 20  # of cuBLAS, cuSPARSE and cuSOLVER
+    return matrix + max(gram, blocks) + sparse + workspace
+
+
+class CardBlocks:
+    """The steps of `blocked` on views of a tensor; every product is one call.
+
+    Parameters
+    ----------
+    A
+        The matrix; rows may be longer than what is seen of them.
+    block, strip
+        As for `Blocks`.
+    """
+
+    def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+        self.A, self.size, self.block = A, len(A), block
+        self.strip = strip or block * max(1, STRIP // block)
+        self._torch = load_torch()
+        self._inverses: dict[int, Tensor] = {}
+        self._faults: list[Tensor] = []
+
+    def factor(self, at: Span) -> None:
+        """Replace T by its Cholesky factor."""
+        T = self._view(at, at)
+        L, fault = self._torch.linalg.cholesky_ex(T)
+        self._faults.append(fault)
+        unit = self._torch.eye(len(L), dtype=L.dtype, device=L.device)
+        # kept for `solve` and `invert`: a product is faster than a triangular solve
+        self._inverses[at[0]] = self._torch.linalg.solve_triangular(L, unit, upper=False)
+
+    def invert(self, at: Span) -> None:
+        """Replace the factor T by its inverse."""
+        if self._faults:
+            self._refuse_indefinite()
+        self._view(at, at).copy_(self._inverses.pop(at[0]))
+
+    def square(self, at: Span) -> None:
+        """Replace T by T^T T."""
+        T = self._view(at, at)
+        T.copy_(T.T @ T)
+
+    def solve(self, rows: Span, at: Span) -> None:
+        """A[rows, at] becomes A[rows, at] T^-T."""
+        B = self._view(rows, at)
+        B.copy_(B @ self._inverses[at[0]].T)
+
+    def left(self, at: Span, columns: Span) -> None:
+        """A[at, columns] becomes -T A[at, columns]."""
+        B = self._view(at, columns)
+        self._torch.neg(self._view(at, at) @ B, out=B)
+
+    def right(self, rows: Span, at: Span) -> None:
+        """A[rows, at] becomes A[rows, at] T."""
+        B = self._view(rows, at)
+        B.copy_(B @ self._view(at, at))
+
+    def left_transposed(self, at: Span, columns: Span) -> None:
+        """A[at, columns] becomes T^T A[at, columns]."""
+        B = self._view(at, columns)
+        B.copy_(self._view(at, at).T @ B)
+
+    def add(self, rows: Span, columns: Span, inner: Span, *, sign: int) -> None:
+        """A[rows, columns] += sign A[rows, inner] A[inner, columns]."""
+        left, right = self._view(rows, inner), self._view(inner, columns)
+        self._view(rows, columns).addmm_(left, right, alpha=sign)
+
+    def subtract_outer(self, rows: Span, columns: Span, inner: Span) -> None:
+        """A[rows, columns] -= A[rows, inner] A[columns, inner]^T."""
+        left, right = self._view(rows, inner), self._view(columns, inner)
+        self._view(rows, columns).addmm_(left, right.T, alpha=-1)
+
+    def add_inner(self, rows: Span, columns: Span, inner: Span) -> None:
+        """A[rows, columns] += A[inner, rows]^T A[inner, columns]."""
+        left, right = self._view(inner, rows), self._view(inner, columns)
+        self._view(rows, columns).addmm_(left.T, right)
+
+    def _view(self, rows: Span, columns: Span) -> Tensor:
+        return self.A[rows[0] : rows[1], columns[0] : columns[1]]
+
+    def _refuse_indefinite(self) -> None:
+        """Look at the outcome of all diagonal blocks at once: asking each would stall the card."""
+        faults = self._torch.stack(self._faults).cpu().numpy()
+        self._faults.clear()
+        if faults.any():
+            wrong = int(np.flatnonzero(faults)[0])
+            item = wrong * self.block + int(faults[wrong]) - 1
+            raise SolveError(
+                f"the matrix is not positive definite (at item {item}); raise l2 or dropout"
+            )
+
+
+def _newton_step(P: Tensor, sparse: SparseRows, penalty: Vector) -> None:
+    """Improve P in place by P + P (I - A P), a block of columns at a time."""
+    shift = send(penalty, P.device)[:, None]
+    for low, high in strips((0, len(P)), REFINE_COLUMNS):
+        part = P[:, low:high].double()
+        error = -sparse.times(part) - shift * part
+        error[low:high].diagonal().add_(1)
+        P[:, low:high] = part + P @ error.to(P.dtype)
+    symmetrize(P)

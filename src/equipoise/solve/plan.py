@@ -1,0 +1,235 @@
+"""Bytes, operations and seconds of a fit, known before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from equipoise.errors import SettingError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.machine import duration, free_memory, gigabytes, parse_memory
+from equipoise.solve import card, costs
+from equipoise.solve.tiled import written_bytes
+
+PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit will cost.
+
+    Parameters
+    ----------
+    engine
+        The engine that would run: "dense", "tiled" or "gpu".
+    n_items
+        Size of the linear system.
+    dtype
+        Its floating point type.
+    peak_bytes
+        Memory a fit takes on top of the data: of the machine, or of the card.
+    budget_bytes
+        Memory it may take: what is free, or what was asked for.
+    flops
+        Floating point operations of the solve.
+    device
+        Where it would run.
+    disk_bytes, disk_free_bytes
+        Disk a tiled solve needs, and has.
+    tile_rows
+        Rows of its tiles.
+    nearest
+        What would fit instead; empty if this fits.
+    speed, moved_bytes
+        Share of the machine's rate that the engine reaches, and what it moves to and from disk.
+    """
+
+    engine: str
+    n_items: int
+    dtype: str
+    peak_bytes: int
+    budget_bytes: int
+    flops: float
+    device: str = "cpu"
+    disk_bytes: int = 0
+    disk_free_bytes: int = 0
+    tile_rows: int = 0
+    nearest: str = ""
+    speed: float = field(default=1.0, repr=False)
+    moved_bytes: int = field(default=0, repr=False)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Expected time, from a measurement of half a second when this is first asked for."""
+        on_card = self.engine == "gpu" and self.device != "cpu"
+        rate = costs.card_rate(self.device, self.dtype) if on_card else solve_rate(self.dtype)
+        return self.flops / (self.speed * rate) + self.moved_bytes / costs.DISK_RATE
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peaks of memory and disk lie within what is there."""
+        return self.peak_bytes <= self.budget_bytes and self.disk_bytes <= self.disk_free_bytes
+
+    def require(self) -> None:
+        """Raise `TooBigError` with the size, the budget and the remedy if it does not fit."""
+        if self.fits:
+            return
+        needed = f"{self.n_items:,} items need {gigabytes(self.peak_bytes)} in the {self.engine}"
+        allowed = f"engine and {gigabytes(self.budget_bytes)} may be used"
+        if self.peak_bytes <= self.budget_bytes:
+            needed = f"{self.n_items:,} items need {gigabytes(self.disk_bytes)} of disk in the"
+            allowed = f"{self.engine} engine and {gigabytes(self.disk_free_bytes)} is free there"
+        raise TooBigError(f"{needed} {allowed}; {self.nearest or self._advice()}")
+
+    def _advice(self) -> str:
+        if self.peak_bytes <= self.budget_bytes:
+            return "make room there or give a scratch folder on a larger disk"
+        item_bytes = np.dtype(self.dtype).itemsize
+        largest = int((0.95 * self.budget_bytes / item_bytes) ** 0.5)
+        advice = f"keep at most {largest:,} items with data.filter(min_item=...)"
+        return advice + (", or fit with dtype='float32'" if self.dtype == "float64" else "")
+
+    def __str__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        disk = f"{gigabytes(self.disk_bytes)} of disk, " if self.disk_bytes else ""
+        return (
+            f"{self.engine} engine, {self.n_items:,} items, {self.dtype}: "
+            f"{gigabytes(self.peak_bytes)} of {gigabytes(self.budget_bytes)} ({verdict}), {disk}"
+            f"{self.flops / 1e12:.3g} Tflop, about {duration(self.seconds)}"
+        )
+
+
+def plan(
+    data: Interactions | None = None,
+    *,
+    n_users: int | None = None,
+    n_items: int | None = None,
+    n_interactions: int | None = None,
+    dtype: str = "float32",
+    memory: str | float | None = None,
+    engine: str = "auto",
+    device: str = "cpu",
+    scratch: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """Tell bytes, operations and seconds of a fit; nothing is allocated.
+
+    Parameters
+    ----------
+    data
+        Interactions to plan for; or give the three numbers.
+    n_users, n_items, n_interactions
+        Size of data that need not be at hand.
+    dtype
+        "float32" or "float64".
+    memory
+        Budget such as "6GB" or a number of bytes, of the machine or of the card; None takes what
+        is free there.
+    engine
+        "dense", "tiled" (on disk) or "gpu"; "auto" takes the card where `device` names one, and
+        else tiles when the dense engine does not fit. All of them are exact.
+    device
+        "cpu", or a card such as "cuda" or "cuda:1".
+    scratch
+        Folder for the tiles; None is the one for temporary files.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> eq.plan(n_users=30_000, n_items=10_000, n_interactions=1_000_000).peak_bytes
+    441080000
+    """
+    if data is not None:
+        n_users, n_items, n_interactions = data.n_users, data.n_items, data.n_interactions
+    if n_users is None or n_items is None or n_interactions is None:
+        raise SettingError("plan needs data, or n_users, n_items and n_interactions")
+    for name, count in (("n_users", n_users), ("n_items", n_items)):
+        if count < 1:
+            raise SettingError(f"{name} must be >= 1, got {count}")
+    if n_interactions < 0:
+        raise SettingError(f"n_interactions must be >= 0, got {n_interactions}")
+    if dtype not in ("float32", "float64"):
+        raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+    costs.check_choice(engine, device)
+    size = costs.Size(n_users, n_items, n_interactions, dtype)
+    if device != "cpu" or engine == "gpu":
+        return _on_card(size, device, memory)
+    budget = parse_memory(memory) if memory is not None else free_memory()
+    dense = _plan("dense", size, costs.dense_cost(size), budget)
+    if engine == "dense" or (engine == "auto" and dense.fits):
+        return dense if dense.fits else replace(dense, nearest=_fitting(size, budget, scratch))
+    tiles = _tiled(size, budget, scratch)
+    if tiles.fits or engine == "tiled":
+        return tiles
+    return dense
+
+
+def _plan(engine: str, size: costs.Size, cost: costs.Cost, budget: int) -> Plan:
+    return Plan(
+        engine=engine,
+        n_items=size.n_items,
+        dtype=size.dtype,
+        peak_bytes=cost.peak_bytes,
+        budget_bytes=budget,
+        flops=size.flops,
+        speed=cost.speed,
+        disk_bytes=cost.disk_bytes,
+        moved_bytes=cost.moved_bytes,
+        tile_rows=cost.tile_rows,
+    )
+
+
+def _tiled(size: costs.Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
+    cost = costs.tiled_cost(size, budget)
+    tiles = _plan("tiled", size, cost, budget)
+    return replace(tiles, disk_free_bytes=free_disk(scratch))
+
+
+def _on_card(size: costs.Size, device: str, memory: str | float | None) -> Plan:
+    """Plan for a card; the processor takes its place where tests run the same steps."""
+    free = free_memory() if device == "cpu" else card.free_memory(device)
+    budget = free if memory is None else min(free, parse_memory(memory))
+    found = replace(_plan("gpu", size, costs.gpu_cost(size), budget), device=device)
+    return found if found.fits else replace(found, nearest=_fitting(size, free_memory(), None))
+
+
+def _fitting(size: costs.Size, budget: int, scratch: str | os.PathLike[str] | None) -> str:
+    """Name the fastest engine of the processor that fits; empty if none does."""
+    if costs.dense_cost(size).peak_bytes <= budget:
+        return "device='cpu' has room for the dense engine"
+    tiles = _tiled(size, budget, scratch)
+    if tiles.fits:
+        need = f"{gigabytes(tiles.disk_bytes)} of disk, about {duration(tiles.seconds)}"
+        return f"engine='tiled' fits on device='cpu' ({need})"
+    return ""
+
+
+def free_disk(folder: str | os.PathLike[str] | None) -> int:
+    """Bytes free for tiles in a folder that need not exist yet; None is the temporary one."""
+    place = Path(tempfile.gettempdir() if folder is None else folder).absolute()
+    ours = 0 if folder is None else written_bytes(place)
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free + ours
+
+
+@lru_cache(maxsize=2)
+def solve_rate(dtype: str) -> float:
+    """Operations a second of the solve on this machine, from a measurement of half a second."""
+    from equipoise.solve.dense import invert_in_place
+
+    rng = np.random.default_rng(0)
+    best = 0.0
+    for n_items in (256, PROBE_ITEMS, PROBE_ITEMS):  # the first one loads the library
+        A = rng.random((n_items, n_items), np.float32).astype(dtype)
+        A.flat[:: n_items + 1] += n_items
+        start = time.perf_counter()
+        invert_in_place(A)
+        best = max(best, n_items**3 / (time.perf_counter() - start))
+    return best

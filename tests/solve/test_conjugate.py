@@ -1,0 +1,69 @@
+"""Rows solved on demand against a dense solve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from equipoise.errors import SolveError
+from equipoise.models.session_matrices import narrow
+from equipoise.models.session_rows import SolvedRows
+from equipoise.solve import conjugate
+from equipoise.solve.conjugate import System
+
+
+@pytest.fixture
+def system(rng: np.random.Generator) -> System:
+    A = sp.random_array((200, 40), density=0.1, format="csr", rng=rng)
+    T = sp.random_array((200, 40), density=0.1, format="csr", rng=rng)
+    S = sp.random_array((40, 40), density=0.1, format="csr", rng=rng)
+    return System(narrow(A), narrow(T), rng.random(40) + 0.5, narrow(S))
+
+
+def dense(system: System) -> np.ndarray:
+    A, T = system.inputs.toarray(), system.targets.toarray()
+    M = A.T @ A + np.diag(system.diagonal)
+    return np.linalg.solve(M, A.T @ T + system.right.toarray())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-11), ("float32", 1e-6)])
+def test_rows_solve_the_equations(system: System, dtype: str, limit: float) -> None:
+    items = np.array([39, 0, 7, 8, 9, 21, 3, 5, 30, 12, 1])
+    C = dense(system)
+    # the tolerance of the solve times the size of the solution
+    assert np.abs(system.rows(items, dtype) - C[items]).max() < limit * np.abs(C).max()
+
+
+def test_entries_far_below_the_largest_are_accurate_in_float32() -> None:
+    # a chain of items, each tied to the next: the entries of row 0 fall from 1e-1 to 1e-7
+    ones, steps = np.ones(11), np.arange(11)
+    rows, columns = np.repeat(steps, 2), np.stack([steps, steps + 1], axis=1).ravel()
+    A = sp.csr_array((np.repeat(ones, 2), (rows, columns)), shape=(11, 12))
+    system = System(narrow(A), narrow(A), np.full(12, 3.0), narrow(sp.csr_array((12, 12))))
+    C = dense(system)[0]
+    assert np.abs(C).min() < 1e-6 * np.abs(C).max()
+    # float32's rounding of each entry, and the tolerance of the solve times the largest
+    np.testing.assert_allclose(
+        system.rows(np.array([0]), "float32")[0], C, rtol=1e-4, atol=1e-10 * np.abs(C).max()
+    )
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others(system: System) -> None:
+    together = system.rows(np.arange(40), "float64")
+    alone = np.concatenate([system.rows(np.array([item]), "float64") for item in range(40)])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_kept_rows_are_the_solved_ones(system: System) -> None:
+    rows = SolvedRows(system, "float32")
+    first = rows.take(np.array([4, 2]))
+    np.testing.assert_array_equal(rows.take(np.array([2, 9, 4]))[[2, 0]], first)
+
+
+def test_a_solve_that_does_not_settle_is_refused(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conjugate, "MOST_STEPS", 2)
+    with pytest.raises(SolveError, match="2 steps; raise l2"):
+        system.rows(np.array([1]), "float64")

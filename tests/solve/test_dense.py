@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tests.tolerance import assert_close
+
+from equipoise.errors import SolveError
+from equipoise.solve.dense import check_residual, invert, invert_in_place, mirror, symmetrize
+
+
+def positive_definite(n: int, rng: np.random.Generator, dtype: str) -> np.ndarray:
+    A = rng.standard_normal((n, 2 * n))
+    return (A @ A.T / n + np.eye(n)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200])
+def test_inverse_comes_from_the_upper_triangle_alone(
+    n: int, dtype: str, rng: np.random.Generator
+) -> None:
+    A = positive_definite(n, rng, dtype)
+    buffer = A.copy()
+    buffer[np.tril_indices(n, -1)] = np.nan
+    invert_in_place(buffer)
+    np.testing.assert_array_equal(buffer, buffer.T)
+    assert_close(A.astype(np.float64) @ buffer, np.eye(n), dtype, scale=1.0)
+
+
+def test_inverse_is_made_in_place(rng: np.random.Generator, monkeypatch) -> None:
+    A = positive_definite(50, rng, "float32")
+    seen = []
+    original = np.shares_memory
+    monkeypatch.setattr(np, "shares_memory", lambda a, b: seen.append(original(a, b)) or True)
+    invert_in_place(A)
+    assert seen == [True]
+
+
+def test_matrix_that_is_not_positive_definite_is_refused() -> None:
+    with pytest.raises(SolveError, match=r"not positive definite \(at item 2\); raise l2"):
+        invert_in_place(np.diag([1.0, 2.0, -1.0]))
+
+
+@pytest.mark.parametrize("n", [1, 64, 130])
+def test_mirror_and_symmetrize(n: int, rng: np.random.Generator) -> None:
+    A = rng.random((n, n))
+    expected = np.triu(A) + np.triu(A, 1).T
+    mean = (A + A.T) / 2
+    B = A.copy()
+    mirror(A)
+    symmetrize(B)
+    np.testing.assert_array_equal(A, expected)
+    np.testing.assert_array_equal(B, mean)
+
+
+def test_bad_inverse_is_noticed(rng: np.random.Generator) -> None:
+    X = sp.random_array((60, 20), density=0.2, rng=rng, dtype=np.float32, format="csr")
+    w, penalty = np.ones(60), np.full(20, 2.0)
+    solved = invert(X, w, penalty)
+    assert solved.residual < 1e-5
+    spoilt = solved.P.copy()
+    spoilt[3, 4] += 0.5
+    with pytest.raises(SolveError, match="not accurate"):
+        check_residual(spoilt, X, w, penalty)
+    spoilt[3, 4] = np.nan
+    with pytest.raises(SolveError, match="not accurate"):
+        check_residual(spoilt, X, w, penalty)

@@ -1,0 +1,224 @@
+"""The GPU engine's steps, run by torch on the processor; and on a card where there is one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tests.tolerance import assert_close
+
+import equipoise as eq
+from equipoise import rank
+from equipoise.errors import MissingExtraError, SettingError, SolveError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.solve import card, dense, device, gpu
+from equipoise.solve.device_rank import OnDevice, top_k
+from equipoise.terms import Constant, Dense, LowRank
+
+torch = pytest.importorskip("torch")
+
+N_USERS, N_ITEMS = 300, 133
+Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
+
+
+@pytest.fixture
+def problem(rng: np.random.Generator) -> Problem:
+    X = sp.csr_array((rng.random((N_USERS, N_ITEMS)) < 0.08).astype(np.float32))
+    return X, rng.random(N_USERS) + 0.5, rng.random(N_ITEMS) * 5 + 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("block", [1, 32, 50, 133, 512])
+def test_weights_equal_those_of_the_dense_engine(problem: Problem, dtype: str, block: int) -> None:
+    expected = dense.invert(*problem, dtype=dtype)
+    found, residual = gpu.invert(*problem, device="cpu", dtype=dtype, block=block)
+    assert_close(found.toarray(), expected.P, dtype, scale=np.abs(expected.P).max())
+    assert residual < {"float32": 1e-5, "float64": 1e-13}[dtype]
+    np.testing.assert_array_equal(found.toarray(), found.toarray().T)
+    np.testing.assert_array_equal(found.diagonal(), found.toarray().diagonal())
+
+
+def test_refining_makes_a_rough_solve_better(problem: Problem) -> None:
+    X, weights, penalty = problem
+    sparse = device.SparseRows(X, weights, torch.device("cpu"), "float32")
+    P = torch.from_numpy(dense.invert(*problem).P * np.float32(1.001))
+    before = sparse.residual(P, penalty)
+    gpu._newton_step(P, sparse, penalty)
+    assert sparse.residual(P, penalty) < before / 100
+
+
+@pytest.mark.parametrize("block", [1, 40, 512])
+def test_indefinite_matrix_is_refused_with_its_item(block: int) -> None:
+    A = torch.eye(100)
+    A[70, 70] = -1
+    with pytest.raises(SolveError, match=r"not positive definite \(at item 70\); raise l2"):
+        gpu.invert_in_place(A, block)
+
+
+def test_inaccurate_solve_is_refused(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu.TOLERANCE, "float32", 1e-12)
+    with pytest.raises(SolveError, match="not accurate"):
+        gpu.invert(*problem, device="cpu")
+
+
+def test_exhausted_card_is_an_error_and_no_other_engine(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(device, "empty_square", full)
+    with pytest.raises(TooBigError, match=r"133 items did not fit .* engine='tiled'"):
+        gpu.invert(*problem, device="cpu")
+
+
+def test_precision_is_put_back() -> None:
+    before = torch.get_float32_matmul_precision()
+    with card.precision(True):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_missing_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'equipoise\[gpu\]'"):
+        eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_absent_card_is_an_error() -> None:
+    with pytest.raises(SettingError, match="'cuda' is not there; torch sees 0"):
+        eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("exclude_seen", [True, False])
+def test_lists_equal_those_of_the_host(
+    problem: Problem, dtype: str, exclude_seen: bool, rng: np.random.Generator
+) -> None:
+    X = problem[0]
+    P = dense.invert(*problem, dtype=dtype).P
+    source, target = rng.random(N_ITEMS).astype(dtype), -rng.random(N_ITEMS).astype(dtype)
+    constant = Constant(rng.random(N_ITEMS).astype(dtype))
+    exclude = sp.csr_array((rng.random(X.shape) < 0.1).astype(np.float32))
+    options = {
+        "exclude_seen": exclude_seen,
+        "exclude": exclude,
+        "candidates": rng.random(N_ITEMS) < 0.8,
+    }
+    left, right = rng.random((N_ITEMS, 6)).astype(dtype), rng.random((6, N_ITEMS)).astype(dtype)
+    more = [constant, LowRank(left, right, source, target)]
+    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    found = top_k([OnDevice(there, source, target), *more], X, 110, **options)
+    expected = rank.top_k([Dense(P, source, target), *more], X, 110, **options)
+    np.testing.assert_array_equal(found.lengths, expected.lengths)
+    assert_close(found.scores, expected.scores, dtype, scale=1.0)
+    np.testing.assert_array_equal(found.items, expected.items)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 8, 20])
+def test_equal_scores_are_ordered_by_position(k: int, rng: np.random.Generator) -> None:
+    scores = rng.integers(0, 3, (40, 12)).astype(np.float32)
+    scores[3] = -np.inf
+    scores[4, 5:] = -np.inf
+    P = np.zeros((12, 12), np.float32)
+    ones = np.ones(12, np.float32)
+    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    nothing = sp.csr_array((1, 12), dtype=np.float32)
+    for row in scores:
+        found = top_k([OnDevice(there, ones, ones), Constant(row)], nothing, k)
+        expected = rank.top_k([Constant(row)], nothing, k)
+        np.testing.assert_array_equal(found.items, expected.items)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def test_scores_that_are_not_numbers_are_refused() -> None:
+    P = np.full((4, 4), np.nan, np.float32)
+    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    ones = np.ones(4, np.float32)
+    history = sp.csr_array(np.array([[0, 0, 0, 0], [0, 1, 0, 0]], np.float32))
+    with pytest.raises(SolveError, match="row 1 of the histories"):
+        top_k([OnDevice(there, ones, ones)], history, 2)
+
+
+@pytest.fixture(scope="module")
+def models(synthetic: Interactions) -> tuple[eq.EASE, eq.EASE]:
+    settings = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.2, 0.3)}
+    return (
+        eq.EASE(**settings).fit(synthetic),
+        # the engine of the card, on the processor
+        eq.EASE(**settings).fit(synthetic, engine="gpu"),
+    )
+
+
+def test_model_on_a_device_answers_like_one_on_the_host(
+    models: tuple[eq.EASE, eq.EASE], synthetic: Interactions
+) -> None:
+    here, there = models
+    assert isinstance(there.inverse_, device.DeviceMatrix)
+    np.testing.assert_array_equal(there.rank(synthetic, 20).items, here.rank(synthetic, 20).items)
+    users = ["u1", "u7"]
+    assert there.recommend(users, 5).items == here.recommend(users, 5).items
+    assert there.recommend(users, 5, alpha=0.0).items == here.recommend(users, 5, alpha=0.0).items
+    assert there.similar(13, k=4).items == here.similar(13, k=4).items
+    scale = np.abs(here.score(synthetic)).max()
+    assert_close(there.score(synthetic), here.score(synthetic), "float32", scale=scale)
+    one, two = there.explain("u1", 13), here.explain("u1", 13)
+    assert_close(one.score, two.score, "float32", scale=1.0)
+    assert_close(there.weights_, here.weights_, "float32", scale=np.abs(here.weights_).max())
+
+
+def test_model_on_a_device_shares_its_solve(models: tuple[eq.EASE, eq.EASE]) -> None:
+    here, there = models
+    settings = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.5, 0.3)}
+    one, two = eq.LAE(**settings).reuse(here), eq.LAE(**settings).reuse(there)
+    assert two.inverse_ is there.inverse_
+    assert two.recommend(["u3"], 5).items == one.recommend(["u3"], 5).items
+
+
+def test_saved_model_comes_back_on_the_host(
+    models: tuple[eq.EASE, eq.EASE], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "COPY_ROWS", 7)
+    models[1].save(tmp_path / "model")
+    loaded = eq.load(tmp_path / "model", verify=True)
+    np.testing.assert_array_equal(loaded.inverse_, models[1].inverse_.toarray())
+
+
+def test_updating_and_pruning_ask_for_the_host(models: tuple[eq.EASE, eq.EASE]) -> None:
+    for change in (lambda: models[1].update(removed=["u3"]), lambda: models[1].prune(5)):
+        with pytest.raises(SettingError, match=r"model\.to\('cpu'\)"):
+            change()
+
+
+def test_model_moves_between_host_and_device(synthetic: Interactions) -> None:
+    model = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, engine="gpu")
+    expected = model.recommend(["u1"], 5).items
+    model.to("cpu")
+    assert isinstance(model.inverse_, np.ndarray)
+    assert model.recommend(["u1"], 5).items == expected
+    model.inverse_ = device.DeviceMatrix.from_host(model.inverse_, torch.device("cpu"))
+    assert model.recommend(["u1"], 5).items == expected
+
+
+def test_card_with_24_gb_holds_70_000_items() -> None:
+    needed = gpu.needed_bytes(100_000, 70_000, 5_000_000, "float32")
+    assert 4 * 70_000**2 < needed < 24e9 * 0.95
+
+
+def test_too_small_a_card_is_noticed_before_anything_is_allocated(
+    synthetic: Interactions,
+) -> None:
+    with pytest.raises(TooBigError, match=r"80 items need .* in the gpu engine and 0.0001 GB"):
+        eq.EASE(l2=5.0).fit(synthetic, engine="gpu", memory="0.1MB")
+
+
+@pytest.mark.gpu
+def test_a_real_card_gives_the_same_lists(synthetic: Interactions) -> None:
+    settings = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.2, 0.3)}
+    here, there = eq.EASE(**settings).fit(synthetic), eq.EASE(**settings)
+    there.fit(synthetic, device="cuda")
+    np.testing.assert_array_equal(there.rank(synthetic, 20).items, here.rank(synthetic, 20).items)

@@ -1,0 +1,155 @@
+"""Sizes known before anything is allocated, and the choice of an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import equipoise as eq
+from equipoise.errors import SettingError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.machine import duration, gigabytes, parse_memory
+from equipoise.solve import plan as planning
+from equipoise.solve.costs import Size, dense_cost, tiled_cost
+
+GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 8 GB free, 50 GB of disk and 100 Gflop a second."""
+    monkeypatch.setattr(planning, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(planning, "free_disk", lambda _: 50 * 10**9)
+    monkeypatch.setattr(planning, "solve_rate", lambda _: 1e11)
+
+
+def test_dense_engine_is_chosen_when_it_fits() -> None:
+    found = eq.plan(**GOWALLA)
+    assert found.engine == "dense"
+    assert found.fits
+    assert 4 * 40_981**2 < found.peak_bytes < 1.01 * 4 * 40_981**2
+    assert found.disk_bytes == 0
+    found.require()
+
+
+def test_tiles_are_chosen_when_dense_does_not_fit() -> None:
+    found = eq.plan(**GOWALLA, memory="3GB")
+    assert found.engine == "tiled"
+    assert found.peak_bytes <= found.budget_bytes == 3 * 10**9
+    assert 6 * 40_981**2 < found.disk_bytes < 1.2 * 6 * 40_981**2
+    assert 3 * 4 * found.tile_rows**2 < found.peak_bytes
+    found.require()
+
+
+def test_tiles_of_a_20_000_item_system_use_the_budget_well() -> None:
+    found = eq.plan(n_users=30_000, n_items=20_000, n_interactions=10**6, memory="700MB")
+    assert found.engine == "tiled"
+    assert 0.7 * 700e6 < found.peak_bytes < 700e6
+
+
+def test_too_small_a_disk_leaves_the_dense_engine_with_its_error() -> None:
+    with pytest.raises(TooBigError, match=r"90,000 items need 32 GB in the dense engine"):
+        eq.plan(n_users=10, n_items=90_000, n_interactions=10, memory="3GB").require()
+    tiles = eq.plan(n_users=10, n_items=90_000, n_interactions=10, engine="tiled")
+    with pytest.raises(TooBigError, match=r"need 53 GB of disk in the tiled .* a larger disk"):
+        tiles.require()
+
+
+def test_error_names_size_budget_and_the_engine_that_fits() -> None:
+    found = eq.plan(**GOWALLA, memory="3GB", engine="dense")
+    message = "40,981 items need 6.8 GB in the dense engine and 3 GB may be used; engine='tiled'"
+    with pytest.raises(TooBigError, match=re.escape(message)):
+        found.require()
+
+
+def test_error_names_the_size_that_would_fit_when_no_engine_does() -> None:
+    found = eq.plan(n_users=10, n_items=90_000, n_interactions=10, dtype="float64", memory="1MB")
+    advice = r"keep at most 344 items .*dtype='float32'"
+    with pytest.raises(TooBigError, match=advice):
+        found.require()
+
+
+def test_engine_of_the_card_counts_one_matrix_and_little_more() -> None:
+    # on the processor, where the same steps can run
+    found = eq.plan(**GOWALLA, engine="gpu")
+    assert found.engine == "gpu"
+    assert 4 * 40_981**2 < found.peak_bytes < 1.08 * 4 * 40_981**2
+    with pytest.raises(TooBigError, match=r"in the gpu engine and 5 GB .* the dense engine"):
+        eq.plan(**GOWALLA, engine="gpu", memory="5GB").require()
+
+
+@pytest.mark.parametrize("budget", [10**6, 10**7, 10**8, 10**9])
+@pytest.mark.parametrize("n_items", [1, 100, 256, 257, 5_000, 30_000])
+def test_tiles_never_take_more_than_the_budget(n_items: int, budget: int) -> None:
+    size = Size(100, n_items, 500, "float32")
+    cost = tiled_cost(size, budget)
+    smallest = 3 * min(256, n_items) ** 2 * 4 + size.data_bytes
+    assert (cost.peak_bytes <= budget) == (smallest <= 0.9 * budget)
+    assert cost.tile_rows <= n_items
+
+
+def test_tiles_stay_within_what_threads_of_lapack_can_take() -> None:
+    size = Size(100, 200_000, 500, "float32")
+    assert tiled_cost(size, 10**12).tile_rows <= 20_000
+
+
+def test_more_memory_never_takes_longer() -> None:
+    size = Size(100_000, 40_000, 10**6, "float32")
+    moved = [tiled_cost(size, 10**9 * budget).moved_bytes for budget in (1, 2, 4, 8)]
+    assert moved == sorted(moved, reverse=True)
+    assert dense_cost(size).moved_bytes == 0
+    assert dense_cost(size).speed > tiled_cost(size, 10**9).speed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "magic"}, "engine must be one of auto, dense, tiled, gpu, got 'magic'"),
+        ({"device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:1', got 'tpu'"),
+        ({"engine": "dense", "device": "cuda"}, "the dense engine runs on device='cpu'"),
+        ({"dtype": "float16"}, "dtype must be 'float32' or 'float64'"),
+        ({"memory": "lots"}, "memory must look like '6GB'"),
+        ({"n_items": 0}, "n_items must be >= 1, got 0"),
+        ({"n_interactions": -1}, "n_interactions must be >= 0, got -1"),
+        ({"n_users": None}, "plan needs data, or n_users"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(message)):
+        eq.plan(**{**GOWALLA, **options})
+
+
+def test_fit_refuses_before_it_allocates(synthetic: Interactions) -> None:
+    with pytest.raises(TooBigError, match="80 items need"):
+        eq.EASE(l2=5.0).fit(synthetic, memory="10KB")
+
+
+def test_free_disk_is_that_of_a_folder_not_made_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert planning.free_disk(tmp_path / "not" / "yet") > 0
+    assert planning.free_disk(None) > 0
+
+
+def test_plan_reads_as_a_sentence() -> None:
+    text = str(eq.plan(**GOWALLA, memory="3GB"))
+    assert text.startswith("tiled engine, 40,981 items, float32: ")
+    assert "GB of disk" in text
+    assert gigabytes(6.7e9) == "6.7 GB"
+    assert duration(75) == "1 min 15 s"
+    assert parse_memory("2GiB") == 2**31
+
+
+def test_machine_is_measured_only_when_the_time_is_asked_for(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(planning, "solve_rate", lambda dtype: asked.append(dtype) or 1e9)
+    found = eq.plan(synthetic)
+    eq.EASE(l2=5.0).fit(synthetic)
+    assert not asked
+    assert found.seconds == found.flops / 1e9
+    assert asked == ["float32"]

@@ -1,0 +1,231 @@
+"""The tiled engine: the dense engine's answer, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tests.tolerance import assert_close
+
+import equipoise as eq
+from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.solve import dense, tiled
+from equipoise.solve.tiles import locked
+from equipoise.solve.tilework import all_tasks
+
+Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
+posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and resource limits")
+
+
+@pytest.fixture
+def problem(rng: np.random.Generator) -> Problem:
+    X = sp.csr_array((rng.random((150, 67)) < 0.1).astype(np.float32))
+    return X, rng.random(150) + 0.5, rng.random(67) * 5 + 5
+
+
+class Stop(Exception):
+    """Raised by a progress function."""
+
+
+def stop_after(step: int):
+    def progress(state: tiled.Progress) -> None:
+        if state.step == step:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("tile_rows", [67, 66, 34, 14])
+def test_weights_equal_those_of_the_dense_engine(
+    problem: Problem, dtype: str, tile_rows: int, tmp_path: Path
+) -> None:
+    expected = dense.invert(*problem, dtype=dtype).P
+    P, diagonal, residual = tiled.invert(
+        *problem, tile_rows=tile_rows, dtype=dtype, scratch=tmp_path
+    )
+    assert_close(P, expected, dtype, scale=np.abs(expected).max())
+    np.testing.assert_array_equal(P, P.T)
+    np.testing.assert_array_equal(diagonal, P.diagonal())
+    assert residual < {"float32": 1e-5, "float64": 1e-13}[dtype]
+    assert isinstance(P, np.memmap)
+    assert sorted(os.listdir(tmp_path)) == ["inverse.npy", "state.json"]
+
+
+def test_finished_folder_is_used_again(problem: Problem, tmp_path: Path) -> None:
+    first, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    steps: list[tiled.Progress] = []
+    again, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=steps.append)
+    np.testing.assert_array_equal(again, first)
+    assert steps == []
+
+
+def test_temporary_folder_vanishes_and_the_result_stays(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    P, _, _ = tiled.invert(*problem, tile_rows=30)
+    assert list(tmp_path.iterdir()) == []
+    assert_close(P, dense.invert(*problem).P, "float32", scale=1.0)
+
+
+def test_progress_ends_at_the_whole(problem: Problem, tmp_path: Path) -> None:
+    steps: list[tiled.Progress] = []
+    tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=steps.append)
+    assert [step.step for step in steps] == list(range(1, len(all_tasks(3)) + 1))
+    assert np.all(np.diff([step.share for step in steps]) > 0)
+    assert steps[-1].share == 1.0
+    assert steps[-1].seconds_left == 0.0
+
+
+@posix
+@pytest.mark.parametrize("moment", ["tile", "state", "flip"])
+def test_killed_at_every_step_it_goes_on(moment: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("killing.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), moment],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # the last steps write the result, with a call of `fsync` of their own
+    assert int(done.stdout) >= len(all_tasks(3)) // 2
+
+
+@posix
+@pytest.mark.parametrize("room", [100, 30 * 30 * 4 + 2000])
+def test_full_disk_is_an_error_after_which_it_goes_on(
+    problem: Problem, room: int, tmp_path: Path
+) -> None:
+    """The smaller limit stops the first tile, the larger one the file of the result."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"could not write .*: File too large; make room"):
+            tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    P, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    assert_close(P, dense.invert(*problem).P, "float32", scale=1.0)
+
+
+def test_too_small_a_disk_is_noticed_before_anything_is_written(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 20_000})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(TooBigError, match=r"67 items need 4.7e-05 GB more on the disk of"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "short", "long", "missing"])
+def test_damaged_tile_is_noticed(problem: Problem, damage: str, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        tiled.invert(
+            *problem, tile_rows=30, scratch=tmp_path, progress=stop_after(len(all_tasks(3)) // 2)
+        )
+    tile = sorted(tmp_path.glob("*.tile"))[0]
+    content = bytearray(tile.read_bytes())
+    if damage == "flip":
+        content[100] ^= 1
+    changed = {"short": content[:-4], "long": content + b"0000"}.get(damage, content)
+    tile.write_bytes(changed)
+    if damage == "missing":
+        tile.unlink()
+    with pytest.raises(FileFormatError, match=tile.name):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+
+
+def test_damaged_state_is_noticed(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
+    for content in ("", "[]", json.dumps({"format": "equipoise-tiles"})):
+        (tmp_path / "state.json").write_text(content)
+        with pytest.raises(FileFormatError, match=r"state\.json is damaged"):
+            tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+
+
+def test_folder_of_another_problem_is_refused(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
+    with pytest.raises(DataError, match="holds the tiles of another fit"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, problem={"data": "other"})
+
+
+def test_going_on_takes_the_tiles_as_they_are(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
+    with pytest.raises(DataError, match="holds the tiles of another fit"):
+        tiled.invert(*problem, tile_rows=20, scratch=tmp_path)  # less memory than it had
+    steps: list[tiled.Progress] = []
+    tiled.invert(*problem, tile_rows=60, scratch=tmp_path, progress=steps.append)
+    assert [steps[0].step, steps[0].steps] == [6, len(all_tasks(3))]
+
+
+def test_two_processes_do_not_share_a_folder(problem: Problem, tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(DataError, match="in use by another fit"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+
+
+def test_damaged_result_is_noticed(problem: Problem, tmp_path: Path) -> None:
+    tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    os.truncate(tmp_path / "inverse.npy", 1000)
+    with pytest.raises(FileFormatError, match=r"inverse\.npy is damaged"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+
+
+def test_folder_with_other_files_is_refused(problem: Problem, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(DataError, match=r"not empty \(thesis.txt\)"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_indefinite_matrix_is_refused_with_its_item(problem: Problem, tmp_path: Path) -> None:
+    X, weights, penalty = problem
+    penalty[40] = -1e4
+    with pytest.raises(SolveError, match=r"not positive definite \(at item 40\); raise l2"):
+        tiled.invert(X, weights, penalty, tile_rows=30, scratch=tmp_path)
+
+
+def test_inaccurate_solve_is_refused(problem: Problem, tmp_path: Path) -> None:
+    with pytest.raises(SolveError, match="not accurate"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, limit=1e-12)
+
+
+def test_model_fits_in_less_memory_than_its_inverse(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """700 items: 1.96 MB for the inverse; the budget allows 1.9 MB, interactions included."""
+    X = sp.csr_array((rng.random((200, 700)) < 0.02).astype(np.float32))
+    data = Interactions(X, [f"u{n}" for n in range(200)], np.arange(700))
+    here = eq.EASE(l2=5.0, dropout=0.3).fit(data)
+    there = eq.EASE(l2=5.0, dropout=0.3).fit(data, memory="1.9MB", scratch=tmp_path / "tiles")
+    assert isinstance(there.inverse_, np.memmap)
+    np.testing.assert_array_equal(there.rank(data, 20).items, here.rank(data, 20).items)
+    assert_close(there.weights_, here.weights_, "float32", scale=np.abs(here.weights_).max())
+    with pytest.raises(DataError, match="another fit"):
+        eq.EASE(l2=6.0, dropout=0.3).fit(data, memory="1.9MB", scratch=tmp_path / "tiles")
+
+
+def test_options_that_do_not_belong_to_the_engine_are_refused(
+    synthetic: Interactions, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match="tiled engine cannot refine"):
+        eq.EASE(l2=5.0).fit(synthetic, engine="tiled", refine=True)
+    with pytest.raises(SettingError, match="scratch is for the tiled engine"):
+        eq.EASE(l2=5.0).fit(synthetic, engine="dense", scratch=tmp_path)
+    with pytest.raises(SettingError, match="tf32 is for a card"):
+        eq.EASE(l2=5.0).fit(synthetic, tf32=True)
