@@ -1,0 +1,204 @@
+"""Top-20 lists for 5,000 users at 10,000 items: `equipoise.rank` against what peers do.
+
+Run ``python benchmarks/rank.py``; it prints a Markdown table made from one run on one machine.
+Each way is measured several times in turn, and medians are compared. The peers' ways are written
+out here with the same libraries, so that only the ranking is measured and not their model code:
+
+- numpy, dense batches: ``X[batch].toarray() @ W``, seen items masked, `argpartition` and a sort;
+- numpy, sparse batches: ``X[batch] @ W`` by scipy, then the same;
+- RecBole's way: sparse rows times dense float32, seen items masked, `torch.topk`. Without torch
+  it is the same as numpy's sparse way, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.matrix import Csr, entry_rows
+from equipoise.rank import score_items, top_k
+from equipoise.terms import Dense
+
+K = 20
+Lists = npt.NDArray[np.integer]
+Way = Callable[[], Lists]
+
+
+def interactions(n_users: int, n_items: int, n_interactions: int) -> Csr:
+    """Draw users of log-normal activity and items of a long-tailed popularity."""
+    rng = np.random.default_rng(0)
+    popularity = rng.permutation(1 / np.arange(1, n_items + 1) ** 0.8)
+    activity = rng.lognormal(sigma=0.8, size=n_users)
+    found = np.empty(0, np.int64)
+    while len(found) < n_interactions:
+        users = rng.choice(n_users, n_interactions, p=activity / activity.sum())
+        items = rng.choice(n_items, n_interactions, p=popularity / popularity.sum())
+        found = np.unique(np.concatenate([found, users * n_items + items]))
+    users, items = np.divmod(rng.permutation(found)[:n_interactions], n_items)
+    ones = np.ones(n_interactions, np.float32)
+    return sp.csr_array((ones, (users, items)), (n_users, n_items))
+
+
+def symmetric(n_items: int) -> npt.NDArray[np.float32]:
+    rng = np.random.default_rng(1)
+    matrix = rng.standard_normal((n_items, n_items), dtype=np.float32)
+    matrix += matrix.T.copy()
+    np.fill_diagonal(matrix, 0)
+    return matrix
+
+
+def best_first(scores: npt.NDArray[np.float32]) -> Lists:
+    part = np.argpartition(scores, -K, axis=1)[:, -K:]
+    order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1)
+    return np.take_along_axis(part, order, 1)
+
+
+def best_first_torch(scores: npt.NDArray[np.float32]) -> Lists:
+    import torch
+
+    return torch.topk(torch.from_numpy(scores), K).indices.numpy()
+
+
+def in_batches(
+    history: Csr,
+    matrix: npt.NDArray[np.float32],
+    *,
+    dense: bool,
+    size: int,
+    best: Callable[[npt.NDArray[np.float32]], Lists],
+) -> Lists:
+    lists = []
+    for first in range(0, history.shape[0], size):
+        batch = history[first : first + size]
+        scores = batch.toarray() @ matrix if dense else batch @ matrix
+        scores[entry_rows(batch), batch.indices] = -np.inf
+        lists.append(best(scores))
+    return np.concatenate(lists)
+
+
+def extra_memory(way: Way) -> float:
+    """Most memory that numpy held at one time while the way ran, in MB."""
+    tracemalloc.start()
+    way()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 1e6
+
+
+@dataclass
+class Measured:
+    """What one way needed."""
+
+    name: str
+    seconds: list[float]
+    megabytes: float
+    agreement: str
+
+    @property
+    def median(self) -> float:
+        """Seconds, the middle of the repeats."""
+        return statistics.median(self.seconds)
+
+
+def agreement(lists: Lists, ours: Lists, term: Dense, history: Csr) -> str:
+    """Compare lists; where they differ, compare the scores, which others sum in another order."""
+    differ = np.flatnonzero((lists != ours).any(axis=1))
+    if not len(differ):
+        return "equal"
+    rows = np.repeat(differ, K)
+    theirs = score_items([term], history, rows, lists[differ].ravel())
+    mine = score_items([term], history, rows, ours[differ].ravel())
+    gap = float(np.abs(theirs - mine).max() / np.abs(mine).max())
+    if gap > 1e-5:
+        raise SystemExit(f"the lists of {len(differ)} users differ, scores by {gap:.1e}")
+    return f"{len(differ)} of {len(ours)} lists differ, in scores that agree to {gap:.0e}"
+
+
+def measure(ways: dict[str, Way], repeats: int, term: Dense, history: Csr) -> list[Measured]:
+    ours = next(iter(ways.values()))()
+    results = []
+    for name, way in ways.items():
+        agreed = agreement(way(), ours, term, history)
+        results.append(Measured(name, [], extra_memory(way), agreed))
+    for _ in range(repeats):
+        for result in results:
+            start = time.perf_counter()
+            ways[result.name]()
+            result.seconds.append(time.perf_counter() - start)
+    return results
+
+
+def table(results: list[Measured]) -> str:
+    ours = results[0].median
+    lines = [
+        "| way | median s | min-max s | times ours | extra MB | lists |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        spread = f"{min(result.seconds):.2f}-{max(result.seconds):.2f}"
+        lines.append(
+            f"| {result.name} | {result.median:.3f} | {spread} | {result.median / ours:.1f} "
+            f"| {result.megabytes:.0f} | {result.agreement} |"
+        )
+    return "\n".join(lines)
+
+
+def has_torch() -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--users", type=int, default=5_000, help="users to rank for")
+    parser.add_argument("--items", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=512, help="batch size of the other ways")
+    given = parser.parse_args()
+
+    everyone = interactions(30_000, given.items, 1_000_000)
+    history = everyone[: given.users]
+    matrix = symmetric(given.items)
+    ones = np.ones(given.items, np.float32)
+    term = Dense(matrix, ones, ones)
+    ways: dict[str, Way] = {
+        "equipoise": lambda: top_k([term], history, K).items,
+        "numpy, sparse batches": lambda: in_batches(
+            history, matrix, dense=False, size=given.batch, best=best_first
+        ),
+        "numpy, dense batches": lambda: in_batches(
+            history, matrix, dense=True, size=given.batch, best=best_first
+        ),
+    }
+    if has_torch():
+        ways["RecBole's way"] = lambda: in_batches(
+            history, matrix, dense=False, size=given.batch, best=best_first_torch
+        )
+    print(
+        f"Top-{K} for {history.shape[0]:,} users with {history.nnz / history.shape[0]:.0f} items "
+        f"each, n = {given.items:,}, seen items out; float32, {numba.get_num_threads()} threads, "
+        f"{platform.machine()}; median of {given.repeats}\n"
+    )
+    print(table(measure(ways, given.repeats, term, history)))
+    if not has_torch():
+        print(
+            "\ntorch is not installed: RecBole's way (sparse rows times dense float32, then "
+            "torch.topk) is emulated by the sparse batches with argpartition."
+        )
+
+
+if __name__ == "__main__":
+    main()

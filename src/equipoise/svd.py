@@ -1,0 +1,208 @@
+"""The largest singular values and right singular vectors of a sparse matrix, deterministic.
+
+Spectra of interactions are flat, so plain randomised methods miss the smaller values. Here a block
+Krylov space of the Gram matrix is built with full orthogonalisation and restarted from its best
+Ritz vectors until the residuals are small. Small matrices are decomposed densely.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import eigh, qr
+
+from equipoise.errors import SettingError, TooBigError
+from equipoise.machine import free_memory, gigabytes
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+BLOCK = 64  # vectors multiplied at a time: many enough for BLAS, few enough for a deep space
+DENSE = 1500  # shorter side up to which the dense decomposition is as fast
+RESTARTS = 40
+TINY = 1e-30
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The largest singular values of a matrix A and their right singular vectors.
+
+    Parameters
+    ----------
+    values
+        Singular values, largest first.
+    right
+        One singular vector per row, q x n_columns; the entry of largest size is positive. The left
+        ones are ``A @ right.T / values``. A singular value of 0 has a vector of zeros, as any
+        other would be arbitrary.
+    """
+
+    values: Array
+    right: Array
+
+    def first(self, rank: int) -> Spectrum:
+        """Return the `rank` largest; views, not copies."""
+        return Spectrum(self.values[:rank], self.right[:rank])
+
+
+def truncated_svd(
+    matrix: Any,
+    rank: int,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    tolerance: float = 1e-4,
+    power_iterations: int | None = None,
+) -> Spectrum:
+    """Return the `rank` largest singular values of a matrix and their right vectors.
+
+    The same matrix, rank, seed and dtype give the same result, up to the rounding of BLAS.
+
+    Parameters
+    ----------
+    matrix
+        Sparse, or anything whose products ``matrix @ B`` and ``matrix.T @ B`` are arrays.
+    rank
+        How many; at most the shorter side of the matrix.
+    seed
+        Of the starting block.
+    dtype
+        "float32" or "float64".
+    tolerance
+        Bound on ``||A^T A v - s^2 v||``, as a share of the largest s^2.
+    power_iterations
+        Instead of reaching the tolerance, stop after this many rounds of a plain randomised
+        method, without more vectors than asked for: for models whose authors did so.
+    """
+    shorter = min(matrix.shape)
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise SettingError(f"rank must be a whole number, got {rank!r}")
+    if not 1 <= rank <= shorter:
+        raise SettingError(f"rank must lie between 1 and {shorter}, got {rank}")
+    if dtype not in ("float32", "float64"):
+        raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+    wide = matrix.shape[1] > matrix.shape[0] and power_iterations is None
+    A = (matrix.T if wide else matrix).astype(dtype)  # its Gram matrix A^T A is the smaller one
+    dense = shorter <= DENSE or 3 * rank > shorter
+    if power_iterations is not None:
+        _check_memory(2 * np.dtype(dtype).itemsize * sum(matrix.shape) * rank, rank)
+        squares, vectors = _randomised(A, rank, seed, dtype, power_iterations)
+    elif dense:
+        _check_memory(2 * 8 * shorter**2, rank)
+        squares, vectors = _dense(A, rank)
+    else:
+        _check_memory(np.dtype(dtype).itemsize * shorter * (3 * rank + 12 * BLOCK), rank)
+        At = A.T.tocsr() if hasattr(A, "tocsr") else A.T
+        squares, vectors = _krylov(lambda Y: At @ (A @ Y), shorter, rank, seed, dtype, tolerance)
+    # values come from squares, so their rounding is the root of that of the squares
+    real = squares > (1e-12 if dense or dtype == "float64" else 1e-6) * squares[0]
+    values = np.where(real, np.sqrt(np.maximum(squares, 0)), 0)
+    if wide:  # v = A^T u / s
+        vectors = A @ vectors.astype(dtype)
+        norms = np.sqrt(np.einsum("ij,ij->j", vectors, vectors, dtype=np.float64))
+        vectors /= np.where(norms > 0, norms, 1).astype(dtype)
+    right = np.ascontiguousarray(vectors.T, dtype)
+    right[~real] = 0
+    largest = right[np.arange(rank), np.abs(right).argmax(axis=1)]
+    right *= np.where(largest < 0, -1, 1)[:, None].astype(dtype)
+    return Spectrum(values.astype(dtype), right)
+
+
+def _dense(A: Any, rank: int) -> tuple[Array, Array]:
+    A = A.astype(np.float64)
+    gram = A.T @ A
+    gram = gram.toarray() if hasattr(gram, "toarray") else np.asarray(gram)
+    squares, vectors = eigh(gram, overwrite_a=True, check_finite=False)
+    return squares[::-1][:rank], vectors[:, ::-1][:, :rank]
+
+
+def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tuple[Array, Array]:
+    """Ritz pairs of A^T A on the range of (A^T A)^iterations A^T R with a random R."""
+    R = np.random.default_rng(seed).standard_normal((A.shape[0], rank)).astype(dtype)
+    Q = qr(A.T @ R, mode="economic", overwrite_a=True, check_finite=False)[0]
+    for _ in range(iterations):
+        Q = qr(A @ Q, mode="economic", overwrite_a=True, check_finite=False)[0]
+        Q = qr(A.T @ Q, mode="economic", overwrite_a=True, check_finite=False)[0]
+    B = A @ Q
+    squares, S = eigh((B.T @ B).astype(np.float64), check_finite=False)
+    return squares[::-1], Q @ S[:, ::-1].astype(dtype)
+
+
+def _krylov(
+    gram: Callable[[Array], Array], size: int, rank: int, seed: int, dtype: str, tolerance: float
+) -> tuple[Array, Array]:
+    """Largest eigenpairs of a Gram matrix from a block Krylov space, restarted when it is full."""
+    kept = rank + max(rank // 8, 2 * BLOCK)  # more than asked for: the last ones come faster
+    depth = kept + max(kept, 8 * BLOCK)
+    rng = np.random.default_rng(seed)
+    Q = np.empty((size, depth + BLOCK), dtype)
+    Q[:, :BLOCK] = qr(rng.standard_normal((size, BLOCK)), mode="economic")[0]
+    H = np.zeros((depth + BLOCK, depth + BLOCK))  # Q^T (A^T A) Q
+    start, end = 0, BLOCK
+    for restart in range(RESTARTS):
+        while True:
+            W = gram(np.ascontiguousarray(Q[:, start:end]))
+            R = _extend(Q, H, W, start, end, rng)
+            if end + BLOCK > depth:
+                break
+            start, end = end, end + BLOCK
+        squares, S = eigh(H[:end, :end], check_finite=False)
+        squares, S = squares[::-1], S[:, ::-1]
+        # A^T A v - s^2 v lies in the block that comes next: its coordinates are R times the
+        # last coordinates of v
+        residual = np.linalg.norm(R @ S[start:end, :rank], axis=0).max() / max(squares[0], TINY)
+        logger.debug("restart %d: %d vectors, residual %.1e", restart, end, residual)
+        if residual <= tolerance:
+            break
+        _rotate(Q, S[:, :kept].astype(dtype))
+        Q[:, kept : kept + BLOCK] = Q[:, end : end + BLOCK]
+        H[:] = 0
+        H[np.arange(kept), np.arange(kept)] = squares[:kept]
+        start, end = kept, kept + BLOCK
+    else:
+        logger.warning("the SVD of rank %d has a residual of %.1e", rank, residual)
+        return squares[:rank], Q[:, :rank]
+    _rotate(Q, S[:, :rank].astype(dtype))
+    return squares[:rank], Q[:, :rank]
+
+
+def _extend(Q: Array, H: Array, W: Array, start: int, end: int, rng: np.random.Generator) -> Array:
+    """Put the part of W that is orthogonal to the space next to it; return its triangle R."""
+    space = Q[:, :end]
+    inside = space.T @ W
+    W = W - space @ inside
+    rest = space.T @ W  # twice is enough
+    W -= space @ rest
+    inside = (inside + rest).astype(np.float64)
+    H[:end, start:end] = inside
+    H[start:end, :end] = inside.T
+    size = np.linalg.norm(inside)
+    basis, R = qr(W, mode="economic", overwrite_a=True, check_finite=False)
+    lost = np.abs(np.diag(R)) <= 16 * np.finfo(W.dtype).eps * max(size, TINY)
+    if lost.any():  # the space is invariant: go on in any direction outside it
+        R[lost] = 0
+        basis[:, lost] = rng.standard_normal((len(Q), int(lost.sum())))
+        for _ in range(2):
+            basis -= space @ (space.T @ basis)
+            basis = qr(basis, mode="economic", overwrite_a=True, check_finite=False)[0]
+    Q[:, end : end + W.shape[1]] = basis
+    return np.asarray(R)
+
+
+def _rotate(Q: Array, S: Array) -> None:
+    """Replace the first columns of Q by Q S, a few rows at a time."""
+    for low in range(0, len(Q), 4096):
+        rows = Q[low : low + 4096]
+        rows[:, : S.shape[1]] = rows[:, : S.shape[0]] @ S
+
+
+def _check_memory(needed: int, rank: int) -> None:
+    if needed > free_memory():
+        raise TooBigError(
+            f"an SVD of rank {rank} needs {gigabytes(needed)} of memory; ask for a smaller rank"
+        )
