@@ -1,0 +1,109 @@
+"""Times of the session models: the sparse route against the dense one, and past and future.
+
+Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``. The dense route inverts
+n x n, so the comparison is made on the most clicked items (10,000); the sparse route alone is
+also measured on all. Past and future matrices are compared with the sparse product S^T T of the
+same matrices. Medians of several runs in turn; prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.models.session_matrices import past_future
+
+MODELS = {
+    "SLIT": lambda: eq.SLIT(decay_inference=1.0),
+    "SLIST": lambda: eq.SLIST(mix=0.4, decay_inference=1.0),
+    "SLIS": lambda: eq.SLIS(decay_inference=1.0),
+}
+
+
+def seconds(task: Callable[[], Any], repeats: int) -> float:
+    """Median processor time of all threads, which other programs do not stretch."""
+    taken = []
+    for _ in range(repeats):
+        began = time.process_time()
+        task()
+        taken.append(time.process_time() - began)
+    return statistics.median(taken)
+
+
+def most_clicked(data: Interactions, n_items: int) -> Interactions:
+    kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
+    small = data.columns(kept)
+    assert small.sequences is not None
+    return small.rows(small.sequences.lengths >= 2)
+
+
+def routes(data: Interactions, visits: Interactions, repeats: int) -> list[str]:
+    lines = [
+        "| model | sparse fit s | dense fit s | ratio | sparse s a list, new items | lists |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, make in MODELS.items():
+        sparse, dense = make(), make()
+        fast = seconds(lambda m=sparse: m.fit(data, engine="sparse"), repeats)
+        slow = seconds(lambda m=dense: m.fit(data, engine="dense"), 1)
+        ask = seconds(lambda m=sparse: m.recommend(visits, k=20), 1) / visits.n_users
+        pairs = zip(
+            sparse.recommend(visits, k=20).items,
+            dense.recommend(visits, k=20).items,
+            strict=True,
+        )
+        same = sum(one == two for one, two in pairs)
+        lines.append(
+            f"| {name} | {fast:.2f} | {slow:.1f} | {slow / fast:.0f} | {ask:.4f} "
+            f"| {same:,} of {visits.n_users:,} equal |"
+        )
+    return lines
+
+
+def matrices(data: Interactions, repeats: int) -> list[str]:
+    assert data.sequences is not None
+    lines = [
+        "| direction | S and T s | product S^T T s | ratio | entries |",
+        "|---|---|---|---|---|",
+    ]
+    for direction in ("sr", "part", "all"):
+        make = lambda d=direction: past_future(data.sequences, data.n_items, 1.0, d)  # noqa: E731
+        S, T = make()
+        build = seconds(make, repeats)
+        product = seconds(lambda s=S, t=T: s.T.tocsr() @ t, repeats)
+        lines.append(
+            f"| {direction} | {build:.2f} | {product:.2f} | {build / product:.1f} "
+            f"| {S.nnz + T.nnz:,} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of one prepared set")
+    parser.add_argument("--items", type=int, default=10_000, help="of the comparison")
+    parser.add_argument("--visits", type=int, default=500, help="lists to compare")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    data = eq.read(args.data / "train_sessions.npz")
+    small = most_clicked(data, args.items)
+    visits = small.rows(np.arange(args.visits))
+    for make in MODELS.values():  # compiles the kernels
+        make().fit(visits, engine="sparse").recommend(visits.rows([0]))
+    print(f"{args.data.name}: {small.n_users:,} sessions, {small.n_items:,} items\n")
+    print("\n".join(routes(small, visits, args.repeats)))
+    whole = seconds(lambda: eq.SLIST(mix=0.4).fit(data), args.repeats)
+    print(f"\nSLIST on all {data.n_items:,} items: fit {whole:.2f} s\n")
+    print("\n".join(matrices(data, args.repeats)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What all linear autoencoders share: the solve, the scales around it, saving.
+
+With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector s differs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.automatic import Auto, check_penalty, penalty_numbers
+from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.machine import free_memory, gigabytes
+from equipoise.models.base import Recommender
+from equipoise.models.lowpass import Companion, LowPass, restored
+from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
+from equipoise.normalize import NoNorm, Normalizer, check_number
+from equipoise.solve.device import DeviceMatrix
+from equipoise.solve.device_rank import OnDevice
+from equipoise.solve.engine import Options, move, require_host, solve
+from equipoise.storage import Stored
+from equipoise.terms import Dense, Sparse, Term
+from equipoise.threads import limited
+
+Vector = npt.NDArray[np.float64]
+CHECKED_CELLS = 1 << 22  # an inverse up to this size is checked for NaN when it is loaded
+
+
+@dataclass(kw_only=True, eq=False)
+class LinearAutoencoder(Recommender):
+    """Base of the linear autoencoders; use `LAE`, `EASE` or `RLAE`.
+
+    Attributes
+    ----------
+    inverse_
+        P, symmetric n x n; sparse after `prune`, a `DeviceMatrix` on a card.
+    diagonal_
+        Diagonal of P.
+    penalty_
+        Diagonal of L = l2*I + dropout/(1-dropout)*D_I, with D_I the raw item counts.
+    normalizer_, l2_, dropout_
+        These settings with their numbers, where "auto" was asked for.
+    residual_
+        Relative error of the solve on random vectors.
+    weights_
+        W, dense and without the companion; made on demand.
+    companion_
+        The fitted `lowpass`, None without one.
+    """
+
+    l2: float | Auto = "auto"
+    dropout: float | Auto | None = None
+    normalizer: Normalizer = field(default_factory=NoNorm)
+    lowpass: LowPass | None = None
+
+    inverse_: Any = field(init=False, repr=False)
+    diagonal_: Vector = field(init=False, repr=False)
+    penalty_: Vector = field(init=False, repr=False)
+    normalizer_: Normalizer = field(init=False, repr=False)
+    l2_: float = field(init=False, repr=False)
+    dropout_: float = field(init=False, repr=False)
+    residual_: float = field(init=False, repr=False)
+    companion_: Companion | None = field(init=False, repr=False)
+    loss_: dict[str, float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_penalty(self.l2, self.dropout)
+        if not isinstance(self.normalizer, Normalizer):
+            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        if not isinstance(self.lowpass, LowPass | None):
+            raise SettingError(f"lowpass must be a LowPass or None, got {self.lowpass!r}")
+
+    @abstractmethod
+    def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
+        """Return s of B = I - P diag(s)."""
+
+    def fit(
+        self,
+        interactions: Interactions,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        threads: int | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Fit by one solve and return self.
+
+        Parameters
+        ----------
+        interactions
+            Training data.
+        device
+            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
+        dtype
+            "float32", or "float64" for systems that are hard to solve.
+        threads
+            Number of threads; None uses all.
+        engine
+            "dense" in memory, "tiled" on disk, "gpu"; "auto", the default, takes the card where
+            `device` names one, else what fits. All are exact.
+        memory
+            Budget such as "6GB", of the machine or of the card; all that is free if left out.
+        scratch
+            Folder for the tiles and the result of the tiled engine, a temporary one if left out.
+            A fit that was cut short goes on from there; the model needs it as long as it lives.
+        refine
+            Improve the solve by one Newton step, at about four times its cost.
+        tf32
+            Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
+        progress
+            Function called after each step of the tiled engine, with its `Progress`.
+        """
+        if not isinstance(interactions, Interactions):
+            raise DataError("fit needs Interactions; make them with eq.read(...)")
+        normalizer = self.normalizer.resolve(interactions)
+        numbers = self._numbers(interactions, normalizer)
+        penalty = self._penalty(interactions, normalizer, *numbers)
+        with limited(threads):
+            solved = solve(
+                interactions,
+                normalizer.user_weights(interactions),
+                penalty,
+                device=device,
+                dtype=dtype,
+                **options,
+            )
+        self._take(interactions, normalizer, solved.P, penalty, solved.residual, solved.diagonal)
+        self.l2_, self.dropout_ = numbers
+        return self
+
+    def reuse(self, fitted: LinearAutoencoder) -> Self:
+        """Fit by taking the solve of another model: no cost, the inverse is shared.
+
+        Family, `diag_bound` and alpha (and gamma) may differ; `l2`, `dropout` and the weights of
+        the users must not.
+        """
+        data = fitted._fitted
+        normalizer = self.normalizer.resolve(data)
+        theirs = fitted.normalizer_.user_weights(data)
+        numbers = self._numbers(data, normalizer)
+        penalty = self._penalty(data, normalizer, *numbers)
+        if not np.array_equal(theirs, normalizer.user_weights(data)) or not np.array_equal(
+            penalty, fitted.penalty_
+        ):
+            raise SettingError("reuse needs the same l2, dropout and user weights (beta)")
+        self._take(data, normalizer, fitted.inverse_, penalty, fitted.residual_)
+        self.l2_, self.dropout_ = numbers
+        return self
+
+    def to(self, device: str) -> Self:
+        """Move the inverse to the memory of the machine ("cpu") or of a card, and return self."""
+        self.interactions_, self.inverse_ = self._fitted, move(self.inverse_, device)
+        return self
+
+    @property
+    def label(self) -> str:
+        """The family, with the normalizer where there is one."""
+        norm = type(self.normalizer).__name__
+        return type(self).__name__ if norm == "NoNorm" else f"{type(self).__name__}+{norm}"
+
+    def terms(self, alpha: float | None = None) -> list[Term]:
+        """Return W = D_I^alpha (I - P diag(s)) D_I^-alpha without its diagonal, and the companion.
+
+        The dial turns W alone; the companion has an exponent of its own.
+        """
+        source, target = self.scales(alpha)
+        P = self.inverse_
+        more: list[Term] = [] if self.companion_ is None else [self.companion_.term]
+        if self._is_pruned:
+            return [Sparse(P.data, P.indices, P.indptr, source, target), *more]
+        kind: Any = OnDevice if isinstance(P, DeviceMatrix) else Dense
+        return [kind(P, source, target), *more]
+
+    def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return vectors a and b with W_ij = a_i P_ij b_j off the diagonal."""
+        source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
+        target = -target * self._column_scale(self.diagonal_, self.penalty_)
+        return source.astype(self.inverse_.dtype), target.astype(self.inverse_.dtype)
+
+    @property
+    def weights_(self) -> npt.NDArray[Any]:
+        """The scoring matrix W, items x items, dense and with a zero diagonal."""
+        needed = 2 * len(self.item_index_) ** 2 * self.inverse_.dtype.itemsize
+        if needed > free_memory():
+            raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
+        source, target = self.scales()
+        P = self.inverse_ if isinstance(self.inverse_, np.ndarray) else self.inverse_.toarray()
+        W = np.asarray(source[:, None] * P * target)
+        np.fill_diagonal(W, 0)
+        return W
+
+    @property
+    def _is_pruned(self) -> bool:
+        return bool(sp.issparse(self.inverse_))
+
+    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+        """Add and remove interactions; the result equals a refit.
+
+        Parameters
+        ----------
+        added
+            New pairs; their users and items may be new.
+        removed
+            Pairs to take out, or a list of user ids to forget altogether.
+        """
+        from equipoise.models.updating import update_linear
+
+        require_host(self.inverse_)
+        update_linear(self, added, removed)
+        return self
+
+    def prune(self, keep: int) -> Self:
+        """Return a sparse copy that keeps the `keep` strongest sources of each item.
+
+        Its `loss_` says what that cost: `weight`, the share of squared weight left out, and
+        `overlap@20`, the mean overlap of the lists of up to 1,000 training users with before.
+        """
+        from equipoise.models.pruning import prune_linear
+
+        return prune_linear(self, keep)
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        state = {"normalizer": self.normalizer_, "residual": self.residual_}
+        state |= {"l2": self.l2_, "dropout": self.dropout_}
+        arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
+        if self.companion_ is not None:
+            arrays |= self.companion_.arrays()
+        if self._is_pruned:
+            pruned = sparse_arrays(self.inverse_, "inverse")
+            return {**state, "loss": self.loss_}, {**arrays, **pruned}
+        return state, {**arrays, "inverse": self.inverse_}
+
+    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+        n_items = len(self.item_index_)
+        self.normalizer_ = build_normalizer(state.get("normalizer"))
+        self.residual_ = check_number("residual", state.get("residual"))
+        # older models have numbers in their settings, and only there
+        self.l2_ = check_number("l2", state.get("l2", self.l2))
+        self.dropout_ = check_number("dropout", state.get("dropout", self.dropout))
+        self.diagonal_ = np.array(stored.finite("diagonal", (n_items,)))
+        self.penalty_ = np.array(stored.finite("penalty", (n_items,)))
+        if not ((self.diagonal_ > 0).all() and (self.penalty_ > 0).all()):
+            raise FileFormatError("its diagonal or penalty is not positive")
+        if "loss" in state:
+            self.loss_ = dict(state["loss"])
+            self.inverse_ = sparse_from(stored, "inverse", n_items)
+        else:
+            # a large array is only mapped: reading it all would take seconds
+            small = n_items**2 <= CHECKED_CELLS
+            read = stored.finite if small else stored.array
+            self.inverse_ = read("inverse", (n_items, n_items), "f")
+        self.companion_ = None
+        if self.lowpass is not None:
+            self.companion_ = restored(self.lowpass, self.interactions_, stored)
+
+    def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
+        """Return l2 and dropout, "auto" replaced by numbers from the data."""
+        weights = normalizer.user_weights(data)
+        return penalty_numbers(self.l2, self.dropout, data, weights)
+
+    def _penalty(
+        self, data: Interactions, normalizer: Normalizer, l2: float, dropout: float
+    ) -> Vector:
+        # L = l2 I + p/(1-p) D_I; D_I is the diagonal of X^T X, the raw counts where X is 0/1
+        square = np.bincount(
+            data.matrix.indices,
+            weights=data.matrix.data.astype(np.float64) ** 2,
+            minlength=data.n_items,
+        )
+        odds = dropout / (1 - dropout)
+        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
+        # an item nobody used has an empty row; any penalty > 0 keeps it out of all scores
+        return np.where(penalty > 0, penalty, 1.0)
+
+    def _take(
+        self,
+        data: Interactions,
+        normalizer: Normalizer,
+        inverse: Any,
+        penalty: Vector,
+        residual: float,
+        diagonal: Vector | None = None,
+    ) -> None:
+        dtype = inverse.dtype.name
+        self.companion_ = None if self.lowpass is None else self.lowpass.fit(data, dtype)
+        self.interactions_ = data
+        self.normalizer_ = normalizer
+        self.inverse_ = inverse
+        # given where reading it would touch every page of a mapped file
+        self.diagonal_ = np.array(inverse.diagonal() if diagonal is None else diagonal, np.float64)
+        self.penalty_ = penalty
+        self.residual_ = residual

@@ -1,0 +1,133 @@
+"""What a model answers: ranked lists with raw ids, and the reasons for one item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """Ranked lists, one per person, best first.
+
+    Parameters
+    ----------
+    users
+        Who each list is for: user ids, names of histories, or their positions.
+    items
+        Raw item ids, a list per person; shorter than k where fewer candidates are left.
+    scores
+        The scores of these items.
+    source
+        "model", or "popular" where the person has no history the model knows.
+    titles
+        Display names of the items, where the data came with labels.
+    """
+
+    users: list[Any]
+    items: list[list[Any]]
+    scores: list[npt.NDArray[Any]]
+    source: list[str]
+    titles: list[list[str]] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def to_frame(self, *, details: bool = False) -> pl.DataFrame:
+        """One row per recommended item: user, item, score, rank (from 1).
+
+        With ``details=True`` also `source`, and `title` where there are labels.
+        """
+        lengths = [len(row) for row in self.items]
+        columns: dict[str, Any] = {
+            "user": _repeat(self.users, lengths),
+            "item": [item for row in self.items for item in row],
+            "score": np.concatenate([*self.scores, np.empty(0, np.float32)]),
+            "rank": [rank + 1 for length in lengths for rank in range(length)],
+        }
+        if details:
+            columns["source"] = _repeat(self.source, lengths)
+            if self.titles is not None:
+                columns["title"] = [title for row in self.titles for title in row]
+        return pl.DataFrame(columns)
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame(details=True)._repr_html_())
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an item has its score: what each item of the history adds to it.
+
+    Parameters
+    ----------
+    item
+        The explained item.
+    score
+        Its score, as `recommend` gives it.
+    sources
+        Items of the history, the strongest contribution first.
+    contributions
+        What each of them adds; the sum is exactly `score`.
+    titles
+        Display names of `sources`, where the data came with labels.
+    """
+
+    item: Any
+    score: float
+    sources: list[Any]
+    contributions: list[float]
+    titles: list[str] | None = field(default=None, repr=False)
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per item of the history: item, contribution (and title)."""
+        columns: dict[str, Any] = {"item": self.sources, "contribution": self.contributions}
+        if self.titles is not None:
+            columns["title"] = self.titles
+        return pl.DataFrame(columns)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.item}: {self.score:.4g}</p>{self.to_frame()._repr_html_()}"
+
+
+def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:
+    return [value for value, times in zip(values, lengths, strict=True) for _ in range(times)]
+
+
+def in_order(parts: list[tuple[npt.NDArray[np.int64], Recommendations]]) -> Recommendations:
+    """Put answers for groups of people back into the order of the request."""
+    if len(parts) == 1:
+        return parts[0][1]
+    pairs = [(int(row), part, at) for rows, part in parts for at, row in enumerate(rows)]
+    picked = [(part, at) for _, part, at in sorted(pairs, key=lambda pair: pair[0])]
+    titles = [part.titles[at] for part, at in picked if part.titles is not None]
+    return Recommendations(
+        [part.users[at] for part, at in picked],
+        [part.items[at] for part, at in picked],
+        [part.scores[at] for part, at in picked],
+        [part.source[at] for part, at in picked],
+        titles or None,
+    )
+
+
+def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:
+    """Round parts to a common unit, far below the scores' precision, so that they sum to `total`.
+
+    The parts come with the largest first; it takes the last rounding. All partial sums are whole
+    multiples of the unit, hence exact in any order.
+
+    >>> parts = add_up(np.array([0.7, 0.2, 0.1000001]), 1.0)
+    >>> float(parts.sum()), sum(parts.tolist()[::-1])
+    (1.0, 1.0)
+    """
+    if not len(parts):
+        return parts
+    _, exponent = np.frexp(max(float(np.abs(parts).max()), abs(total)))
+    unit = 2.0 ** (int(exponent) - 52 + int(np.ceil(np.log2(len(parts) + 1))))
+    rounded = np.round(parts / unit) * unit
+    rounded[0] += total - rounded.sum()
+    return rounded

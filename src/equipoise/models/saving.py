@@ -1,0 +1,111 @@
+"""Models on disk: a directory with a JSON manifest, memory-mapped arrays and Parquet ids."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import equipoise
+from equipoise import normalize
+from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.models.base import Recommender, plain
+from equipoise.models.lowpass import build_lowpass
+from equipoise.normalize import Normalizer
+from equipoise.persist import pack, unpack
+from equipoise.storage import Stored, read_directory, write_directory
+
+KIND = "equipoise-model"
+VERSION = 1
+TRAIN = "train_"
+
+
+def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
+    """Write the directory atomically; an earlier model there stays valid until the end."""
+    data = pack(model._fitted, TRAIN)
+    state, arrays = model._state()
+    meta = {
+        "library": equipoise.__version__,
+        "settings": model.settings(),
+        "state": plain(state),
+        "train": data.meta,
+    }
+    write_directory(path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames)
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
+    """Open a saved model; large arrays are mapped, not read.
+
+    Parameters
+    ----------
+    path
+        Directory that `save` wrote.
+    verify
+        Check every byte against its checksum, instead of small files and samples of large ones.
+    """
+    stored = read_directory(path, KIND, VERSION, verify=verify)
+    try:
+        model = build(stored.meta.get("settings"))
+        model.interactions_ = unpack(stored, stored.meta.get("train"), TRAIN)
+        state = stored.meta.get("state")
+        if not isinstance(state, dict):
+            raise FileFormatError("its manifest has no state")
+        model._restore(state, stored)
+    except (SettingError, DataError) as error:
+        raise FileFormatError(f"the model in {path} is damaged: {error}") from error
+    return model
+
+
+def build(settings: Any) -> Recommender:
+    """Return an unfitted model from what `Recommender.settings` gave."""
+    import equipoise.models  # fills the registry
+
+    if not isinstance(settings, dict):
+        raise FileFormatError("its manifest has no settings")
+    fields = dict(settings)
+    kind = Recommender.registry.get(str(fields.pop("model", None)))
+    if kind is None or not kind.__module__.startswith(equipoise.models.__name__ + "."):
+        raise FileFormatError(f"it holds a model of unknown kind {settings.get('model')!r}")
+    if "normalizer" in fields:
+        fields["normalizer"] = build_normalizer(fields["normalizer"])
+    if "lowpass" in fields:
+        fields["lowpass"] = build_lowpass(fields["lowpass"])
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise FileFormatError(f"its settings are not those of {kind.__name__}: {error}") from error
+
+
+def build_normalizer(settings: Any) -> Normalizer:
+    """Return a normalizer from its name and fields."""
+    fields = dict(settings) if isinstance(settings, dict) else {}
+    kind = getattr(normalize, str(fields.pop("name", "")), None)
+    if not (isinstance(kind, type) and issubclass(kind, Normalizer)):
+        raise FileFormatError(f"its normalizer is of unknown kind: {settings!r}")
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise FileFormatError(f"its normalizer is damaged: {error}") from error
+
+
+def sparse_arrays(matrix: Any, name: str) -> dict[str, Any]:
+    """Return a CSR matrix as arrays to save."""
+    parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return {f"{name}_{part}": array for part, array in parts.items()}
+
+
+def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -> Any:
+    """Return the CSR matrix that `sparse_arrays` saved: `size` columns, as many rows or `rows`."""
+    rows = size if rows is None else rows
+    indptr = np.array(stored.array(f"{name}_indptr", (rows + 1,), "i"))
+    length = (int(indptr[-1]),)
+    data = np.array(stored.finite(f"{name}_data", length))
+    indices = np.array(stored.array(f"{name}_indices", length, "i"))
+    matrix = sp.csr_array((data, indices, indptr), shape=(rows, size))
+    try:
+        matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise FileFormatError(f"its matrix {name!r} is damaged: {error}") from error
+    return matrix

@@ -1,0 +1,298 @@
+"""What all session models share: the solve, asking, saving."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.ids import Unknown
+from equipoise.interactions import Interactions
+from equipoise.machine import free_memory, gigabytes
+from equipoise.models.base import Recommender
+from equipoise.models.recommendations import Recommendations
+from equipoise.models.requests import Request
+from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
+from equipoise.models.session_matrices import Direction, RowNorm, narrow, regression
+from equipoise.models.session_requests import session_request
+from equipoise.models.session_rows import Solved, SolvedRows, solve_all
+from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
+from equipoise.rank import Ranked, top_k
+from equipoise.solve.conjugate import System
+from equipoise.solve.plan import plan
+from equipoise.storage import Stored
+from equipoise.terms import Dense, Sparse, Term
+from equipoise.threads import limited
+
+logger = logging.getLogger(__name__)
+
+Engine = Literal["auto", "sparse", "dense"]
+DAY = 86400.0
+DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
+
+
+@dataclass(kw_only=True, eq=False)
+class SessionModel(Recommender):
+    """Base of the session models; use `SLIS`, `SLIT` or `SLIST`.
+
+    Attributes
+    ----------
+    normalizer_
+        The normalizer with its numbers, where "auto" was asked for.
+    system_
+        The sparse matrices of C = M^-1 R; None after a dense solve.
+    dense_
+        C, n x n, after a dense solve; else None.
+    weights_
+        W = D_I^alpha C D_I^-alpha, dense; made on demand.
+    """
+
+    l2: float = 10.0
+    dropout: float = 0.0
+    normalizer: Normalizer = field(default_factory=NoNorm)
+    row_norm: RowNorm = "l1"
+    decay_inference: float | None = 2.0
+    decay_time: float | None = None
+    repeats: bool = True
+
+    normalizer_: Normalizer = field(init=False, repr=False)
+    system_: System | None = field(init=False, repr=False)
+    dense_: Any = field(init=False, repr=False)
+    dtype_: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if check_number("l2", self.l2) < 0:
+            raise SettingError(f"l2 must be >= 0, got {self.l2}")
+        if not 0 <= check_number("dropout", self.dropout) < 1:
+            raise SettingError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.l2 == 0 and self.dropout == 0:
+            raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
+        if not isinstance(self.normalizer, Normalizer):
+            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        if self.row_norm not in ("l1", "l2", None):
+            raise SettingError(f"row_norm must be 'l1', 'l2' or None, got {self.row_norm!r}")
+        if not isinstance(self.repeats, bool):
+            raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
+        decays = ("decay_inference", "decay_time", "decay_position")
+        for name in decays:
+            value = getattr(self, name, None)
+            if value is not None and check_number(name, value) <= 0:
+                raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
+        if not 0 <= check_number("mix", self._mix) <= 1:
+            raise SettingError(f"mix must lie in [0, 1], got {self._mix}")
+        if self._direction not in get_args(Direction):
+            known = "'sr', 'part' or 'all'"
+            raise SettingError(f"direction must be {known}, got {self._direction!r}")
+
+    @property
+    def _mix(self) -> float:
+        """The share of whole sessions in the objective; the rest are their splits."""
+        return 1.0
+
+    @property
+    def _direction(self) -> Direction:
+        direction: Direction = getattr(self, "direction", "sr")
+        return direction
+
+    def fit(
+        self,
+        interactions: Interactions,
+        *,
+        engine: Engine = "auto",
+        dtype: str = "float32",
+        memory: str | float | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Fit and return self.
+
+        Parameters
+        ----------
+        interactions
+            Sessions: data with `sequences`, one row per session.
+        engine
+            "sparse" keeps the sparse matrices, and solves for an item when it is first clicked;
+            "dense" solves for all items at once; "auto" takes the cheaper one. Both are exact.
+        dtype
+            "float32" or "float64", of the scores.
+        memory
+            Budget of a dense solve such as "6GB"; None takes what the machine has free.
+        threads
+            Number of threads of a dense solve; None uses all.
+        """
+        if not isinstance(interactions, Interactions):
+            raise DataError("fit needs Interactions; make them with eq.read(...)")
+        if interactions.sequences is None:
+            raise DataError("a session model needs ordered clicks; read with session= or gap=")
+        if engine not in get_args(Engine):
+            raise SettingError(f"engine must be 'auto', 'sparse' or 'dense', got {engine!r}")
+        if dtype not in ("float32", "float64"):
+            raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        normalizer = self.normalizer.resolve(interactions)
+        system = regression(
+            interactions,
+            normalizer.user_weights(interactions) * self._time_weights(interactions),
+            self._penalty(interactions, normalizer),
+            mix=self._mix,
+            row_norm=self.row_norm,
+            decay=getattr(self, "decay_position", None),
+            direction=self._direction,
+        )
+        if engine == "auto":
+            many = system.inputs.nnz > DENSE_SHARE * interactions.n_items**2
+            engine = "dense" if many else "sparse"
+        logger.info("%s engine, %s entries", engine, f"{system.inputs.nnz:,}")
+        solved = None
+        if engine == "dense":
+            plan(interactions, dtype=dtype, memory=memory, engine="dense").require()
+            with limited(threads):
+                solved = solve_all(system, dtype)
+        self.interactions_, self.normalizer_, self.dtype_ = interactions, normalizer, dtype
+        self._take(system if solved is None else None, solved)
+        return self
+
+    def _take(self, system: System | None, dense: Any) -> None:
+        self.system_, self.dense_ = system, dense
+        if system is not None:
+            self._rows = SolvedRows(system, self.dtype_)
+            self._values = system.right.data.astype(self.dtype_)
+
+    def _time_weights(self, data: Interactions) -> Vector:
+        """Return exp(-(latest time - time of the session's last click) / decay)."""
+        if self.decay_time is None:
+            return np.ones(data.n_users)
+        if data.times is None:
+            raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
+        last = np.full(data.n_users, data.times.max(initial=-np.inf))
+        some = data.user_counts > 0
+        last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
+        return np.asarray(np.exp((last - last.max()) / (self.decay_time * DAY)))
+
+    def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
+        # L = l2 I + p/(1-p) D_I, D_I from whole sessions
+        odds = self.dropout / (1 - self.dropout)
+        penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
+        return np.where(penalty > 0, penalty, 1.0)
+
+    def terms(self, alpha: float | None = None) -> list[Term]:
+        """Return W = D_I^alpha C D_I^-alpha as one term; its diagonal stays."""
+        source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
+        if self.dense_ is not None:
+            return [Dense(self.dense_, source, target, zero_diagonal=False)]
+        assert self.system_ is not None
+        if self.system_.inputs.nnz:
+            return [Solved(self._rows, source, target)]
+        # M is diagonal: C is R with its rows divided, and nothing is to be solved
+        R, values = self.system_.right, self._values
+        source = source / self.system_.diagonal
+        return [Sparse(values, R.indices, R.indptr, source, target, zero_diagonal=False)]
+
+    @property
+    def weights_(self) -> npt.NDArray[Any]:
+        """The scoring matrix W, items x items, dense."""
+        n_items = len(self.item_index_)
+        needed = 3 * n_items**2 * np.dtype(self.dtype_).itemsize
+        if needed > free_memory():
+            raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
+        source, target = self.normalizer_.item_scales(self.item_counts_)
+        if self.dense_ is not None:
+            C = np.asarray(self.dense_)
+        else:
+            assert self.system_ is not None
+            C = self.system_.rows(np.arange(n_items), self.dtype_)
+        return np.asarray(source[:, None] * C * target, self.dtype_)
+
+    def _request(self, wanted: Any, unknown: Unknown) -> Request:
+        return session_request(wanted, self._fitted, unknown, self.decay_inference)
+
+    def rank(
+        self,
+        history: Interactions,
+        k: int,
+        *,
+        exclude_seen: bool = False,
+        alpha: float | None = None,
+        threads: int | None = None,
+    ) -> Ranked:
+        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
+        rows = self._request(history, "error").history
+        return top_k(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
+
+    def recommend(
+        self,
+        users_or_histories: Any = None,
+        k: int = 20,
+        *,
+        session: Any = None,
+        exclude_seen: bool | None = None,
+        exclude: Any = None,
+        candidates: Any = None,
+        alpha: float | None = None,
+        unknown: Unknown = "error",
+        threads: int | None = None,
+    ) -> Recommendations:
+        """Return the k best next items for each session, as raw ids.
+
+        Parameters
+        ----------
+        users_or_histories
+            As for other models, except that the order of the clicks and their repeats count.
+        session
+            One session, a list of item ids in the order of the clicks; in place of the above.
+        exclude_seen
+            Leave out the items of the session; left out: only where `repeats` is False.
+        k, exclude, candidates, alpha, threads
+            As for other models.
+        unknown
+            Ids the model does not know are an error, or skipped with "skip": the log names them,
+            and the clicks around them move together.
+        """
+        if (session is None) == (users_or_histories is None):
+            raise SettingError("give either session=[...] or users or histories")
+        return super().recommend(
+            users_or_histories if session is None else [list(session)],
+            k,
+            exclude_seen=not self.repeats if exclude_seen is None else exclude_seen,
+            exclude=exclude,
+            candidates=candidates,
+            alpha=alpha,
+            unknown=unknown,
+            threads=threads,
+        )
+
+    def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
+        """Return the items that most follow a click on this one, itself left out."""
+        found = self.recommend([[item]], k, alpha=alpha, exclude_seen=True)
+        return replace(found, users=[item])
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        if self.dense_ is not None:
+            return state, {"dense": self.dense_}
+        assert self.system_ is not None
+        arrays = {"diagonal": self.system_.diagonal}
+        for name in ("inputs", "targets", "right"):
+            arrays |= sparse_arrays(getattr(self.system_, name), name)
+        return {**state, "rows": self.system_.inputs.shape[0]}, arrays
+
+    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+        n_items = len(self.item_index_)
+        self.normalizer_ = build_normalizer(state.get("normalizer"))
+        self.dtype_ = str(state.get("dtype"))
+        if self.dtype_ not in ("float32", "float64"):
+            raise FileFormatError(f"its dtype is {self.dtype_!r}")
+        if "rows" not in state:
+            self._take(None, stored.array("dense", (n_items, n_items), "f"))
+            return
+        rows = state["rows"]
+        if type(rows) is not int or rows < 0:
+            raise FileFormatError(f"its number of rows is {rows!r}")
+        shapes = {"inputs": rows, "targets": rows, "right": n_items}
+        parts = {name: narrow(sparse_from(stored, name, n_items, n)) for name, n in shapes.items()}
+        diagonal = np.array(stored.finite("diagonal", (n_items,)))
+        if not (diagonal > 0).all():
+            raise FileFormatError("its diagonal is not positive")
+        self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)

@@ -1,0 +1,191 @@
+"""Sessions as a ridge regression: the whole session on itself, and the future on the past.
+
+Every session model minimises sum_r w_r ||target_r - input_r C||^2 + tr(C^T L C). The rows r are
+whole sessions (SLIS), splits of a session into past and future (SLIT), or both (SLIST). So
+
+    M = sum_r w_r input_r^T input_r + L,   R = sum_r w_r input_r^T target_r,   C = M^-1 R.
+
+A row whose input is a single item adds to the diagonal of M and to one row of R; such rows are
+kept as these sums, the others as they are, times the root of their weight. Neither M nor R is
+formed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.errors import TooBigError
+from equipoise.interactions import Interactions
+from equipoise.kernels import compiled
+from equipoise.machine import free_memory, gigabytes
+from equipoise.matrix import entry_rows
+from equipoise.sequences import Sequences, segments
+from equipoise.solve.conjugate import System
+
+Vector = npt.NDArray[np.float64]
+Direction = Literal["sr", "part", "all"]
+RowNorm = Literal["l1", "l2"] | None
+# What a row at click t holds, as (first click, clicks before it, clicks after it), of its past
+# around click t and of its future around click t + 1.
+SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
+    "sr": ((0, False, False), (1, False, True)),
+    "part": ((0, True, False), (1, False, True)),
+    "all": ((0, True, True), (1, True, True)),
+}
+NEGLIGIBLE = 1e-12  # decayed weights below this are left out: 4 digits under float32's rounding
+ENTRY_BYTES = 40  # of a stored weight while the rows are built
+
+
+def past_future(
+    sequences: Sequences, n_items: int, decay: float | None, direction: Direction = "sr"
+) -> tuple[Any, Any]:
+    """Return the past S and the future T of every split of every session, as CSR in float64.
+
+    A session of L clicks has L - 1 rows. The row at click t weighs click q of the future by
+    exp(-(q - t - 1) / decay), and the past by `direction`: "sr" holds click t alone, "part" the
+    clicks up to t by exp(-(t - q) / decay), "all" the whole session on both sides by the distance
+    to t and to t + 1. Repeated items add up. Time and memory are linear in the entries.
+
+    Examples
+    --------
+    >>> S, T = past_future(Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
+    >>> S.toarray().tolist(), T.toarray().round(3).tolist()
+    ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.368], [0.0, 0.0, 1.0]])
+    """
+    longest = int(sequences.lengths.max(initial=0))
+    reach = longest if decay is None else int(np.ceil(-np.log(NEGLIGIBLE) * decay))
+    reach = min(reach, longest)
+    distance = np.arange(reach + 1)
+    powers = np.ones(reach + 1) if decay is None else np.exp(-distance / decay)
+    past, future = (
+        _around(sequences, n_items, shape, reach, powers) for shape in SHAPES[direction]
+    )
+    return past, future
+
+
+def _around(
+    sequences: Sequences,
+    n_items: int,
+    shape: tuple[int, bool, bool],
+    reach: int,
+    powers: Vector,
+) -> Any:
+    shift, before, after = shape
+    steps = np.maximum(sequences.lengths - 1, 0)
+    last = np.repeat(sequences.lengths - 1, steps)
+    place = segments(np.full(len(steps), shift), steps)[0]  # of the centre within its session
+    low = np.maximum(place - reach, 0) if before else place
+    high = np.minimum(place + reach, last) if after else place
+    offsets = np.concatenate([[0], np.cumsum(high - low + 1)])
+    needed = ENTRY_BYTES * int(offsets[-1])
+    if needed > free_memory():
+        raise TooBigError(
+            f"sessions of up to {int(sequences.lengths.max()):,} clicks have splits that need "
+            f"{gigabytes(needed)}; use a smaller decay_position or cut the sessions at pauses"
+        )
+    columns = np.empty(offsets[-1], np.int32)
+    values = np.empty(offsets[-1], np.float64)
+    start = np.repeat(sequences.offsets[:-1], steps)
+    _fill(sequences.items, start + low, start + place, offsets, powers, columns, values)
+    matrix: Any = sp.csr_array((values, columns, offsets), shape=(len(place), n_items))
+    matrix.sum_duplicates()
+    return matrix
+
+
+@compiled
+def _fill(
+    items: Any, low: Any, centre: Any, offsets: Any, powers: Any, columns: Any, values: Any
+) -> None:
+    for row in range(len(low)):
+        for entry in range(offsets[row], offsets[row + 1]):
+            click = low[row] + entry - offsets[row]
+            columns[entry] = items[click]
+            values[entry] = powers[abs(click - centre[row])]
+
+
+def regression(
+    data: Interactions,
+    session_weights: Vector,
+    penalty: Vector,
+    *,
+    mix: float,
+    row_norm: RowNorm,
+    decay: float | None,
+    direction: Direction,
+) -> System:
+    """Stack whole sessions (share `mix`) and their splits (share ``1 - mix``).
+
+    Sessions of fewer than two clicks have nothing to predict and are left out.
+    """
+    assert data.sequences is not None
+    useful = np.flatnonzero(data.sequences.lengths >= 2)
+    clicks, weight = data.sequences.take(useful), session_weights[useful]
+    parts = []
+    if mix > 0:
+        whole: Any = data.matrix[useful].astype(np.float64)
+        whole.data[:] = 1.0
+        parts.append((scaled(whole, _norms(whole, row_norm)), whole, mix * weight))
+    if mix < 1:
+        past, future = past_future(clicks, data.n_items, decay, direction)
+        rows = np.repeat(weight, clicks.lengths - 1)
+        parts.append((scaled(past, _norms(past, row_norm)), future, (1 - mix) * rows))
+    kept, diagonal, right = [], penalty.astype(np.float64), sp.csr_array((data.n_items,) * 2)
+    for inputs, targets, weights in parts:
+        single = np.diff(inputs.indptr) == 1
+        item, value = inputs[single].indices, inputs[single].data
+        diagonal += np.bincount(item, weights[single] * value**2, minlength=data.n_items)
+        right = right + _regrouped(targets[single], item, weights[single] * value, data.n_items)
+        root = np.sqrt(weights[~single])
+        kept.append((scaled(inputs[~single], root), scaled(targets[~single], root)))
+    both = [sp.vstack(side, format="csr") for side in zip(*kept, strict=True)]
+    right.sort_indices()
+    return System(narrow(both[0]), narrow(both[1]), diagonal, narrow(right))
+
+
+def _regrouped(targets: Any, item: Any, factor: Vector, n_items: int) -> Any:
+    """Return E^T diag(factor) targets, where row r of E is the unit vector of item[r]."""
+    units = sp.csr_array((factor, item, np.arange(len(item) + 1)), (len(item), n_items))
+    return units.T.tocsr() @ targets
+
+
+def scaled(rows: Any, factor: Vector) -> Any:
+    """Return the rows, each times its factor."""
+    data = rows.data * factor[entry_rows(rows)]
+    return sp.csr_array((data, rows.indices, rows.indptr), rows.shape)
+
+
+def _norms(rows: Any, row_norm: RowNorm) -> Vector:
+    """Return what scales each row to length 1."""
+    if row_norm is None:
+        return np.ones(rows.shape[0])
+    power = 1 if row_norm == "l1" else 2
+    sums = np.bincount(entry_rows(rows), rows.data**power, minlength=rows.shape[0])
+    return np.asarray(np.where(sums > 0, sums, 1.0) ** (-1 / power))
+
+
+def narrow(rows: Any) -> Any:
+    """Return CSR with the index types that the kernels are compiled for."""
+    offsets = rows.indptr.astype(np.int64, copy=False)
+    columns = rows.indices.astype(np.int32, copy=False)
+    out: Any = sp.csr_array(rows.shape, dtype=np.float64)
+    out.data, out.indices, out.indptr = rows.data, columns, offsets
+    return out
+
+
+def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
+    """Return rows x items: what the clicks of each session weigh in its scores.
+
+    The last click counts 1 and the one n clicks before it exp(-n / decay); repeats add up.
+    """
+    lengths = sequences.lengths
+    ago = np.repeat(sequences.offsets[1:], lengths) - np.arange(len(sequences.items)) - 1
+    # a click long ago weighs nothing, yet stays part of the history
+    weight = np.ones(len(ago)) if decay is None else np.maximum(np.exp(-ago / decay), 1e-30)
+    csr = (weight, sequences.items, sequences.offsets)
+    rows: Any = sp.csr_array(csr, shape=(len(sequences), n_items), copy=True)
+    rows.sum_duplicates()
+    return rows.astype(np.float32)

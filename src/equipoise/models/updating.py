@@ -1,0 +1,155 @@
+"""Exact updates of a fitted linear autoencoder.
+
+The Gram matrix is a sum over users, so new, changed and forgotten users are low-rank changes of
+A = X^T W X + L, and the Woodbury identity carries them over to P = A^-1.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from scipy.linalg import cholesky, solve_triangular
+
+from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.interactions import Interactions
+from equipoise.matrix import Csr
+from equipoise.normalize import CustomNorm
+from equipoise.solve.dense import check_residual, mirror
+from equipoise.solve.inmemory import add_outer
+
+if TYPE_CHECKING:
+    from equipoise.models.autoencoder import LinearAutoencoder
+
+logger = logging.getLogger(__name__)
+
+PAYS = 0.2  # largest rank of an update, as a share of n, that beats a new solve
+
+
+def update_linear(model: LinearAutoencoder, added: Interactions | None, removed: Any) -> None:
+    """Bring a model to the state of a refit on the changed data."""
+    old = model._fitted
+    if model._is_pruned:
+        raise SettingError("a pruned model cannot be updated; update the full one and prune it")
+    if isinstance(model.normalizer_, CustomNorm):
+        raise SettingError("weights brought per user or item do not fit changed data; fit again")
+    new = changed_data(old, added, removed)
+    if new.fingerprint == old.fingerprint:
+        return
+    penalty = model._penalty(new, model.normalizer_, model.l2_, model.dropout_)
+    rows, weights = gram_change(old, new, model)
+    moved = penalty - _extended(model, new.n_items)
+    touched = np.flatnonzero(moved)
+    rank = len(weights) + len(touched)
+    if rank > PAYS * new.n_items or (new.n_items > old.n_items and model.l2_ == 0):
+        logger.info("rank %d of %d: solving again", rank, new.n_items)
+        _refit(model, new)
+        return
+    logger.info("rank %d of %d: updating the inverse", rank, new.n_items)
+    P = grown(model, new.n_items)
+    unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
+    diagonal = sp.csr_array(unit, shape=(len(touched), new.n_items))
+    change: Csr = sp.vstack([rows, diagonal], format="csr")
+    try:
+        low_rank_update(P, change, np.concatenate([weights, moved[touched]]))
+        residual = check_residual(P, new.matrix, model.normalizer_.user_weights(new), penalty)
+    except SolveError:
+        logger.info("the update lost too much accuracy: solving again")
+        _refit(model, new)
+    else:
+        model._take(new, model.normalizer_, P, penalty, residual)
+
+
+def _refit(model: LinearAutoencoder, data: Interactions) -> None:
+    """Solve again with the numbers the model has, also where "auto" was asked for."""
+    own = model.normalizer, model.l2, model.dropout
+    model.normalizer, model.l2, model.dropout = model.normalizer_, model.l2_, model.dropout_
+    try:
+        model.fit(data, dtype=model.inverse_.dtype.name)
+    finally:
+        model.normalizer, model.l2, model.dropout = own
+
+
+def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:
+    """Return the data after the change; users left without items are gone, items stay."""
+    new = old
+    if removed is not None:
+        if not isinstance(removed, Interactions):
+            removed = old.select(users=list(removed))
+        strange = removed.difference(old)
+        if strange.n_interactions:
+            raise DataError(f"{strange.n_interactions:,} pairs to remove are not in the data")
+        new = new.difference(removed)
+    if added is not None:
+        new = new.union(added)
+    if not new.n_interactions:
+        raise DataError("the update would leave no interactions")
+    kept = new.user_counts > 0
+    return new if kept.all() else new.rows(kept)
+
+
+def gram_change(
+    old: Interactions, new: Interactions, model: LinearAutoencoder
+) -> tuple[Csr, npt.NDArray[np.float64]]:
+    """Rows R and weights w with G_new - G_old = R^T diag(w) R: changed users, after and before."""
+    before, after = old.with_items(new.item_index), new
+    match = after.user_index.positions(before.users, unknown="skip")
+    stays = match >= 0
+    place: Csr = sp.csr_array(
+        (np.ones(int(stays.sum()), np.float32), (match[stays], np.flatnonzero(stays))),
+        shape=(after.n_users, before.n_users),
+    )
+    difference: Csr = (after.matrix - place @ before.matrix).tocsr()
+    difference.eliminate_zeros()
+    differs = np.diff(difference.indptr) > 0
+    gone = ~stays
+    gone[stays] = differs[match[stays]]
+    weight_after = model.normalizer_.user_weights(after)[differs]
+    weight_before = model.normalizer_.user_weights(old)[gone]
+    rows: Csr = sp.vstack([after.matrix[differs], before.matrix[gone]], format="csr")
+    return rows, np.concatenate([weight_after, -weight_before])
+
+
+def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.float64]) -> None:
+    """Replace P = A^-1 by (A + R^T diag(w) R)^-1 in place.
+
+    What is added comes first and what is taken out second, so that the matrix stays positive
+    definite and both steps are Cholesky solves.
+    """
+    for sign in (1.0, -1.0):
+        chosen = np.flatnonzero(sign * weights > 0)
+        if not len(chosen):
+            continue
+        root = np.sqrt(np.abs(weights[chosen])).astype(P.dtype)
+        U = sp.diags_array(root) @ rows[chosen].astype(P.dtype)
+        Z = np.ascontiguousarray(U @ P)  # U A^-1, rank x n
+        K = sign * (U @ Z.T).astype(np.float64)
+        K.flat[:: len(chosen) + 1] += 1
+        try:
+            factor = cholesky(K, lower=True, overwrite_a=True, check_finite=False)
+        except np.linalg.LinAlgError as error:
+            raise SolveError("the updated matrix is not positive definite") from error
+        T = solve_triangular(factor.astype(P.dtype), Z, lower=True, overwrite_b=True)
+        add_outer(P, np.ascontiguousarray(T), -sign)
+        mirror(P)
+
+
+def grown(model: LinearAutoencoder, n_items: int) -> npt.NDArray[Any]:
+    """Return P for n_items: the model's own buffer, or a larger one with new items apart."""
+    P = model.inverse_
+    if n_items == len(P):
+        return P if P.flags.writeable else np.array(P)
+    larger = np.zeros((n_items, n_items), P.dtype)
+    larger[: len(P), : len(P)] = P
+    fresh = np.arange(len(P), n_items)
+    larger[fresh, fresh] = 1 / _extended(model, n_items)[fresh]
+    return larger
+
+
+def _extended(model: LinearAutoencoder, n_items: int) -> npt.NDArray[np.float64]:
+    """Return the old penalty, with that of an item nobody used for each new item."""
+    fresh = np.full(n_items - len(model.penalty_), model.l2_ if model.l2_ > 0 else 1.0)
+    return np.concatenate([model.penalty_, fresh])

@@ -1,0 +1,208 @@
+"""Relations between fits, numerics and settings of the linear autoencoders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.tolerance import assert_close
+
+import equipoise as eq
+from equipoise import solve
+from equipoise.errors import DataError, SettingError, SolveError, TooBigError
+from equipoise.interactions import Interactions
+
+DAN = eq.DAN(0.2, 0.3)
+
+
+def weights(data: Interactions, **settings) -> np.ndarray:
+    return eq.EASE(**settings).fit(data, dtype="float64").weights_
+
+
+def test_every_user_twice_and_double_penalty_is_the_same_model(synthetic: Interactions) -> None:
+    import scipy.sparse as sp
+
+    twice = Interactions(sp.vstack([synthetic.matrix, synthetic.matrix]), None, synthetic.items)
+    # the dropout penalty counts users, so it doubles by itself
+    one = weights(synthetic, l2=4.0, dropout=0.3, normalizer=DAN)
+    assert_close(weights(twice, l2=8.0, dropout=0.3, normalizer=DAN), one, "float64", scale=1e-2)
+
+
+def test_whole_number_user_weights_are_repeated_users(toy: Interactions) -> None:
+    times = np.array([1, 3, 2, 1, 1, 2, 1])
+    repeated = Interactions(np.repeat(toy.matrix.toarray(), times, axis=0), None, toy.items)
+    weighted = eq.CustomNorm(users=np.sqrt(times))
+    one = weights(toy, l2=2.0, normalizer=weighted)
+    assert_close(weights(repeated, l2=2.0), one, "float64", scale=1.0)
+
+
+def test_permuted_items_give_permuted_weights(
+    synthetic: Interactions, rng: np.random.Generator
+) -> None:
+    order = rng.permutation(synthetic.n_items)
+    one = weights(synthetic, l2=4.0, dropout=0.3, normalizer=DAN)
+    two = weights(synthetic.columns(order), l2=4.0, dropout=0.3, normalizer=DAN)
+    assert_close(two, one[np.ix_(order, order)], "float64", scale=1e-2)
+
+
+def test_order_of_users_does_not_matter(synthetic: Interactions, rng: np.random.Generator) -> None:
+    one = weights(synthetic, l2=4.0, normalizer=DAN)
+    two = weights(synthetic.rows(rng.permutation(synthetic.n_users)), l2=4.0, normalizer=DAN)
+    assert_close(two, one, "float64", scale=1e-2)
+
+
+def test_neutral_dan_is_no_normalization(synthetic: Interactions) -> None:
+    np.testing.assert_array_equal(
+        weights(synthetic, l2=4.0, normalizer=eq.DAN(0, 0)), weights(synthetic, l2=4.0)
+    )
+
+
+def test_alpha_changes_nothing_when_all_items_are_equally_popular() -> None:
+    ring = np.eye(6) + np.roll(np.eye(6), 1, axis=1) + np.roll(np.eye(6), 3, axis=1)
+    data = Interactions(ring)
+    assert len(set(data.item_counts)) == 1
+    one = weights(data, l2=1.0, normalizer=eq.ItemNorm(0.0))
+    assert_close(weights(data, l2=1.0, normalizer=eq.ItemNorm(0.7)), one, "float64", scale=1e-2)
+
+
+def test_users_with_one_item_and_items_nobody_used(toy: Interactions) -> None:
+    matrix = np.hstack([toy.matrix.toarray(), np.zeros((7, 1))])
+    data = Interactions(matrix)
+    model = eq.EASE(l2=1.0, dropout=0.5, normalizer=DAN).fit(data)
+    assert (model.weights_[:, 4] == 0).all()
+    assert (model.weights_[4] == 0).all()
+    assert model.recommend([[0]], k=4).items[0][-1] == 4
+
+
+@pytest.mark.parametrize("family", [eq.LAE, eq.EASE, eq.RLAE])
+def test_float32_agrees_with_float64(family: type, synthetic: Interactions) -> None:
+    settings = {"l2": 5.0, "dropout": 0.5, "normalizer": DAN}
+    single = family(**settings).fit(synthetic, dtype="float32")
+    double = family(**settings).fit(synthetic, dtype="float64")
+    assert single.inverse_.dtype == np.float32
+    assert double.inverse_.dtype == np.float64
+    W = double.weights_
+    assert_close(single.weights_, W, "float32", scale=np.abs(W).max())
+    assert single.recommend(synthetic, k=10).items == double.recommend(synthetic, k=10).items
+
+
+def test_refinement_lowers_the_residual_of_float32(synthetic: Interactions) -> None:
+    rough = eq.EASE(l2=0.01).fit(synthetic)
+    fine = eq.EASE(l2=0.01).fit(synthetic, refine=True)
+    assert fine.residual_ < rough.residual_
+
+
+def test_ranked_lists_are_the_same_for_any_number_of_threads(synthetic: Interactions) -> None:
+    one = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic, threads=1)
+    two = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic, threads=2)
+    # LAPACK splits its sums by threads, so the inverse agrees to rounding and the lists exactly
+    assert_close(two.inverse_, one.inverse_, "float32", scale=np.abs(one.inverse_).max())
+    first = one.recommend(synthetic, k=20, threads=1)
+    assert first.items == two.recommend(synthetic, k=20, threads=2).items
+
+
+def test_weighted_interactions_enter_the_gram_matrix(toy: Interactions) -> None:
+    X = toy.matrix.toarray().astype(np.float64) * np.linspace(0.5, 2, 7)[:, None]
+    model = eq.LAE(l2=1.0).fit(Interactions(X), dtype="float64")
+    # the matrix is kept in float32, so the inverse agrees to its rounding
+    assert_close(model.inverse_, np.linalg.inv(X.T @ X + np.eye(4)), "float32")
+
+
+def test_search_over_alphas_families_and_bounds_costs_one_solve(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solves = []
+    original = solve.dense.invert_in_place
+    monkeypatch.setattr(
+        solve.dense, "invert_in_place", lambda A: (solves.append(1), original(A))[1]
+    )
+    eq.plan(synthetic)  # measures the machine with solves of its own, once
+    solves.clear()
+    first = eq.LAE(l2=5.0, dropout=0.4, normalizer=eq.DAN(0.0, 0.3)).fit(synthetic)
+    for alpha in (0.0, 0.1, 0.2, 0.3, 0.4):
+        shared = {"l2": 5.0, "dropout": 0.4, "normalizer": eq.DAN(alpha, 0.3)}
+        models = [eq.LAE(**shared), eq.EASE(**shared)]
+        models += [eq.RLAE(diag_bound=bound, **shared) for bound in (0.1, 0.2, 0.4, 0.8)]
+        for model in models:
+            model.reuse(first)
+            assert np.shares_memory(model.inverse_, first.inverse_)
+    assert len(solves) == 1
+    fresh = eq.RLAE(l2=5.0, dropout=0.4, normalizer=eq.DAN(0.4, 0.3), diag_bound=0.8)
+    np.testing.assert_array_equal(fresh.fit(synthetic).weights_, models[-1].weights_)
+
+
+@pytest.mark.parametrize(
+    "other", [eq.EASE(l2=6.0), eq.EASE(l2=5.0, dropout=0.1), eq.LAE(l2=5.0, normalizer=DAN)]
+)
+def test_reuse_refuses_another_system(other: eq.EASE, synthetic: Interactions) -> None:
+    with pytest.raises(SettingError, match="same l2, dropout and user weights"):
+        other.reuse(eq.EASE(l2=5.0).fit(synthetic))
+
+
+def test_automatic_dan_takes_its_numbers_from_the_data(synthetic: Interactions) -> None:
+    model = eq.EASE(l2=5.0, normalizer=eq.DAN()).fit(synthetic)
+    alpha, beta, _ = model.normalizer_.exponents()
+    assert 0 < alpha < 0.5
+    assert 0 <= beta <= 1
+    assert model.settings()["normalizer"] == {"name": "DAN", "alpha": "auto", "beta": "auto"}
+
+
+def test_pruned_model_keeps_what_it_says(synthetic: Interactions, tmp_path) -> None:
+    model = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic)
+    W = model.weights_
+    pruned = model.prune(20)
+    kept = pruned.weights_
+    assert (np.count_nonzero(kept, axis=0) == 20).all()
+    for column in range(synthetic.n_items):
+        strongest = np.sort(np.abs(W[:, column]))[-20:]
+        np.testing.assert_array_equal(np.sort(np.abs(kept[:, column]))[-20:], strongest)
+    lost = 1 - (kept.astype(float) ** 2).sum() / (W.astype(float) ** 2).sum()
+    assert pruned.loss_["weight"] == pytest.approx(lost, rel=1e-4)
+    assert 0.5 < pruned.loss_["overlap@20"] <= 1
+    everything = model.prune(79)
+    assert everything.loss_ == {"weight": pytest.approx(0, abs=1e-12), "overlap@20": 1.0}
+    pruned.save(tmp_path / "pruned")
+    again = eq.load(tmp_path / "pruned")
+    assert again.loss_ == pruned.loss_
+    assert again.recommend(synthetic, k=5).items == pruned.recommend(synthetic, k=5).items
+    with pytest.raises(SettingError, match="pruned already"):
+        pruned.prune(3)
+
+
+@pytest.mark.parametrize("keep", [0, -1, 2.5, True])
+def test_prune_refuses_odd_sizes(keep, toy: Interactions) -> None:
+    with pytest.raises(SettingError, match="keep must be"):
+        eq.EASE(l2=1.0).fit(toy).prune(keep)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"l2": -1.0}, "l2 must be >= 0, got -1.0"),
+        ({"l2": float("nan")}, "l2 must be finite"),
+        ({"l2": "much"}, "l2 must be a number"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"l2": 0.0}, "must not both be 0"),
+        ({"normalizer": "dan"}, "normalizer must be a Normalizer"),
+        ({"diag_bound": 1.5}, r"diag_bound must lie in \[0, 1\], got 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        eq.RLAE(**settings)
+
+
+def test_fit_refuses_what_is_not_interactions() -> None:
+    with pytest.raises(DataError, match=r"eq\.read"):
+        eq.EASE().fit(np.eye(3))
+
+
+def test_too_big_is_refused_before_allocation(synthetic: Interactions) -> None:
+    with pytest.raises(TooBigError, match=r"80 items need .* may be used; keep at most"):
+        eq.EASE().fit(synthetic, memory="10KB", engine="dense")
+
+
+def test_hopeless_system_is_refused(synthetic: Interactions) -> None:
+    matrix = synthetic.matrix.toarray() * 3e4
+    twin = np.hstack([matrix, matrix])
+    with pytest.raises(SolveError, match="raise l2 or dropout"):
+        eq.LAE(l2=1e-12).fit(Interactions(twin))

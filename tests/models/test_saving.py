@@ -1,0 +1,166 @@
+"""Saved models: readable for ever, and refused when somebody tampered with them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.errors import FileFormatError
+from equipoise.interactions import Interactions
+
+GOLDEN = Path(__file__).parent / "golden-model-v1"
+
+
+@pytest.fixture
+def saved(toy: Interactions, tmp_path: Path) -> Path:
+    eq.EASE(l2=1.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)).fit(toy).save(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def edit(path: Path, change) -> None:
+    """Change the manifest in place."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def replace_array(path: Path, name: str, array: np.ndarray, *, pickled: bool = False) -> None:
+    """Put another array in the place of a file, with a manifest that agrees with it."""
+    import hashlib
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    file = path / manifest["files"][name]["file"]
+    np.save(file, array, allow_pickle=pickled)
+    manifest["files"][name]["bytes"] = file.stat().st_size
+    manifest["files"][name]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_golden_model_of_format_1_still_answers_the_same() -> None:
+    model = eq.load(GOLDEN, verify=True)
+    expected = json.loads((GOLDEN.parent / "golden-model-v1.json").read_text())
+    # later versions may know more settings, the recorded ones stay
+    assert expected["settings"].items() <= model.settings().items()
+    found = model.recommend(model.interactions_, k=2)
+    assert found.items == expected["items"]
+    np.testing.assert_allclose(
+        np.concatenate(found.scores), np.concatenate(expected["scores"]), rtol=1e-5
+    )
+
+
+def test_labels_and_titles_survive(tmp_path: Path, toy: Interactions) -> None:
+    import polars as pl
+
+    labels = pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]})
+    data = Interactions(toy.matrix, toy.users, toy.items, labels=labels)
+    model = eq.EASE(l2=1.0).fit(data)
+    model.save(tmp_path / "m")
+    found = eq.load(tmp_path / "m").recommend([["tea"]], k=3)
+    assert set(found.titles[0]) == {"Milk", "salt", "Rice"}
+    reason = eq.load(tmp_path / "m").explain(["tea", "milk"], "rice")
+    assert set(reason.titles) == {"Tea", "Milk"}
+
+
+def test_save_replaces_an_earlier_model(saved: Path, toy: Interactions) -> None:
+    eq.LAE(l2=9.0).fit(toy).save(saved)
+    assert eq.load(saved).settings()["model"] == "LAE"
+    names = {
+        entry["file"]
+        for entry in json.loads((saved / "manifest.json").read_text())["files"].values()
+    }
+    arrays = {file.name for file in saved.iterdir() if file.suffix in (".npy", ".parquet")}
+    assert arrays == names
+
+
+def test_custom_weights_survive(tmp_path: Path, toy: Interactions) -> None:
+    norm = eq.CustomNorm(items=[1.0, 2.0, 0.5, 1.5])
+    model = eq.LAE(l2=1.0, normalizer=norm).fit(toy)
+    model.save(tmp_path / "m")
+    np.testing.assert_array_equal(eq.load(tmp_path / "m").weights_, model.weights_)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"]["inverse"].update(file="../evil.npy"), "not allowed"),
+        (lambda m: m["files"]["inverse"].update(file="/etc/passwd"), "not allowed"),
+        (lambda m: m["meta"]["settings"].update(model="Popen"), "unknown kind"),
+        (lambda m: m["meta"]["settings"].update(model="Recommender"), "unknown kind|settings"),
+        (lambda m: m["meta"]["settings"].update(secret=1), "not those of EASE"),
+        (lambda m: m["meta"]["settings"].update(l2=-4), "l2 must be >= 0"),
+        (lambda m: m["meta"]["settings"].update(normalizer={"name": "os"}), "unknown kind"),
+        (lambda m: m["meta"]["settings"].update(normalizer=7), "unknown kind"),
+        (lambda m: m["meta"]["state"].update(normalizer={"name": "DAN", "x": 1}), "damaged"),
+        (lambda m: m["meta"].pop("state"), "no state"),
+        (lambda m: m["meta"].update(settings=[1]), "no settings"),
+        (lambda m: m["meta"]["train"].update(shape=[7, 5]), "shape|rows"),
+        (lambda m: m.update(version=99), "upgrade"),
+        (lambda m: m.update(format="other"), "expected 'equipoise-model'"),
+        (lambda m: m["files"].pop("diagonal"), "no array 'diagonal'"),
+    ],
+)
+def test_edited_manifests_are_refused(saved: Path, change, message: str) -> None:
+    edit(saved, change)
+    with pytest.raises(FileFormatError, match=message):
+        eq.load(saved)
+
+
+def test_truncated_and_edited_files_are_refused(saved: Path) -> None:
+    file = next(saved.glob("inverse-*.npy"))
+    content = file.read_bytes()
+    file.write_bytes(content[:-8])
+    with pytest.raises(FileFormatError, match="bytes"):
+        eq.load(saved)
+    file.write_bytes(content[:-4] + b"\x00\x00\x80\x7f")
+    with pytest.raises(FileFormatError, match="checksum"):
+        eq.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("inverse", np.zeros((3, 3), np.float32), "shape"),
+        ("inverse", np.full((4, 4), np.nan, np.float32), "NaN"),
+        ("inverse", np.zeros((4, 4), np.int64), "shape|found int64"),
+        ("diagonal", np.array([1.0, 2.0, np.inf, 1.0]), "NaN or infinite"),
+        ("diagonal", np.array([1.0, 2.0, -1.0, 1.0]), "not positive"),
+        ("train_indices", np.full(15, 77, np.int32), "damaged"),
+    ],
+)
+def test_consistent_but_wrong_arrays_are_refused(
+    saved: Path, name: str, array: np.ndarray, message: str
+) -> None:
+    replace_array(saved, name, array)
+    with pytest.raises(FileFormatError, match=message):
+        eq.load(saved)
+
+
+def test_pickled_arrays_are_never_opened(saved: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    replace_array(saved, "inverse", np.array([Trap()], dtype=object), pickled=True)
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        eq.load(saved)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_loading_maps_the_inverse_instead_of_reading_it(saved: Path) -> None:
+    assert isinstance(eq.load(saved).inverse_, np.memmap)
+
+
+def test_opening_a_large_model_takes_no_longer_than_a_small_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = Interactions((rng.random((50, 3000)) < 0.02).astype(np.float32))
+    eq.EASE(l2=1.0).fit(data).save(tmp_path / "m")
+    eq.load(tmp_path / "m")
+    start = time.perf_counter()
+    eq.load(tmp_path / "m")
+    # 36 MB of weights; reading and hashing them all takes longer than this on any machine
+    assert time.perf_counter() - start < 1.0

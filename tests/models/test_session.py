@@ -1,0 +1,266 @@
+"""Session models: their closed forms, and what they promise to a visitor."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from tests.models.sessions import as_data, by_definition, drawn
+from tests.tolerance import assert_close
+
+import equipoise as eq
+from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
+from equipoise.interactions import Interactions
+from equipoise.models import session_rows
+from equipoise.models.session_base import SessionModel
+
+MODELS = {
+    "SLIS": lambda **s: eq.SLIS(**s),
+    "SLIT sr": lambda **s: eq.SLIT(**s),
+    "SLIT part": lambda **s: eq.SLIT(direction="part", **s),
+    "SLIT all": lambda **s: eq.SLIT(direction="all", decay_position=2.0, **s),
+    "SLIST sr": lambda **s: eq.SLIST(mix=0.4, **s),
+    "SLIST part": lambda **s: eq.SLIST(mix=0.7, direction="part", decay_position=None, **s),
+}
+MIX = {"SLIS": 1.0, "SLIST sr": 0.4, "SLIST part": 0.7}
+SETTINGS = [
+    {"l2": 3.0},
+    {"l2": 1.0, "row_norm": "l2", "normalizer": eq.DAN(0.3, 0.6)},
+    {"l2": 0.0, "dropout": 0.4, "row_norm": None, "normalizer": eq.DAN(0.2, 0.0)},
+]
+
+
+@pytest.fixture(scope="module")
+def data() -> Interactions:
+    return drawn(80, 15)
+
+
+@pytest.mark.parametrize("engine", ["sparse", "dense"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "DAN l2 rows", "dropout"])
+@pytest.mark.parametrize("name", MODELS)
+def test_solution_satisfies_its_optimality_condition(
+    data: Interactions, name: str, settings: dict, engine: str
+) -> None:
+    model = MODELS[name](**settings).fit(data, engine=engine, dtype="float64")
+    M, R = by_definition(model, data, MIX.get(name, 0.0))
+    alpha = model.normalizer_.exponents()[0]
+    scale = data.item_counts.astype(float) ** alpha
+    C = model.weights_ / scale[:, None] * scale
+    # the gradient of the objective: 0 up to the tolerance of the solve
+    assert np.abs(M @ C - R).max() < 1e-9 * np.abs(R).max()
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_slist_at_its_extremes_is_slis_and_slit(data: Interactions, settings: dict) -> None:
+    for family, mix in ((eq.SLIS, 1.0), (eq.SLIT, 0.0)):
+        one = family(**settings).fit(data, engine="sparse", dtype="float64")
+        both = eq.SLIST(mix=mix, **settings).fit(data, engine="sparse", dtype="float64")
+        np.testing.assert_array_equal(one.weights_, both.weights_)
+
+
+def test_a_session_worked_by_hand() -> None:
+    # One session a b a: splits a -> b + a/e and b -> a. With l2 = 1 and d_pos = 1,
+    # M = diag(1 + 1, 1 + 1), so C_ab = 1/2, C_aa = 1/(2e) and C_ba = 1/2.
+    model = eq.SLIT(l2=1.0, decay_inference=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
+    e = np.e
+    assert_close(model.weights_, [[1 / (2 * e), 1 / 2], [1 / 2, 0.0]], "float64")
+    # The visit a b: b counts 1 and a counts 1/e.
+    assert_close(model.score([[0, 1]])[0], [1 / 2 + 1 / (2 * e * e), 1 / (2 * e)], "float64")
+    # SLIS: X = (1 1), inputs (1/2 1/2): M = [[5 1] [1 5]] / 4, R = 1/2 everywhere, C = 1/3.
+    whole = eq.SLIS(l2=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
+    assert_close(whole.weights_, np.full((2, 2), 1 / 3), "float64")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_engines_give_the_same_lists(name: str) -> None:
+    data = drawn(400, 60, seed=4)
+    settings = {"l2": 2.0, "normalizer": eq.DAN(0.2, 0.3)}
+    sparse, dense = (
+        MODELS[name](**settings).fit(data, engine=engine, dtype="float64")
+        for engine in ("sparse", "dense")
+    )
+    assert sparse.recommend(data, k=10).items == dense.recommend(data, k=10).items
+    assert_close(sparse.weights_, dense.weights_, "float64", scale=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_bits_for_any_threads_batches_and_cache(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = drawn(300, 50, seed=2)
+    model = MODELS[name](l2=2.0).fit(data, engine="sparse")
+    whole = model.recommend(data, k=8, threads=1)
+    monkeypatch.setattr(session_rows, "CACHE_BYTES", 3 * 50 * 4)
+    other = MODELS[name](l2=2.0).fit(data, engine="sparse")
+    pieces = [other.recommend(data.rows(some), k=8) for some in np.split(np.arange(300), 30)]
+    assert whole.items == [row for piece in pieces for row in piece.items]
+    np.testing.assert_array_equal(
+        np.concatenate(whole.scores), np.concatenate([s for p in pieces for s in p.scores])
+    )
+    threads = model.recommend(data, k=8, threads=2)
+    assert threads.items == whole.items
+
+
+def test_order_and_repeats_of_clicks_count() -> None:
+    data = as_data([[0, 1], [1, 2], [2, 3], [0, 1], [3, 0]], 4)
+    model = eq.SLIT(l2=1.0, decay_inference=1.0).fit(data)
+    assert model.recommend([[0, 2], [2, 0]], k=1).items == [[3], [1]]
+    one, two = model.score([[0, 2], [0, 0, 2]])
+    assert two[1] == pytest.approx(one[1] * (1 + np.exp(-1)), rel=1e-6)
+
+
+def test_repeats_are_recommended_by_choice() -> None:
+    data = as_data([[0, 1, 0], [0, 1, 0], [1, 2]], 3)
+    model = eq.SLIT(l2=1.0).fit(data)
+    assert model.recommend(session=[0, 1], k=1).items == [[0]]
+    assert model.recommend(session=[0, 1], k=3, exclude_seen=True).items == [[2]]
+    never = eq.SLIT(l2=1.0, repeats=False).fit(data)
+    assert never.recommend(session=[0, 1], k=3).items == [[2]]
+    assert never.recommend(session=[0, 1], k=3, exclude_seen=False).items[0][0] == 0
+    assert model.similar(0, k=5).items == [[1, 2]]
+
+
+def test_a_session_is_asked_in_every_form(data: Interactions) -> None:
+    model = eq.SLIST(l2=2.0).fit(data)
+    users = [4, 7]
+    clicks = [data.sequences[user].tolist() for user in users]
+    expected = model.recommend(clicks, k=5)
+    assert model.recommend(users, k=5).items == expected.items
+    assert model.recommend({"x": clicks[0], "y": clicks[1]}, k=5).items == expected.items
+    assert model.recommend(data.rows(users), k=5).items == expected.items
+    assert model.recommend(session=clicks[1], k=5).items == expected.items[1:]
+    with pytest.raises(SettingError, match="either session"):
+        model.recommend()
+    with pytest.raises(SettingError, match="either session"):
+        model.recommend(clicks, session=clicks[0])
+    with pytest.raises(DataError, match="mixture"):
+        model.recommend([1, [1]])
+
+
+def test_unknown_items_of_a_visit_are_skipped_and_reported(
+    data: Interactions, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = eq.SLIST(l2=2.0).fit(data)
+    with pytest.raises(UnknownIdError, match="99"):
+        model.recommend(session=[1, 99, 2])
+    with caplog.at_level(logging.WARNING):
+        found = model.recommend(session=[1, 99, 2], unknown="skip")
+    assert "skipped a click on an item the model does not know: 99" in caplog.text
+    assert found.items == model.recommend(session=[1, 2]).items
+    nothing = model.recommend(session=[99], unknown="skip")
+    assert nothing.source == ["popular"]
+
+
+def test_contributions_of_clicks_add_up_to_the_score(data: Interactions) -> None:
+    model = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.3, 0.5)).fit(data, engine="sparse")
+    visit = [3, 1, 3, 0, 5]
+    found = model.recommend(session=visit, k=4)
+    for item, score in zip(found.items[0], found.scores[0], strict=True):
+        reason = model.explain(visit, item)
+        assert reason.score == score
+        assert sum(reason.contributions) == score
+        assert set(reason.sources) == {0, 1, 3, 5}
+
+
+def test_sessions_of_one_click_teach_nothing_and_are_answered(data: Interactions) -> None:
+    sessions = [data.sequences[row].tolist() for row in range(data.n_users)]
+    alone = [[item] for item in range(15)]
+    for make in MODELS.values():
+        before = make(l2=2.0).fit(as_data(sessions, 15), dtype="float64")
+        after = make(l2=2.0).fit(as_data(sessions + alone, 15), dtype="float64")
+        np.testing.assert_array_equal(before.weights_, after.weights_)
+        assert after.recommend([80], k=3).source == ["model"]
+
+
+def test_very_long_sessions_stay_linear() -> None:
+    rng = np.random.default_rng(0)
+    data = as_data([rng.integers(0, 40, 50_000).tolist(), [1, 2, 3]], 40)
+    for direction in ("sr", "part", "all"):
+        model = eq.SLIST(l2=2.0, direction=direction).fit(data, engine="sparse")
+        assert model.system_.targets.nnz < 100 * 50_000
+        assert np.isfinite(model.score([data.sequences[0].tolist()])).all()
+
+
+def test_older_sessions_weigh_less_with_times() -> None:
+    sessions = [[0, 1], [0, 2], [0, 2]]
+    new = eq.SLIT(l2=1.0, decay_time=1.0).fit(as_data(sessions, 3, [9e5, 0.0, 0.0]))
+    assert new.recommend(session=[0], k=1).items == [[1]]
+    same = eq.SLIT(l2=1.0).fit(as_data(sessions, 3, [9e5, 0.0, 0.0]))
+    assert same.recommend(session=[0], k=1).items == [[2]]
+    day = eq.SLIT(l2=1.0, decay_time=2.0).fit(as_data(sessions[:2], 3, [86400.0, 0.0]))
+    first, second = day.system_.right.toarray()[0, 1:]
+    assert second / first == pytest.approx(np.exp(-0.5))
+    with pytest.raises(DataError, match="decay_time needs times"):
+        eq.SLIT(decay_time=1.0).fit(as_data(sessions, 3))
+
+
+@pytest.mark.parametrize("engine", ["sparse", "dense"])
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_models_answer_the_same(tmp_path, data, name: str, engine: str) -> None:
+    model = MODELS[name](l2=2.0, normalizer=eq.DAN("auto", 0.5)).fit(data, engine=engine)
+    model.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    assert isinstance(again, SessionModel)
+    assert again.settings() == model.settings()
+    assert again.normalizer_ == model.normalizer_
+    first, second = model.recommend(data, k=6), again.recommend(data, k=6)
+    assert first.items == second.items
+    np.testing.assert_array_equal(np.concatenate(first.scores), np.concatenate(second.scores))
+
+
+def test_a_damaged_model_is_refused(tmp_path, data: Interactions) -> None:
+    model = eq.SLIST(l2=2.0).fit(data, engine="sparse")
+    model.system_.diagonal[3] = -1.0
+    model.save(tmp_path / "model")
+    with pytest.raises(FileFormatError, match="diagonal"):
+        eq.load(tmp_path / "model")
+
+
+def test_lists_written_to_a_file_are_those_of_recommend(tmp_path, data: Interactions) -> None:
+    import polars as pl
+
+    model = eq.SLIST(l2=2.0).fit(data)
+    assert model.recommend_to(tmp_path / "lists.parquet", k=4, batch_size=17) == data.n_users
+    stored = pl.read_parquet(tmp_path / "lists.parquet")
+    assert stored.equals(model.recommend(data, k=4).to_frame())
+
+
+def test_sessions_are_evaluated_step_by_step() -> None:
+    split = eq.split.sessions(drawn(300, 30, seed=5), seed=1)
+    model = eq.SLIT(l2=2.0).fit(split.train)
+    result = eq.evaluate(model, split.test, k=20, metrics=["recall", "mrr"], bootstrap=0)
+    assert not result.exclude_seen
+    items = split.test.target.matrix.indices
+    found = model.recommend(split.test.history, k=20).items
+    ranks = [
+        row.index(want) + 1 if want in row else np.inf
+        for row, want in zip(found, split.train.items[items], strict=True)
+    ]
+    assert result["recall@20"] == pytest.approx(np.mean(np.isfinite(ranks)))
+    assert result["mrr@20"] == pytest.approx(np.mean(1 / np.array(ranks)))
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "message"),
+    [
+        (eq.SLIS, {"l2": -1.0}, "l2 must be >= 0"),
+        (eq.SLIS, {"l2": 0.0}, "both be 0"),
+        (eq.SLIS, {"dropout": 1.0}, "dropout must lie"),
+        (eq.SLIS, {"row_norm": "max"}, "row_norm must be"),
+        (eq.SLIS, {"decay_inference": 0.0}, "decay_inference must be > 0"),
+        (eq.SLIS, {"repeats": "no"}, "repeats must be"),
+        (eq.SLIT, {"decay_position": -1.0}, "decay_position must be > 0"),
+        (eq.SLIT, {"direction": "back"}, "direction must be"),
+        (eq.SLIST, {"mix": 1.5}, "mix must lie"),
+        (eq.SLIST, {"normalizer": "dan"}, "normalizer must be"),
+    ],
+)
+def test_wrong_settings_are_named(family: type, wrong: dict, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        family(**wrong)
+
+
+def test_data_without_order_are_refused(toy: Interactions) -> None:
+    with pytest.raises(DataError, match="ordered clicks"):
+        eq.SLIS().fit(toy)
