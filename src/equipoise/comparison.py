@@ -1,0 +1,214 @@
+"""Compare results user by user: a better model, or one that was luckier with these users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from scipy import stats
+
+from equipoise.errors import DataError, SettingError
+from equipoise.metrics.named import nearest
+from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
+from equipoise.results import Result
+
+Floats = npt.NDArray[np.float64]
+Test = Literal["permutation", "t"]
+Correction = Literal["holm", "bonferroni", "none"]
+Pairs = Literal["first", "all"]
+TESTS = {"permutation": "sign-flip permutation test", "t": "paired t-test"}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Differences between models on the same users. Made by `compare`.
+
+    Attributes
+    ----------
+    metric
+        What was compared.
+    table
+        One row per pair of models; see `to_frame`.
+    test, correction
+        How the p-values were made.
+    fingerprint
+        Of the part all results share.
+    """
+
+    metric: str
+    table: pl.DataFrame
+    test: str
+    correction: str
+    fingerprint: str
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per pair: model, baseline, both means, difference, interval and p-values.
+
+        `difference` is model minus baseline, `low` and `high` bound its 95% bootstrap interval
+        over users, `p_adjusted` is `p` after the correction for the number of rows.
+        """
+        return self.table
+
+    def to_markdown(self) -> str:
+        """A table for people."""
+        head = ["model", "against", self.metric, "difference [95%]", "p", "p adjusted", "users"]
+        lines = [head, ["---", "---", *["---:"] * 5]]
+        for row in self.table.iter_rows(named=True):
+            interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+            chances = [f"{row['p']:.2g}", f"{row['p_adjusted']:.2g}"]
+            means = f"{row['mean']:.4f} / {row['baseline_mean']:.4f}"
+            names = [row["model"], row["baseline"]]
+            lines.append([*names, means, interval, *chances, f"{row['n_users']:,}"])
+        return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{self._how}\n"
+
+    def __repr__(self) -> str:
+        lines = [f"Comparison by {self.metric} on part {self.fingerprint}"]
+        for row in self.table.iter_rows(named=True):
+            change = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+            pair = f"{row['model']} against {row['baseline']}"
+            lines.append(f"  {pair}: {change}, p = {row['p_adjusted']:.2g}")
+        return "\n".join([*lines, self._how])
+
+    @property
+    def _how(self) -> str:
+        tests = "test" if self.table.height == 1 else "tests"
+        corrected = {"none": "uncorrected", "holm": "Holm's correction"}
+        method = corrected.get(self.correction, "Bonferroni's correction")
+        return f"Two-sided {TESTS[self.test]} per user, {method} for {self.table.height} {tests}."
+
+
+def compare(
+    results: Sequence[Result] | Mapping[str, Result],
+    metric: str = "ndcg@20",
+    *,
+    correction: Correction = "holm",
+    test: Test = "permutation",
+    pairs: Pairs = "first",
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Comparison:
+    """Test whether models differ, paired user by user.
+
+    Parameters
+    ----------
+    results
+        Two or more results on the same part, the baseline first; with names of your own as a
+        mapping.
+    metric
+        Any with a value per user, such as "ndcg@20" or "tail_recall@20".
+    correction
+        For testing several models: "holm", "bonferroni" or "none".
+    test
+        "permutation" flips the sign of each user's difference at random and assumes nothing about
+        its distribution; "t" is the paired t-test, quicker for millions of users.
+    pairs
+        "first" tests every model against the first; "all" tests every pair.
+    resamples
+        Random flips; the smallest p-value is 1 / (resamples + 1). The interval uses 1,000 draws.
+    seed
+        Of flips and draws.
+    """
+    allowed = {"correction": ("holm", "bonferroni", "none"), "test": TESTS}
+    chosen = {"correction": correction, "test": test, "pairs": pairs}
+    for name, options in {**allowed, "pairs": ("first", "all")}.items():
+        if chosen[name] not in options:
+            raise SettingError(f"{name} must be one of {', '.join(options)}, got {chosen[name]!r}")
+    if resamples < 1:
+        raise SettingError(f"resamples must be >= 1, got {resamples}")
+    named = _named(results)
+    _refuse_strangers(named, metric)
+    order = list(named)
+    couples = [(order[0], other) for other in order[1:]]
+    if pairs == "all":
+        couples = list(combinations(order, 2))
+    values = {name: _values(result, metric) for name, result in named.items()}
+    rows = [_row(values, base, other, test, resamples, seed) for base, other in couples]
+    table = pl.DataFrame(rows)
+    adjusted = _adjusted(table["p"].to_numpy(), correction)
+    place = table.columns.index("n_users")
+    table = table.insert_column(place, pl.Series("p_adjusted", adjusted))
+    return Comparison(metric, table, test, correction, named[order[0]].fingerprint)
+
+
+def _named(results: Sequence[Result] | Mapping[str, Result]) -> dict[str, Result]:
+    if isinstance(results, Mapping):
+        named = dict(results)
+    else:
+        named = {}
+        for result in results:
+            same = sum(other.label == result.label for other in named.values())
+            named[f"{result.label} #{same + 1}" if same else result.label] = result
+    if len(named) < 2:
+        raise SettingError(f"compare needs at least two results, got {len(named)}")
+    return named
+
+
+def _refuse_strangers(named: Mapping[str, Result], metric: str) -> None:
+    first_name, first = next(iter(named.items()))
+    for name, result in named.items():
+        if result.fingerprint != first.fingerprint:
+            raise DataError(
+                f"{name!r} was evaluated on part {result.fingerprint}, {first_name!r} on part "
+                f"{first.fingerprint}; evaluate both on the same part of the same split"
+            )
+        if metric not in result.per_user.columns or metric == "user":
+            held = [column for column in result.per_user.columns if column != "user"]
+            raise DataError(
+                f"{name!r} has no values per user for {metric!r} (k = "
+                f"{', '.join(map(str, result.k))}); {nearest(metric, held)}"
+            )
+        base = metric.partition("@")[0]
+        if result.definitions.get(base) != first.definitions.get(base):
+            raise DataError(f"{name!r} and {first_name!r} define {base!r} differently")
+        if result.exclude_seen != first.exclude_seen:
+            raise DataError(f"only one of {name!r} and {first_name!r} kept seen items out")
+        if not result.per_user["user"].equals(first.per_user["user"]):
+            raise DataError(f"{name!r} and {first_name!r} hold other users; evaluate both again")
+
+
+def _values(result: Result, metric: str) -> Floats:
+    return result.per_user[metric].fill_null(float("nan")).to_numpy()
+
+
+def _row(
+    values: Mapping[str, Floats], base: str, other: str, test: Test, resamples: int, seed: int
+) -> dict[str, Any]:
+    both = ~np.isnan(values[base]) & ~np.isnan(values[other])
+    if not both.any():
+        raise DataError(f"no user has a value for both {other!r} and {base!r}")
+    before, after = values[base][both], values[other][both]
+    difference = after - before
+    low, high = bootstrap_interval(difference[:, None], 1000, seed)
+    return {
+        "model": other,
+        "baseline": base,
+        "mean": float(after.mean()),
+        "baseline_mean": float(before.mean()),
+        "difference": float(difference.mean()),
+        "low": float(low[0]),
+        "high": float(high[0]),
+        "p": _p_value(difference, test, resamples, seed),
+        "n_users": int(both.sum()),
+    }
+
+
+def _p_value(difference: Floats, test: Test, resamples: int, seed: int) -> float:
+    if test == "permutation":
+        return sign_flip_test(difference, resamples, seed)
+    if len(difference) < 2 or (difference == difference[0]).all():
+        # A constant difference has no variance to measure it by; no difference is no evidence.
+        return 1.0 if len(difference) < 2 or difference[0] == 0 else 0.0
+    return float(stats.ttest_1samp(difference, 0.0).pvalue)
+
+
+def _adjusted(p_values: Floats, correction: Correction) -> Floats:
+    if correction == "none":
+        return p_values
+    if correction == "bonferroni":
+        return np.minimum(p_values * len(p_values), 1.0)
+    return holm(p_values)

@@ -1,0 +1,218 @@
+"""Result: the numbers of one evaluation, with all that is needed to trust and compare them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import polars as pl
+
+from equipoise.errors import FileFormatError, UnknownIdError
+from equipoise.metrics.named import Named, nearest
+from equipoise.storage import read_directory, write_directory
+
+KIND = "equipoise-result"
+VERSION = 1
+TUNED = "tuned on the part it is measured on: too good for what new users will see"
+COLUMNS = ["metric", "k", "slice", "value", "low", "high", "n_users"]
+FRAMES = ("table", "per_user")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Numbers of one model on one part of a split. Made by `evaluate`.
+
+    ``result["ndcg@20"]`` is a number; ``"ndcg@20" in result`` asks for it.
+
+    Attributes
+    ----------
+    name
+        Of the model.
+    table
+        One row per metric, cut-off and slice; see `to_frame`.
+    per_user
+        One row per user of the part: "user", then every metric that has a value per user.
+    k
+        Cut-offs, ascending.
+    protocol, part, fingerprint
+        How the part was split off, which one it is, and its exact content.
+    data_fingerprint
+        Of the data the model was fitted on.
+    n_users, n_items
+        Users of the part (events for sessions) and items of the model.
+    exclude_seen
+        Whether items of the history were kept out of the lists.
+    settings
+        Of the model.
+    definitions
+        What each metric means, in words.
+    tuned_on_test
+        Whether settings were chosen on this very part.
+    bootstrap, seed
+        Of the intervals: 95%, over users.
+    seconds
+        Spent on "rank", "metrics" and "bootstrap".
+    version
+        Of equipoise.
+    """
+
+    name: str
+    table: pl.DataFrame
+    per_user: pl.DataFrame
+    k: tuple[int, ...]
+    protocol: str
+    part: str
+    fingerprint: str
+    data_fingerprint: str
+    n_users: int
+    n_items: int
+    exclude_seen: bool
+    settings: dict[str, Any]
+    definitions: dict[str, str]
+    tuned_on_test: bool
+    bootstrap: int
+    seed: int
+    seconds: dict[str, float]
+    version: str
+
+    @property
+    def label(self) -> str:
+        """The model's name, marked where its settings were chosen on this part."""
+        return f"{self.name} (tuned on test)" if self.tuned_on_test else self.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences a reader of the numbers must know."""
+        return (TUNED,) if self.tuned_on_test else ()
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Every number by its name, such as "head_ndcg@20"; NaN where it is not defined."""
+        return {
+            Named(part, base).at(k): math.nan if value is None else value
+            for base, k, part, value in self.table.select("metric", "k", "slice", "value").rows()
+        }
+
+    def __getitem__(self, name: str) -> float:
+        values = self.values
+        if name not in values:
+            raise UnknownIdError(f"the result has no {name!r}; {nearest(name, values)}")
+        return values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per number: model, metric, k, slice, value, low, high, n_users.
+
+        `low` and `high` bound a 95% interval; `n_users` is how many users the mean is over.
+        """
+        return self.table.select(pl.lit(self.label).alias("model"), pl.all())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the values per user, as plain values; NaN is None."""
+        whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        whole["k"] = list(self.k)
+        whole["notes"] = list(self.notes)
+        whole["values"] = {n: None if math.isnan(v) else v for n, v in self.values.items()}
+        whole["table"] = self.table.to_dicts()
+        return whole
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    def to_markdown(self) -> str:
+        """A table for people: a row per metric and slice, a column per cut-off."""
+        rows = [
+            ["metric", "over", *(f"@{k}" for k in self.k)],
+            ["---", "---", *["---:"] * len(self.k)],
+        ]
+        rows += [[base, part, *cells] for base, part, cells in self._rows("{} [{}, {}]")]
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join([f"**{self.label}**, {self._where}.", "", *lines, *self._footer()]) + "\n"
+
+    def to_latex(self) -> str:
+        """The same table for a paper; needs the package booktabs."""
+        body = [
+            " & ".join([_tex(base), _tex(part), *cells]) + r" \\"
+            for base, part, cells in self._rows(r"{} {{\scriptsize [{}, {}]}}")
+        ]
+        head = " & ".join(["metric", "over", *(f"@{k}" for k in self.k)]) + r" \\"
+        top = [f"% {self.label}, {self._where}", rf"\begin{{tabular}}{{ll{'r' * len(self.k)}}}"]
+        notes = [f"% {line}" for line in self._footer() if line]
+        lines = [*top, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*lines, *notes]) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a directory, values per user included, that `Result.load` opens again."""
+        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        frames = {name: getattr(self, name) for name in FRAMES}
+        write_directory(path, KIND, VERSION, {**meta, "k": list(self.k)}, {}, frames)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read what `save` wrote; damaged or foreign directories are refused."""
+        stored = read_directory(path, KIND, VERSION)
+        meta = {**stored.meta, **stored.frames}
+        names = {f.name for f in fields(cls)}
+        if set(meta) != names:
+            odd = ", ".join(sorted(names ^ set(meta)))
+            raise FileFormatError(f"{path} is not a complete result: {odd}")
+        if meta["table"].columns != COLUMNS or "user" not in meta["per_user"].columns:
+            raise FileFormatError(f"the tables in {path} lack columns of a result")
+        if not isinstance(meta["k"], list) or meta["per_user"].height != meta["n_users"]:
+            raise FileFormatError(f"{path} does not fit its own manifest; save the result again")
+        return cls(**{**meta, "k": tuple(meta["k"])})
+
+    def __repr__(self) -> str:
+        rows = [(name, value) for name, value in self.values.items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [f"  {name:<{width}}  {_number(value)}" for name, value in rows]
+        return "\n".join([f"{self.label}: {self._where}", *lines, *self.notes])
+
+    @property
+    def _where(self) -> str:
+        rows = "events" if self.protocol == "session" else "users"
+        return f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
+
+    def _rows(self, with_interval: str) -> Iterator[tuple[str, str, list[str]]]:
+        pairs = self.table.select("metric", "slice").unique(maintain_order=True).rows()
+        cells = {
+            (row["metric"], row["slice"], row["k"]): row
+            for row in self.table.iter_rows(named=True)
+        }
+        for base, part in pairs:
+            found = [cells[base, part, k] for k in self.k]
+            yield base, part, [_cell(row, with_interval) for row in found]
+
+    def _footer(self) -> list[str]:
+        recall = self.definitions.get("recall")
+        lines = ["", f"Recall: {recall}."] if recall else []
+        if self.bootstrap:
+            lines += ["", f"In brackets: 95% bootstrap intervals over users ({self.bootstrap:,})."]
+        return lines + [line for note in self.notes for line in ("", f"Note: {note}.")]
+
+
+def _cell(row: dict[str, Any], with_interval: str) -> str:
+    value = _number(row["value"])
+    if row["low"] is None:
+        return value
+    return with_interval.format(value, _number(row["low"]), _number(row["high"]))
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def _tex(text: str) -> str:
+    return text.replace("_", r"\_")
