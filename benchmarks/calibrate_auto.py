@@ -1,0 +1,277 @@
+"""Fit the rules behind "auto" to real data sets, and judge them on data they were not fitted to.
+
+    python benchmarks/calibrate_auto.py --data FOLDER --cache FOLDER
+
+For every data set a coarse grid is judged on the valid part (`eq.tune`). The constants of the
+rules are those that lose least on all sets; for the table, each set is left out, the constants are
+fitted to the others, and the left-out set is fitted with the automatic settings and judged on its
+test part, next to the settings tuned on its own valid part and to the defaults of other libraries.
+Large data sets are cut down to their most used items, so that it takes minutes on two cores.
+Writes benchmarks/results/automatic.csv and prints the constants and a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import scipy.sparse as sp
+from scipy.interpolate import RegularGridInterpolator
+
+import equipoise as eq
+from equipoise import automatic
+from equipoise.rank import Ranked, top_k
+from equipoise.statistics import gini, homophily
+from equipoise.terms import Dense
+from equipoise.tuning import Tuned
+
+GRID = {
+    "alpha": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "beta": (0.0, 0.2, 0.4, 0.6),
+    "dropout": (0.0, 0.3, 0.5, 0.7),
+}
+PER_COUNT = (0.1, 0.4, 1.5, 6.0)  # l2 of the grid, per mean item count
+CONSTANTS = {
+    "ALPHA_AT_NO_GINI": (0.2, 0.3, 0.4, 0.5),
+    "ALPHA_PER_GINI": (-0.1, -0.2, -0.3, -0.4),
+    "BETA_AT_NO_HOMOPHILY": (0.0, 0.1, 0.2),
+    "BETA_PER_HOMOPHILY": (0.5, 1.0, 2.0),
+    "L2_PER_ROOT": (0.7, 1.0, 1.4, 2.0, 2.8, 4.0),
+    "ODDS_PER_ROOT": (6.0, 9.0, 12.0, 16.0, 20.0, 25.0, 32.0),
+}
+TAIL = 0.1  # weight of the tail in what the constants make large
+SEVERAL, SPLITS = 2_000, 10  # below so many users, so many splits are averaged
+ITEMS = 3_000
+OUT = Path(__file__).parent / "results" / "automatic.csv"
+METRICS = ("ndcg@20", "tail_ndcg@20")
+PEERS = ("RecTools", "LensKit", "RecBole", "Cornac")
+
+
+def lightgcn(folder: Path) -> eq.Interactions:
+    parts = [np.load(folder / f"{name}.npz") for name in ("train", "test")]
+    users, items = (np.concatenate([part[key] for part in parts]) for key in ("users", "items"))
+    return eq.Interactions(sp.csr_array((np.ones(len(users), np.float32), (users, items))))
+
+
+def sessions(file: Path, most: int = 60_000) -> eq.Interactions:
+    """Return the last sessions as rows."""
+    stored = np.load(file)
+    offsets = stored["offsets"][-most - 1 :].astype(np.int64)
+    items = stored["items"][offsets[0] :].astype(np.int64)
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    matrix = sp.csr_array((np.ones(len(items), np.float32), (rows, items)))
+    return eq.Interactions((matrix > 0).astype(np.float32))
+
+
+def sources(folder: Path) -> dict[str, Callable[[], eq.Interactions]]:
+    small = {"user": "userId", "item": "movieId", "rating": "rating", "min_rating": 4}
+    return {
+        "movielens-100k": lambda: eq.datasets.load("movielens-100k", min_rating=4),
+        "movielens-1m": lambda: eq.datasets.load("movielens-1m", min_rating=4),
+        "ml-latest-small": lambda: eq.read(folder / "ml-latest-small" / "ratings.csv", **small),
+        "gowalla": lambda: lightgcn(folder / "gowalla" / "weak"),
+        "yelp2018": lambda: lightgcn(folder / "yelp2018" / "weak"),
+        "diginetica": lambda: sessions(folder / "diginetica" / "train_sessions.npz"),
+        "retailrocket": lambda: sessions(folder / "retailrocket" / "train_sessions.npz"),
+        "yoochoose": lambda: sessions(folder / "yoochoose1_64" / "train_sessions.npz"),
+    }
+
+
+def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:
+    kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
+    return data.columns(kept).filter(min_user=3)
+
+
+@dataclass
+class Case:
+    """One split of one data set: its statistics, and the grid judged on its valid part."""
+
+    name: str
+    split: eq.split.Split
+    tuned: Tuned
+
+    def __post_init__(self) -> None:
+        train = self.split.train
+        self.mean = train.n_interactions / train.n_items
+        self.mean_user = train.n_interactions / train.n_users
+        self.gini = gini(train.item_counts)
+        self.homophily = homophily(train)
+        trials = self.tuned.trials.sort("alpha", "beta", "dropout", "l2")
+        axes = [np.array(values) for values in GRID.values()] + [np.log(PER_COUNT)]
+        shape = [len(axis) for axis in axes]
+        self.surfaces = [
+            RegularGridInterpolator(
+                axes, trials[name].to_numpy().reshape(shape), bounds_error=False, fill_value=None
+            )
+            for name in METRICS
+        ]
+
+    def mean_weight(self, beta: float) -> float:
+        """Return the mean weight of a user, over interactions."""
+        counts = self.split.train.user_counts.astype(np.float64)
+        return float((counts ** (1 - beta)).sum() / counts.sum())
+
+    def shares(self, choices: list[dict[str, float]]) -> npt.NDArray[np.float64]:
+        """Return NDCG and tail NDCG of the rules by those of the best point, on valid."""
+        at = np.array([rules(constants, self) for constants in choices])
+        share = np.log(at[:, 2] / self.mean)
+        at = np.column_stack([at[:, 0], at[:, 1], at[:, 3], share])
+        for column, axis in enumerate(self.surfaces[0].grid):  # what the grid does not cover
+            at[:, column] = at[:, column].clip(axis[0], axis[-1])
+        best = [self.tuned.best[name] for name in METRICS]
+        found = np.column_stack([surface(at) for surface in self.surfaces])
+        return np.asarray(found / np.maximum(best, 1e-9))
+
+
+def rules(constants: dict[str, float], case: Case) -> tuple[float, float, float, float]:
+    """Return what the rules give with these constants, through the library's own code."""
+    before = {name: getattr(automatic, name) for name in constants}
+    try:
+        for name, value in constants.items():
+            setattr(automatic, name, value)
+        alpha = automatic.alpha_from_gini(case.gini)
+        beta = automatic.beta_from_homophily(case.homophily)
+        weight = case.mean_weight(beta)
+        l2, dropout = automatic.penalty_from_counts(case.mean, case.mean_user, weight)
+    finally:
+        for name, value in before.items():
+            setattr(automatic, name, value)
+    return alpha, beta, l2, dropout
+
+
+def every_choice() -> list[dict[str, float]]:
+    return [
+        dict(zip(CONSTANTS, values, strict=True))
+        for values in itertools.product(*CONSTANTS.values())
+    ]
+
+
+def gains(cases: list[Case]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return for each data set what every choice of constants is worth on its valid part."""
+    choices = every_choice()
+    out: dict[str, npt.NDArray[np.float64]] = {}
+    for case in cases:
+        ndcg, tail = case.shares(choices).T
+        worth = np.minimum(ndcg, 1) + TAIL * np.minimum(tail, 1)
+        splits = sum(each.name == case.name for each in cases)
+        out[case.name] = out.get(case.name, 0) + worth / splits
+    return out
+
+
+def best_choice(worth: dict[str, npt.NDArray[np.float64]], without: str = "") -> dict[str, float]:
+    """Return the constants worth most over all data sets but one."""
+    total = sum(values for name, values in worth.items() if name != without)
+    return every_choice()[int(np.argmax(total))]
+
+
+class PositiveEASE:
+    """EASE without its negative weights: the default of Cornac."""
+
+    def __init__(self, model: eq.EASE) -> None:
+        self.item_index_, self.item_counts_ = model.item_index_, model.item_counts_
+        self.data_fingerprint_ = model.data_fingerprint_
+        ones = np.ones(len(model.item_index_), np.float32)
+        self.term = Dense(np.maximum(model.weights_, 0), ones, ones)
+
+    def settings(self) -> dict[str, str]:
+        """Return its name."""
+        return {"name": "EASE without negative weights"}
+
+    def rank(self, history: eq.Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
+        """Rank by the positive weights."""
+        return top_k([self.term], history.matrix, k, exclude_seen=exclude_seen)
+
+
+def on_test(model: object, split: eq.split.Split) -> list[float]:
+    names = ["ndcg", "tail_ndcg"]
+    result = eq.evaluate(model, split.test, metrics=names, bootstrap=0)  # type: ignore[arg-type]
+    return [result[name] for name in METRICS]
+
+
+def judged(case: Case, constants: dict[str, float]) -> dict[str, float | str]:
+    """Return test results of automatic and tuned settings and of other libraries' defaults."""
+    split = case.split
+    alpha, beta, l2, dropout = rules(constants, case)
+    auto = eq.EASE(l2=l2, dropout=dropout, normalizer=eq.DAN(alpha, beta)).fit(split.train)
+    peers = {
+        "RecTools": (plain := eq.EASE(l2=500.0, dropout=0.0).fit(split.train)),
+        "LensKit": eq.EASE(l2=1.0, dropout=0.0).fit(split.train, dtype="float64"),
+        "RecBole": eq.EASE(l2=250.0, dropout=0.0).fit(split.train),
+        "Cornac": PositiveEASE(plain),
+    }
+    row: dict[str, float | str] = {"data": case.name, "gini": case.gini}
+    row |= {"homophily": case.homophily, "items": split.train.n_items}
+    row |= {"alpha": alpha, "beta": beta, "l2": l2, "dropout": dropout}
+    row["auto"], row["auto_tail"] = on_test(auto, split)
+    row["tuned"], row["tuned_tail"] = on_test(case.tuned.model, split)
+    without = eq.EASE(l2="auto", dropout="auto").fit(split.train)
+    row["plain_auto"], row["plain_auto_tail"] = on_test(without, split)
+    for name, model in peers.items():
+        row[name], row[f"{name}_tail"] = on_test(model, split)
+    return row
+
+
+def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.DataFrame:
+    """Leave out each data set in turn."""
+    rows = []
+    for name in worth:
+        constants = best_choice(worth, without=name)
+        logging.info("without %s: %s", name, constants)
+        rows += [judged(case, constants) for case in cases if case.name == name]
+    frame = pl.DataFrame(rows).group_by("data", maintain_order=True).mean()
+    return frame.with_columns(
+        share=pl.col("auto") / pl.col("tuned"),
+        tail_share=pl.col("auto_tail") / pl.col("tuned_tail"),
+    )
+
+
+def made(name: str, data: eq.Interactions, n_items: int, cache: Path, seed: int) -> Case:
+    split = eq.split.strong(most_used(data, n_items), seed=seed)
+    mean = split.train.n_interactions / split.train.n_items
+    grid = {**GRID, "l2": [share * mean for share in PER_COUNT]}
+    storage = cache / f"{name}-{n_items}-{seed}.jsonl"
+    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage)
+    case = Case(name, split, tuned)
+    logging.info("%s, seed %d: %.0f s, best %s", name, seed, tuned.seconds, tuned.best)
+    return case
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    shared = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=shared, help="folder of the prepared sets")
+    parser.add_argument("--cache", type=Path, required=True, help="finished solves are kept here")
+    parser.add_argument("--items", type=int, default=ITEMS, help="most used items that are kept")
+    parser.add_argument("--only", nargs="+", help="names of data sets")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("equipoise").setLevel(logging.WARNING)
+    cases = []
+    for name, load in sources(args.data).items():
+        if args.only and name not in args.only:
+            continue
+        data = load()
+        seeds = range(SPLITS) if data.n_users < SEVERAL else range(1)
+        cases += [made(name, data, args.items, args.cache, seed) for seed in seeds]
+    worth = gains(cases)
+    print("constants fitted to all:", best_choice(worth))
+    found = table(cases, worth)
+    OUT.parent.mkdir(exist_ok=True)
+    found.write_csv(OUT, float_precision=4)
+    heads = ("data", "gini", "homophily", "alpha", "beta", "l2", "dropout", "auto", "tuned")
+    heads += ("share", "tail_share", *PEERS)
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    for row in found.iter_rows(named=True):
+        cells = [row["data"], *(f"{row[head]:.4g}" for head in heads[1:])]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

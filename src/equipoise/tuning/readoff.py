@@ -1,0 +1,171 @@
+"""Top-k lists of many models that share one solve, for little more than the price of one.
+
+Models of one solve differ in two vectors only: scores = (x * source) @ P * target. A row of P is
+read from memory once and added to the sums of every source (alpha); each target (family,
+diag_bound, gamma) is then one multiplication. Every sum runs in the order of `rank.top_k`, so a
+model read off here gets, bit for bit, the scores and lists it gets when it is fitted alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import threads
+from equipoise.errors import SolveError
+from equipoise.heaps import select, sort_heaps
+from equipoise.interactions import Interactions
+from equipoise.kernels import compiled
+from equipoise.matrix import Csr
+from equipoise.models.base import Recommender
+from equipoise.terms import Dense
+
+Lists = npt.NDArray[np.int32]
+CHUNKS = 4  # per thread, so that none waits long for the last one
+WIDTH = 512  # columns: the sums of six sources stay in the first-level cache
+
+
+def read_off(
+    models: Sequence[Recommender], history: Interactions, k: int, *, exclude_seen: bool = True
+) -> list[Lists]:
+    """Return the lists of each model, item positions padded with -1.
+
+    Models whose scores are one dense term on the same matrix are ranked together; any other model
+    is ranked by itself, and so are all where items of the history may be listed.
+    """
+    depth = min(k, history.n_items)
+    out: dict[int, Lists] = {}
+    groups: dict[int, list[tuple[int, Dense]]] = {}
+    for place, model in enumerate(models):
+        terms = model.terms()
+        term = terms[0]
+        if exclude_seen and len(terms) == 1 and isinstance(term, Dense):
+            groups.setdefault(id(term.matrix), []).append((place, term))
+        else:
+            out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
+    for members in groups.values():
+        lists = _ranked([term for _, term in members], history.matrix, depth)
+        out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
+    return [out[place] for place in range(len(models))]
+
+
+def _ranked(terms: list[Dense], history: Csr, k: int) -> Lists:
+    """Return lists (term, user, rank) of dense terms on one matrix."""
+    matrix, dtype = np.asarray(terms[0].matrix), terms[0].dtype
+    sources: dict[bytes, int] = {}
+    source_of = np.array([sources.setdefault(t.source.tobytes(), len(sources)) for t in terms])
+    scale = np.stack([np.frombuffer(each, terms[0].source.dtype) for each in sources])
+    indices = history.indices.astype(np.int32, copy=False)
+    # the product is rounded to the precision of the sums, as in `terms.Rows.weights`
+    weights = history.data.astype(dtype)[None] * scale.astype(dtype)[:, indices]
+    targets = np.stack([term.target.astype(dtype) for term in terms])
+    n_users = history.shape[0]
+    items = np.full((len(terms), n_users, k), -1, np.int32)
+    order = np.argsort(-np.diff(history.indptr), kind="stable")
+    count = min(n_users, CHUNKS * threads.count())
+    bad = np.zeros(n_users, np.bool_)
+
+    def work(number: int) -> None:
+        users = np.sort(order[number::count]).astype(np.int64)
+        shape = (len(terms), len(users), k)
+        found, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan, dtype)
+        lengths, wrong = np.zeros(shape[:2], np.int32), np.zeros(len(users), np.bool_)
+        indptr = history.indptr.astype(np.int64)
+        _fill(
+            *(matrix, indptr, indices, weights, users, targets, source_of),
+            *(found, scores, lengths, wrong),
+        )
+        items[:, users] = found
+        bad[users] = wrong
+
+    threads.run(work, count)
+    if bad.any():
+        raise SolveError("a model scores NaN; raise l2 or dropout")
+    return items
+
+
+@compiled
+def _fill(
+    matrix: Any,
+    indptr: Any,
+    indices: Any,
+    weights: Any,
+    users: Any,
+    targets: Any,
+    source_of: Any,
+    items: Any,
+    scores: Any,
+    lengths: Any,
+    bad: Any,
+) -> None:
+    """Fill in the lists of these users under every target, block of columns by block."""
+    n_items = matrix.shape[0]
+    sums = np.empty((len(weights), WIDTH), matrix.dtype)
+    block = np.empty((1, WIDTH), matrix.dtype)
+    for low in range(0, n_items, WIDTH):
+        size = min(WIDTH, n_items - low)
+        for user in range(len(users)):
+            start, stop = indptr[users[user]], indptr[users[user] + 1]
+            sums[:, :size] = 0
+            _add(sums, size, matrix, low, indices, weights, start, stop)
+            first = start
+            while first < stop and indices[first] < low:
+                first += 1
+            for which in range(len(targets)):
+                total, scale = sums[source_of[which]], targets[which]
+                for j in range(size):
+                    block[0, j] = total[j] * scale[low + j]
+                place = first
+                while place < stop and indices[place] < low + size:
+                    block[0, indices[place] - low] = -np.inf
+                    place += 1
+                one = slice(user, user + 1)
+                select(
+                    block[:, :size],
+                    low,
+                    items[which, one],
+                    scores[which, one],
+                    lengths[which, one],
+                    bad[one],
+                )
+    for which in range(len(targets)):
+        sort_heaps(items[which], scores[which], lengths[which])
+
+
+@compiled
+def _add(
+    sums: Any,
+    size: int,
+    matrix: Any,
+    low: int,
+    indices: Any,
+    weights: Any,
+    start: int,
+    stop: int,
+) -> None:
+    """Add weighted rows to the sums of every source, four at a time and each in its turn."""
+    place = start
+    while place + 4 <= stop:
+        r0 = matrix[indices[place], low : low + size]
+        r1 = matrix[indices[place + 1], low : low + size]
+        r2 = matrix[indices[place + 2], low : low + size]
+        r3 = matrix[indices[place + 3], low : low + size]
+        for source in range(len(sums)):
+            total, weight = sums[source], weights[source]
+            w0, w1, w2, w3 = weight[place], weight[place + 1], weight[place + 2], weight[place + 3]
+            for j in range(size):
+                value = total[j] + w0 * r0[j]
+                value = value + w1 * r1[j]
+                value = value + w2 * r2[j]
+                total[j] = value + w3 * r3[j]
+        place += 4
+    while place < stop:
+        row = matrix[indices[place], low : low + size]
+        for source in range(len(sums)):
+            total, factor = sums[source], weights[source, place]
+            for j in range(size):
+                total[j] = total[j] + factor * row[j]
+        place += 1

@@ -1,0 +1,261 @@
+"""What is searched: settings that need a solve, and settings that are read off it.
+
+A solve depends on beta, l2 and dropout. Family, alpha, gamma and diag_bound are vectors around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.errors import SettingError
+from equipoise.interactions import Interactions
+from equipoise.models.autoencoder import LinearAutoencoder
+from equipoise.models.base import Recommender
+from equipoise.normalize import DAN, Normalizer
+from equipoise.tuning.solver import Solver
+
+OUTER = ("beta", "l2", "dropout")
+INNER = ("alpha", "gamma", "diag_bound")
+EXPONENTS = ("alpha", "beta", "gamma")
+ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+FREE = {
+    "alpha": ALPHAS,
+    "gamma": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "diag_bound": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
+}
+# The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
+PAPER = {
+    "alpha": ALPHAS,
+    "beta": tuple(step / 10 for step in range(11)),
+    "l2": (5.0, 20.0, 50.0, 100.0, 300.0),
+    "dropout": (0.1, 0.3, 0.5, 0.6, 0.7),
+}
+
+Point = dict[str, Any]
+Values = dict[str, tuple[Any, ...]]
+
+
+def prototypes(given: Any) -> list[Recommender]:
+    """Return models to vary: instances as they are, classes and names with their defaults.
+
+    A linear autoencoder named by its class gets a `DAN`, so that alpha and beta are searched.
+    """
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not listed:
+        raise SettingError("tune needs a model, such as eq.EASE")
+    return [_prototype(each) for each in listed]
+
+
+def _prototype(given: Any) -> Recommender:
+    if isinstance(given, str):
+        import equipoise.models  # fills the registry
+
+        named = {name.lower(): kind for name, kind in Recommender.registry.items()}
+        if given.lower() not in named or not named[given.lower()].__module__.startswith(
+            equipoise.models.__name__
+        ):
+            raise SettingError(f"there is no model {given!r}; tune 'ease', 'lae' or 'rlae'")
+        given = named[given.lower()]
+    if isinstance(given, type) and issubclass(given, Recommender):
+        settings = {"normalizer": DAN()} if issubclass(given, LinearAutoencoder) else {}
+        try:
+            return given(**settings)
+        except TypeError as error:
+            raise SettingError(f"{given.__name__} cannot be made: {error}") from None
+    if isinstance(given, Recommender):
+        return given
+    raise SettingError(f"tune needs a model or its class, such as eq.EASE, got {given!r}")
+
+
+def checked_values(values: Any, names: Sequence[str]) -> Values:
+    """Return a grid as a tuple of values per name; a name the models lack is an error."""
+    if values == "paper":
+        values = {name: PAPER[name] for name in PAPER if name in names}
+    if not isinstance(values, Mapping) or not values:
+        raise SettingError("grid must map names to values, as in {'l2': [10, 100]}, or be 'paper'")
+    out: Values = {}
+    for name, given in values.items():
+        if name not in names:
+            raise SettingError(
+                f"the models have no {name!r} to tune; there are {', '.join(names)}"
+            )
+        listed = [given] if isinstance(given, (str, int, float)) else list(given)
+        if not listed:
+            raise SettingError(f"grid has no values for {name!r}")
+        out[name] = tuple(dict.fromkeys(listed))
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Linear autoencoders that are read off common solves.
+
+    Parameters
+    ----------
+    models
+        Prototypes; they differ in family, or in settings that are not searched.
+    values
+        What a grid gives; other settings stay as the prototypes have them.
+    """
+
+    models: list[LinearAutoencoder]
+    values: Values
+
+    @classmethod
+    def of(cls, models: list[LinearAutoencoder], grid: Any, train: Interactions) -> Shared:
+        """Check that the models can share their solves, and the grid."""
+        if len({(type(each.normalizer), beta_of(each.normalizer)) for each in models}) > 1:
+            raise SettingError("models that are tuned together need the same normalizer")
+        names = cls(models, {}).names
+        if grid is None:
+            values: Values = {name: FREE[name] for name in INNER if name in names}
+        else:
+            values = checked_values(grid, names)
+        return cls([_settled(each, values, train) for each in models], values)
+
+    @property
+    def names(self) -> list[str]:
+        """What can be searched."""
+        kind = self.models[0].normalizer
+        own = [name for name in EXPONENTS if hasattr(kind, name)]
+        bound = ["diag_bound"] if any(hasattr(each, "diag_bound") for each in self.models) else []
+        return [*own, "l2", "dropout", *bound]
+
+    def signature(self) -> list[Any]:
+        """Return what a storage is bound to: the models and what is read off each solve."""
+        inner = {name: list(self.values[name]) for name in INNER if name in self.values}
+        fixed = []
+        for model in self.models:
+            settings = model.settings()
+            for named in (settings, settings["normalizer"]):
+                for name in set(named) & set(self.values):  # every solve says what it was
+                    named.pop(name)
+            fixed.append(settings)
+        return [fixed, inner]
+
+    def outer(self) -> list[Point]:
+        """Return the settings of every solve of the grid, l2 running fastest."""
+        names = [name for name in ("beta", "dropout", "l2") if name in self.values]
+        every = itertools.product(*(self.values[name] for name in names))
+        return [dict(zip(names, values, strict=True)) for values in every]
+
+    def candidates(self, outer: Point, solver: Solver) -> list[tuple[int, Recommender]]:
+        """Solve once and return every model that can be read off, fitted, by its prototype."""
+        train = solver.train
+        variants = self._variants(outer)
+        first = variants[0][1]
+        numbers = first._numbers(train, first.normalizer)
+        penalty = first._penalty(train, first.normalizer, *numbers)
+        solved = solver.solve(first.normalizer.user_weights(train), penalty)
+        companions: dict[int, Any] = {}
+        for number, model in variants:
+            # a companion depends on none of what is searched: one fit serves all variants
+            own, model.lowpass = model.lowpass, None if number in companions else model.lowpass
+            model._take(train, model.normalizer, solved.P, penalty, solved.residual)
+            model.l2_, model.dropout_ = numbers
+            model.lowpass = own
+            model.companion_ = companions.setdefault(number, model.companion_)
+        return [(number, model) for number, model in variants]
+
+    def _variants(self, outer: Point) -> list[tuple[int, LinearAutoencoder]]:
+        out = []
+        for number, prototype in enumerate(self.models):
+            names = [name for name in INNER if name in self.values and has(prototype, name)]
+            for values in itertools.product(*(self.values[name] for name in names)):
+                settings = {**outer, **dict(zip(names, values, strict=True))}
+                out.append((number, vary(prototype, settings)))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Separate:
+    """Models of any kind, each fitted by itself.
+
+    Parameters
+    ----------
+    models
+        Prototypes of one class.
+    values
+        The grid over their settings.
+    """
+
+    models: list[Recommender]
+    values: Values
+
+    @classmethod
+    def of(cls, models: list[Recommender], grid: Any) -> Separate:
+        """Check the grid."""
+        if len({type(each) for each in models}) > 1:
+            raise SettingError("only linear autoencoders can be tuned several at a time")
+        kind = type(models[0])
+        if grid is None:
+            raise SettingError(f"tuning {kind.__name__} needs a grid, as in {{'shrink': [0, 10]}}")
+        fields = [entry.name for entry in dataclasses.fields(kind) if entry.init]  # type: ignore[arg-type]
+        return cls(models, checked_values(grid, fields))
+
+    def signature(self) -> list[Any]:
+        """Return what a storage is bound to."""
+        return [model.settings() for model in self.models]
+
+    def outer(self) -> list[Point]:
+        """Return every point of the grid."""
+        every = itertools.product(*self.values.values())
+        return [dict(zip(self.values, values, strict=True)) for values in every]
+
+    @property
+    def names(self) -> list[str]:
+        """What is searched."""
+        return list(self.values)
+
+    def candidates(self, outer: Point, solver: Any) -> list[tuple[int, Recommender]]:
+        """Fit one model."""
+        model: Any = self.models[0]
+        return [(0, dataclasses.replace(model, **outer).fit(solver.train))]
+
+
+Space = Shared | Separate
+
+
+def describe(model: Recommender) -> Point:
+    """Return a fitted model's settings as plain values, with the numbers behind "auto"."""
+    if not isinstance(model, LinearAutoencoder):
+        settings = model.settings()
+        return {"family": settings.pop("model"), **settings}
+    point: Point = {"family": type(model).__name__}
+    for name in EXPONENTS:
+        if hasattr(model.normalizer_, name):
+            point[name] = float(getattr(model.normalizer_, name))
+    point |= {"l2": model.l2_, "dropout": model.dropout_}
+    if hasattr(model, "diag_bound"):
+        point["diag_bound"] = float(model.diag_bound)
+    return point
+
+
+def _settled(model: LinearAutoencoder, values: Values, train: Interactions) -> LinearAutoencoder:
+    """Replace "auto" in the normalizer once, by what is searched or by numbers from the data."""
+    given = {name: values[name][0] for name in EXPONENTS if name in values}
+    model = vary(model, given)
+    return dataclasses.replace(model, normalizer=model.normalizer.resolve(train))
+
+
+def beta_of(normalizer: Normalizer) -> Any:
+    """Return beta where it is a setting, or the normalizer where users are weighted otherwise."""
+    return getattr(normalizer, "beta", normalizer)
+
+
+def has(model: LinearAutoencoder, name: str) -> bool:
+    """Whether a setting is one of the model or of its normalizer."""
+    return hasattr(model.normalizer if name in EXPONENTS else model, name)
+
+
+def vary(prototype: LinearAutoencoder, settings: Point) -> LinearAutoencoder:
+    """Return an unfitted copy with other settings, those of the normalizer included."""
+    own = {name: value for name, value in settings.items() if name not in EXPONENTS}
+    theirs = {name: value for name, value in settings.items() if name in EXPONENTS}
+    if theirs:
+        own["normalizer"] = dataclasses.replace(prototype.normalizer, **theirs)
+    return dataclasses.replace(prototype, **own)
