@@ -1,0 +1,11 @@
+"""A report on one's own data as a single page, the paper's case study, and figures.
+
+`write_report` collects everything into one plain dict (collect.py) and fills a template with it
+(page.py, templates/). `case_study` puts four normalizations side by side for one person.
+"""
+
+from equipoise.report.cases import CaseStudy, case_study
+from equipoise.report.collect import collect
+from equipoise.report.page import render, write_case_study, write_report
+
+__all__ = ["CaseStudy", "case_study", "collect", "render", "write_case_study", "write_report"]

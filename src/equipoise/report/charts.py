@@ -1,0 +1,262 @@
+"""The charts of a report, drawn from the facts as inline SVG; each has a table beside it.
+
+They are 360 units wide, so that their text can be read on a telephone. No plotting library: the
+page would carry fonts and a hundred times the bytes, and could not follow light and dark.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from equipoise.report.svg import MARKS, Drawing, Scale, axis_text, padded
+
+WIDTH = 360.0
+ROW = 26.0
+NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
+DASHES = ("", "dash1", "dash2", "dash3", "dash4")
+
+
+def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
+    """Draw the share of interactions that the most used items hold."""
+    height = 230.0
+    out = Drawing(
+        "popularity",
+        WIDTH,
+        height,
+        "Concentration of the interactions",
+        f"The most used 20% of the items hold {head_share:.0%} of the interactions.",
+    )
+    x, y = _unit_axes(out, height, "share of the items, most used first", "of the interactions")
+    points = [(x(a), y(b)) for a, b in zip(curve["items"], curve["interactions"], strict=True)]
+    edge = [point for point in points if point[0] <= x(0.2) + 0.01]
+    out.area([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill")
+    out.path(points, "series main")
+    out.line(x(0.2), y(0), x(0.2), y(head_share), "guide")
+    out.mark("circle", x(0.2), y(head_share), "mark main")
+    out.text(x(0.2) + 9, y(head_share) + 15, f"head: 20% of items, {head_share:.0%}", "strong")
+    return str(out)
+
+
+def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: int) -> str:
+    """Draw one metric of all models as dots with their intervals."""
+    cells = [(each["name"], each["accuracy"][metric][part]) for each in models]
+    known = [(name, cell) for name, cell in cells if cell["value"] is not None]
+    height = ROW * len(cells) + 36
+    words = [_interval_words(name, cell) for name, cell in known]
+    out = Drawing(
+        f"dots-{metric}-{part}",
+        WIDTH,
+        height,
+        f"{metric.upper()}@{k}, {NAMES[part]}",
+        "; ".join(words) or "not defined: no such targets in the test part",
+    )
+    top = max((_high(cell) for _, cell in known), default=1.0) or 1.0
+    x = Scale(0, top * 1.02, 104, 306)
+    bottom = height - 22
+    for tick in x.ticks(4):
+        out.line(x(tick), 6, x(tick), bottom, "grid")
+        out.text(x(tick), height - 8, axis_text(tick), "tick", "middle")
+    for place, (name, cell) in enumerate(cells):
+        middle = 6 + ROW * (place + 0.5)
+        main = place == len(cells) - 1
+        kind = "main" if main else "other"
+        short = "Your model" if name.startswith("Your model") else name
+        out.text(94, middle + 4, short, "label strong" if main else "label", "end")
+        if cell["value"] is None:
+            out.text(110, middle + 4, "not defined", "tick")
+            continue
+        if cell["low"] is not None:
+            out.line(x(cell["low"]), middle, x(cell["high"]), middle, f"span {kind}")
+        out.mark(MARKS[(place + 1) % 4], x(cell["value"]), middle, f"mark {kind}")
+        bold = "value strong" if main else "value"
+        out.text(WIDTH - 2, middle + 4, f"{cell['value']:.4f}", bold, "end")
+    return str(out)
+
+
+def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
+    """Draw tail accuracy against overall accuracy as alpha moves, and plain EASE beside it."""
+    height = 270.0
+    rows = [row for row in dial["rows"] if row["tail_ndcg"] is not None]
+    first, last = dial["rows"][0], dial["rows"][-1]
+    out = Drawing(
+        "frontier",
+        WIDTH,
+        height,
+        f"Accuracy against the tail: NDCG@{k} of tail items over NDCG@{k} of all items",
+        f"From alpha {first['alpha']:.2f} to {last['alpha']:.2f} NDCG over all items goes from "
+        f"{_plain(first['ndcg'])} to {_plain(last['ndcg'])}, over tail items from "
+        f"{_plain(first['tail_ndcg'])} to {_plain(last['tail_ndcg'])}.",
+    )
+    if not rows:
+        out.text(WIDTH / 2, height / 2, "no tail items among the targets", "tick", "middle")
+        return str(out)
+    other = [plain["accuracy"]["ndcg"][part]["value"] for part in ("all", "tail")]
+    with_plain = None not in other
+    xs = [row["ndcg"] for row in rows] + ([other[0]] if with_plain else [])
+    ys = [row["tail_ndcg"] for row in rows] + ([other[1]] if with_plain else [])
+    x = Scale(*padded(xs, 0.12), 44, WIDTH - 14)
+    y = Scale(*padded([*ys, 0.0], 0.1), height - 42, 22)
+    _axes(out, x, y, height, f"NDCG@{k}, all items", "tail items")
+    out.path([(x(row["ndcg"]), y(row["tail_ndcg"])) for row in rows], "series main")
+    if with_plain:
+        out.mark("triangle", x(other[0]), y(other[1]), "mark other", 5.5, hint="plain EASE")
+        _beside(out, x(other[0]), y(other[1]) + 16, "plain EASE", "label", x)
+    for step, row in enumerate(dial["rows"]):
+        if row["tail_ndcg"] is None:
+            continue
+        place = x(row["ndcg"]), y(row["tail_ndcg"])
+        hint = f"alpha {row['alpha']:.2f}"
+        kind = "dot now" if step == dial["own"] else "dot"
+        out.mark("circle", *place, kind, step=step, hint=hint)
+    for row in (rows[0], rows[-1]):
+        words = f"alpha {row['alpha']:g}"
+        _beside(out, x(row["ndcg"]), y(row["tail_ndcg"]) - 9, words, "label", x)
+    return str(out)
+
+
+def dial_lines(dial: dict[str, Any], k: int) -> str:
+    """Draw what alpha changes, as multiples of the values at the first position."""
+    height = 270.0
+    keys = {"all": "ndcg", "head": "head_ndcg", "tail": "tail_ndcg", "coverage": "coverage"}
+    rows = dial["rows"]
+    series = {
+        name: [(row["alpha"], row[key] / rows[0][key]) for row in rows]
+        for name, key in keys.items()
+        if rows[0][key] and all(row[key] is not None for row in rows)
+    }
+    out = Drawing(
+        "dial-lines",
+        WIDTH,
+        height,
+        f"What alpha changes: NDCG@{k} of all, head and tail items, and coverage",
+        f"At alpha {rows[-1]['alpha']:.2f}, as multiples of the values at alpha "
+        f"{rows[0]['alpha']:.2f}: "
+        + "; ".join(f"{name} {points[-1][1]:.2f}" for name, points in series.items()),
+    )
+    values = [value for points in series.values() for _, value in points]
+    x = Scale(rows[0]["alpha"], rows[-1]["alpha"], 44, WIDTH - 62)
+    y = Scale(0, max([*values, 1.0]) * 1.08, height - 42, 22)
+    _axes(out, x, y, height, "alpha", f"times the value at alpha {rows[0]['alpha']:g}")
+    for step, row in enumerate(rows):
+        kind = "cursor now" if step == dial["own"] else "cursor"
+        out.line(x(row["alpha"]), y(0), x(row["alpha"]), y(y.high), kind, step=step)
+    ends = _spread([y(points[-1][1]) for points in series.values()], 13)
+    tones = {"all": "main", "tail": "accent"}
+    for place, (name, points) in enumerate(series.items()):
+        tone = tones.get(name, "other")
+        drawn = [(x(alpha), y(value)) for alpha, value in points]
+        out.path(drawn, f"series {tone} {DASHES[place]}")
+        for point in drawn:
+            out.mark(MARKS[place], *point, f"mark small {tone}", 2.6)
+        out.text(x.stop + 8, ends[place] + 4, name, "label strong" if name == "all" else "label")
+    return str(out)
+
+
+def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[float]]) -> str:
+    """Draw how much of all exposure the most shown items take, beside what people used.
+
+    The share of the items is on a square-root scale: lists show a small part of a catalogue.
+    """
+    height = 320.0
+    out = Drawing(
+        "exposure-curves",
+        WIDTH,
+        height,
+        "Share of all exposure that the most shown items take",
+        "Gini index of exposure: "
+        + "; ".join(f"{each['name']} {_plain(each['beyond']['gini'])}" for each in models),
+    )
+    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        out.line(x(0), y(share), x(1), y(share), "grid")
+        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
+    for share in (0.01, 0.05, 0.2, 0.5, 1):
+        out.line(x(share**0.5), y(0), x(share**0.5), y(1), "grid")
+        anchor = "end" if share == 1 else "middle"
+        out.text(x(share**0.5), height - 26, f"{share:.0%}", "tick", anchor)
+    out.text(x(0) - 6, 12, "of all exposure", "axis")
+    out.text(x(1), height - 8, "share of the items, most shown first", "axis", "end")
+    even = [step / 40 for step in range(41)]
+    out.path([(x(share**0.5), y(share)) for share in even], "guide line")
+    out.text(x(0.7), y(0.53), "all items alike", "tick", "end")
+    last = len(models) - 1
+    lines = [("used by people", training, "soft")]
+    lines += [
+        (
+            each["name"],
+            each["curve"],
+            "main" if place == last else f"other {DASHES[1 + place % 4]}",
+        )
+        for place, each in enumerate(models)
+    ]
+    for place, (name, curve, kind) in enumerate(lines):
+        pairs = zip(curve["items"], curve["held"], strict=True)
+        out.path([(x(share**0.5), y(held)) for share, held in pairs], f"series {kind}")
+        middle = y(0.06) - 17 * (len(lines) - 1 - place)
+        out.line(x(0.6), middle, x(0.67), middle, f"series {kind}")
+        short = "Your model" if name.startswith("Your model") else name
+        out.text(x(0.69), middle + 4, short, "label")
+    return str(out)
+
+
+def _spread(places: Sequence[float], room: float) -> list[float]:
+    """Move labels apart so that none covers another; the order stays.
+
+    >>> _spread([50.0, 52.0, 90.0], 10)
+    [46.0, 56.0, 90.0]
+    """
+    out = list(places)
+    order = sorted(range(len(out)), key=lambda place: out[place])
+    for _ in range(20):
+        for above, below in itertools.pairwise(order):
+            lack = room - (out[below] - out[above])
+            if lack > 0:
+                out[above] -= lack / 2
+                out[below] += lack / 2
+    return out
+
+
+def _unit_axes(out: Drawing, height: float, x_label: str, y_label: str) -> tuple[Scale, Scale]:
+    """Draw axes from 0% to 100%."""
+    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        out.line(x(0), y(share), x(1), y(share), "grid")
+        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
+        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+        out.text(x(share), height - 26, f"{share:.0%}", "tick", anchor)
+    out.text(x(0) - 6, 12, y_label, "axis")
+    out.text(x(1), height - 8, x_label, "axis", "end")
+    return x, y
+
+
+def _axes(out: Drawing, x: Scale, y: Scale, height: float, x_label: str, y_label: str) -> None:
+    for tick in y.ticks(4):
+        out.line(x.start, y(tick), x.stop, y(tick), "grid")
+        out.text(x.start - 6, y(tick) + 4, axis_text(tick), "tick", "end")
+    for tick in x.ticks(4):
+        out.text(x(tick), height - 26, axis_text(tick), "tick", "middle")
+    out.text(x.start - 6, 12, y_label, "axis")
+    out.text(x.stop, height - 8, x_label, "axis", "end")
+
+
+def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scale) -> None:
+    """Write a label so that it stays inside the drawing."""
+    room = 3.2 * len(words)
+    anchor = "end" if x + room > scale.stop else "start" if x - room < scale.start else "middle"
+    out.text(x, y, words, kind, anchor)
+
+
+def _interval_words(name: str, cell: dict[str, Any]) -> str:
+    if cell["low"] is None:
+        return f"{name} {cell['value']:.4f}"
+    return f"{name} {cell['value']:.4f}, 95% interval {cell['low']:.4f} to {cell['high']:.4f}"
+
+
+def _high(cell: dict[str, Any]) -> float:
+    return float(cell["value"] if cell["high"] is None else cell["high"])
+
+
+def _plain(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"

@@ -1,0 +1,206 @@
+"""The pages: facts into templates, everything inline, nothing from elsewhere.
+
+Titles and ids come from the user's data and are escaped by the template engine; the page's own
+script writes them as text only, and a content security policy lets nothing else run or load.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.errors import DataError, MissingExtraError
+from equipoise.interactions import Interactions
+from equipoise.report import charts, sentences
+from equipoise.report.cases import CaseStudy
+from equipoise.report.collect import SLICES, collect
+from equipoise.split import Split
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def write_report(
+    data: Interactions | Split, path: str | os.PathLike[str] = "report.html", **options: Any
+) -> dict[str, Any]:
+    """Write a report on data as one HTML page that needs no network, and return its facts.
+
+    Parameters
+    ----------
+    data
+        Interactions, which are split by people, or a split.
+    path
+        The file to write; replaced in one step.
+    options
+        As for `collect`: `name`, `model`, `k`, `sample`, `persons`, `seed`, ...
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> from equipoise.report import write_report
+    >>> data = eq.datasets.load("movielens-100k", min_rating=4)  # doctest: +SKIP
+    >>> facts = write_report(data, "report.html", name="MovieLens 100K")  # doctest: +SKIP
+    """
+    _environment()  # a missing package is told before the work, not after
+    check_page(path)
+    facts = collect(data, **options)
+    _write(path, render(facts))
+    return facts
+
+
+def write_case_study(study: CaseStudy, path: str | os.PathLike[str]) -> None:
+    """Write a case study as one HTML page that needs no network."""
+    _write(path, _fill("case.html", study=study.to_dict()))
+
+
+def render(facts: dict[str, Any]) -> str:
+    """Return the HTML page for the facts of `collect`."""
+    models, dial, k = facts["models"], facts["dial"], facts["k"]
+    drawn = {
+        "popularity": charts.popularity_curve(
+            facts["data"]["popularity"], facts["data"]["head_share"]
+        ),
+        "dots": [charts.accuracy_dots(models, part, "ndcg", k) for part in SLICES],
+        "exposure": charts.exposure_curves(models, facts["training_curve"]),
+    }
+    if dial:
+        drawn["frontier"] = charts.frontier(dial, models[-2], k)
+        drawn["lines"] = charts.dial_lines(dial, k)
+    return _fill(
+        "report.html",
+        facts=facts,
+        charts=drawn,
+        glance=sentences.glance(facts),
+        implications=sentences.implications(facts["data"]),
+        positions=[sentences.position(row, k) for row in dial["rows"]] if dial else [],
+        slices=SLICES,
+        packed=packed(facts["people"], dial),
+    )
+
+
+def packed(people: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what the page's script needs: every title once, lists by number."""
+    titles: dict[str, int] = {}
+
+    def number(title: str) -> int:
+        return titles.setdefault(title, len(titles))
+
+    lists = [
+        [
+            [
+                [
+                    number(row["title"]),
+                    int(row["tail"]),
+                    int(row["found"]),
+                    *map(number, row["why"]),
+                ]
+                for row in listed
+            ]
+            for listed in person["lists"]
+        ]
+        for person in people
+    ]
+    return {"titles": list(titles), "lists": lists, "own": dial["own"] if dial else 0}
+
+
+def check_page(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that could not be written, before the work is done rather than after."""
+    file = Path(path)
+    if file.is_dir():
+        raise DataError(f"{file} is a folder; give the path of an HTML file")
+    if not file.absolute().parent.is_dir():
+        raise DataError(f"there is no folder {file.absolute().parent}; make it first")
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    file = Path(path)
+    check_page(file)
+    fresh = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _fill(template: str, **values: Any) -> str:
+    from markupsafe import Markup
+
+    style, script = (_source(name).strip() for name in ("style.css", "page.js"))
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"style-src {_hash(style)}; script-src {_hash(script)}"
+    )
+    return (
+        _environment()
+        .get_template(template)
+        .render(**values, policy=policy, style=Markup(style), script=Markup(script))
+    )
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtraError(
+            "the report needs jinja2; install it with `pip install equipoise[report]`"
+        ) from error
+    made = Environment(
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(score=_score, count=_count, share=_share, clock=_clock, size=_size)
+    return made
+
+
+def _source(name: str) -> str:
+    found = resources.files("equipoise.report").joinpath("templates", name)
+    return found.read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _score(value: float | None, digits: int = 4) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.{digits}f}"
+
+
+def _count(value: float | None) -> str:
+    if value is None:
+        return "\N{EN DASH}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def _share(value: float | None) -> str:
+    return "\N{EN DASH}" if value is None else f"{100 * value:.1f}%"
+
+
+def _clock(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> _clock(0.0000051), _clock(0.25), _clock(12.34), _clock(200.0)
+    ('< 0.01 s', '0.25 s', '12.3 s', '3 min 20 s')
+    """
+    if seconds < 0.01:
+        return "< 0.01 s"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def _size(size: float | None) -> str:
+    if size is None:
+        return "not known"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

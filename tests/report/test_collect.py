@@ -1,0 +1,172 @@
+"""What a report says is what the library says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.errors import SettingError, UnknownIdError
+from equipoise.interactions import Interactions
+from equipoise.report.collect import collect, concentration
+from equipoise.report.people import LISTED, sampled
+from equipoise.report.sentences import glance
+from equipoise.report.trials import settings_text
+
+QUICK: dict[str, Any] = {"k": 5, "sample": 2, "bootstrap": 0}
+
+
+@pytest.fixture(scope="module")
+def split(synthetic: Interactions) -> eq.split.Split:
+    return eq.split.strong(synthetic, valid=0.1, test=0.2, seed=0)
+
+
+def test_facts_are_plain_values(facts: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+
+
+def test_statistics_are_those_of_the_train_part(
+    facts: dict[str, Any], split: eq.split.Split, labelled: Interactions
+) -> None:
+    found = eq.describe(split.train)
+    assert facts["data"]["gini_items"] == found.gini_items
+    assert facts["data"]["homophily"] == found.homophily
+    assert facts["data"]["whole"]["n_interactions"] == labelled.n_interactions
+    resolved = eq.DAN().resolve(split.train)
+    assert (facts["data"]["alpha"], facts["data"]["beta"]) == resolved.exponents()[:2]
+
+
+def test_numbers_of_the_yardsticks_equal_an_evaluation(
+    facts: dict[str, Any], split: eq.split.Split
+) -> None:
+    result = eq.evaluate(eq.Popularity().fit(split.train), split.test, k=10, bootstrap=0)
+    popular = facts["models"][0]
+    assert popular["accuracy"]["ndcg"]["tail"]["value"] == result["tail_ndcg@10"]
+    assert popular["beyond"]["coverage"] == result["coverage@10"]
+    names = [model["name"] for model in facts["models"]]
+    assert names == ["Popularity", "Item-kNN", "EASE", "EASE + DAN"]
+
+
+def test_the_dial_at_the_models_own_alpha_gives_the_models_own_numbers(
+    facts: dict[str, Any],
+) -> None:
+    own = facts["dial"]["rows"][facts["dial"]["own"]]
+    main = facts["models"][-1]
+    assert own["ndcg"] == main["accuracy"]["ndcg"]["all"]["value"]
+    assert own["coverage"] == main["beyond"]["coverage"]
+    alphas = [row["alpha"] for row in facts["dial"]["rows"]]
+    assert alphas == sorted(alphas)
+    assert facts["data"]["alpha"] in alphas
+    assert facts["dial"]["rows"][-1]["popularity"] < facts["dial"]["rows"][0]["popularity"]
+
+
+def test_a_given_model_fitted_on_the_train_part_is_reported_as_it_is(
+    split: eq.split.Split,
+) -> None:
+    model = eq.EASE(l2=7.0, dropout=0.0, normalizer=eq.ItemNorm(0.25)).fit(split.train)
+    found = collect(split, model=model, **QUICK)
+    result = eq.evaluate(model, split.test, k=5, bootstrap=0)
+    assert found["models"][-1]["name"] == "Your model, EASE + ItemNorm"
+    assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
+    assert found["dial"]["rows"][found["dial"]["own"]]["alpha"] == 0.25
+    lists = found["people"][0]["lists"][found["dial"]["own"]]
+    user = found["people"][0]["user"]
+    history = split.test.history.history(user)
+    assert [row["item"] for row in lists] == [
+        str(item) for item in model.recommend([history], LISTED).items[0]
+    ]
+
+
+def test_a_model_that_saw_other_people_is_fitted_anew(
+    split: eq.split.Split, synthetic: Interactions
+) -> None:
+    model = eq.EASE(l2=7.0, dropout=0.0).fit(synthetic)
+    found = collect(split, model=model, **QUICK)
+    fresh = eq.EASE(l2=7.0, dropout=0.0).fit(split.train)
+    result = eq.evaluate(fresh, split.test, k=5, bootstrap=0)
+    assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
+    assert "fitted anew" in found["choices"][-1]
+    assert model.data_fingerprint_ == synthetic.fingerprint
+
+
+def test_a_model_without_a_dial_is_reported_without_one(split: eq.split.Split) -> None:
+    found = collect(split, model=eq.ItemKNN(neighbours=5).fit(split.train), **QUICK)
+    assert found["dial"] is None
+    assert [len(person["lists"]) for person in found["people"]] == [1, 1]
+
+
+def test_a_split_of_pairs_is_reported_too(synthetic: Interactions) -> None:
+    found = collect(eq.split.weak(synthetic), **QUICK)
+    assert found["provenance"]["protocol"] == "weak"
+    assert "without a search" in found["choices"][0]
+    assert found["data"]["whole"] is None
+
+
+def test_the_same_seed_gives_the_same_report(synthetic: Interactions) -> None:
+    one, other = (collect(synthetic, **QUICK) for _ in range(2))
+    for part in ("data", "dial", "people", "training_curve"):
+        assert one[part] == other[part]
+
+
+def test_people_can_be_named(split: eq.split.Split) -> None:
+    user = split.test.history.users[3]
+    found = collect(split, persons=[user], **QUICK)
+    assert [person["user"] for person in found["people"]] == [user]
+    with pytest.raises(UnknownIdError, match="nobody in the test part is 'zoe'"):
+        collect(split, persons=["zoe"], **QUICK)
+
+
+def test_sample_people_differ_in_activity(split: eq.split.Split) -> None:
+    rows = sampled(split.test, 6, seed=0)
+    counts = split.test.history.user_counts[rows]
+    assert len(set(rows)) == 6
+    assert (np.diff(counts) >= 0).all()
+    assert counts[-1] > 2 * counts[0]
+    assert sampled(split.test, 0, seed=0) == []
+    with pytest.raises(SettingError, match="must be >= 0"):
+        sampled(split.test, -1, seed=0)
+
+
+def test_histories_start_with_what_came_last(synthetic: Interactions) -> None:
+    times = np.arange(synthetic.n_interactions)[::-1].astype(np.int64)
+    timed = Interactions(synthetic.matrix, synthetic.users, synthetic.items, times=times)
+    found = collect(timed, **QUICK)
+    person = found["people"][0]
+    stored = [str(item) for item in timed.history(person["user"])]
+    shown = [row["item"] for row in person["history"]]
+    assert shown == [item for item in stored if item in shown]
+
+
+def test_reasons_come_from_the_history(facts: dict[str, Any]) -> None:
+    for person in facts["people"]:
+        if person["more"]:
+            continue
+        known = {row["title"] for row in person["history"]}
+        reasons = [row["why"] for listed in person["lists"] for row in listed]
+        assert all(set(why) <= known for why in reasons)
+        assert any(reasons)
+
+
+def test_the_curve_of_concentration_holds_hand_made_shares() -> None:
+    curve = concentration(np.array([1, 0, 3, 0]))
+    at = dict(zip(curve["items"], curve["held"], strict=True))
+    assert at[0.25] == 0.75
+    assert at[1.0] == 1.0
+    assert concentration(np.zeros(3, np.int64))["held"][-1] == 0
+
+
+def test_the_glance_names_a_difference_only_where_there_is_one(facts: dict[str, Any]) -> None:
+    test = {**facts["tests"][0], "p_adjusted": 0.5}
+    assert "no clear difference" in glance({**facts, "tests": [test]})[0]
+    worse = {**test, "p_adjusted": 0.01, "difference": -0.02}
+    assert "clearly worse" in glance({**facts, "tests": [worse]})[0]
+
+
+def test_settings_are_told_with_the_numbers_taken_from_the_data(split: eq.split.Split) -> None:
+    model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    words = settings_text(model)
+    assert "auto" not in words
+    assert f"l2 {model.l2_:.3g}" in words
