@@ -1,0 +1,55 @@
+"""All commands in the order of `equipoise --help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from equipoise.cli import (
+    asking,
+    datasets,
+    demo,
+    describing,
+    doctor,
+    fitting,
+    judging,
+    report,
+    reproduce,
+    tuning,
+)
+from equipoise.cli.framework import Commands
+from equipoise.cli.output import hear_the_library
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: equipoise demo",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from equipoise import __version__
+
+        typer.echo(f"equipoise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def every(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Linear recommenders in balance: from a table of who used what to recommendations."""
+    hear_the_library()
+
+
+for each in (demo, describing, fitting, tuning, judging, asking, report, reproduce, doctor):
+    app.add_typer(each.app)
+app.add_typer(datasets.app, name="datasets")

@@ -1,0 +1,173 @@
+"""The command `doctor`: what this machine has, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import shutil
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import typer
+
+from equipoise.cli.framework import Json, declare
+from equipoise.cli.output import add, emit, show, table, working
+
+app = typer.Typer()
+
+CORE = ("numpy", "scipy", "polars", "narwhals", "numba", "threadpoolctl", "typer", "rich")
+EXTRAS = {
+    "gpu": ("torch",),
+    "neural": ("torch",),
+    "tune": ("optuna",),
+    "report": ("matplotlib", "jinja2"),
+    "serve": ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client"),
+    "cluster": ("dask", "distributed"),
+}
+
+
+@declare(app, "doctor", "equipoise doctor")
+def doctor(as_json: Json = False) -> None:
+    """Show versions, BLAS, threads, memory, GPU, extras, cache, and run a short self-test."""
+    with working("looking around"):
+        found = examine()
+    if as_json:
+        emit(found)
+        return
+    out = table("", "", left=(0, 1))
+    versions = found["versions"]
+    add(out, "equipoise", f"{versions.pop('equipoise')}, Python {versions.pop('python')}")
+    add(out, "packages", ", ".join(f"{name} {number}" for name, number in versions.items()))
+    add(out, "machine", f"{found['machine']}, {found['cores']} cores for this process")
+    for library in found["blas"]:
+        add(out, "BLAS", f"{library['name']} {library['version']}, {library['threads']} threads")
+    memory = found["memory"]
+    add(out, "memory", f"{memory['free'] / 1e9:.1f} GB free of {memory['total'] / 1e9:.1f} GB")
+    add(out, "GPU", found["gpu"])
+    for name, extra in found["extras"].items():
+        remedy = f"missing {', '.join(extra['missing'])}: {extra['remedy']}"
+        add(out, f"extra {name}", remedy if extra["missing"] else "installed")
+    cache = found["cache"]
+    held = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in cache["holds"].items())
+    add(out, "cache", f"{cache['folder']}: {held or 'empty'}")
+    test = found["self_test"]
+    rate = f"{test['gflops']:.0f} Gflop/s in float32, residual {test['residual']:.1e}"
+    add(out, "self-test", f"{'passed' if test['passed'] else 'FAILED'}: solve at {rate}")
+    show(out)
+    if not test["passed"]:
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Return everything `doctor` knows."""
+    import equipoise
+    from equipoise.machine import free_memory
+    from equipoise.threads import count
+
+    return {
+        "versions": {
+            "equipoise": equipoise.__version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in CORE},
+        },
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cores": count(),
+        "blas": _blas(),
+        "memory": {"free": free_memory(), "total": _total_memory()},
+        "gpu": _gpu(),
+        "extras": {name: _extra(name, modules) for name, modules in EXTRAS.items()},
+        "cache": _cache(),
+        "self_test": _self_test(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _blas() -> list[dict[str, Any]]:
+    from threadpoolctl import threadpool_info
+
+    for name in ("numpy", "scipy.linalg"):  # threadpoolctl sees only what is loaded
+        importlib.import_module(name)
+    found = [
+        {
+            "name": library["internal_api"],
+            "version": library.get("version") or "",
+            "threads": library["num_threads"],
+        }
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
+    ]
+    return [each for place, each in enumerate(found) if each not in found[:place]]
+
+
+def _total_memory() -> int:
+    from equipoise.machine import meminfo
+
+    return meminfo("MemTotal")
+
+
+def _gpu() -> str:
+    if importlib.util.find_spec("torch"):
+        try:
+            import torch
+        except Exception as error:  # a broken torch must not stop the doctor
+            return f"torch cannot be imported: {str(error).splitlines()[0]}"
+        if torch.cuda.is_available():
+            return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+        return f"none that torch {torch.__version__} can use"
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return "nvidia-smi gives no answer"
+        if done.returncode == 0 and done.stdout.strip():
+            return f"{done.stdout.strip().splitlines()[0]}; torch is missing"
+    return "none found"
+
+
+def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return {"missing": missing, "remedy": f"pip install 'equipoise[{name}]'" if missing else None}
+
+
+def _cache() -> dict[str, Any]:
+    from equipoise.datasets import cache_folder
+
+    folder = cache_folder()
+    holds = {}
+    if folder.is_dir():
+        for entry in sorted(folder.iterdir()):
+            files = [entry] if entry.is_file() else [f for f in entry.rglob("*") if f.is_file()]
+            holds[entry.name] = sum(file.stat().st_size for file in files)
+    return {"folder": str(folder), "holds": holds}
+
+
+def _self_test() -> dict[str, Any]:
+    """Fit a small model and measure the rate of the solve; about a second."""
+    import numpy as np
+    import scipy.sparse as sp
+
+    from equipoise.interactions import Interactions
+    from equipoise.models import EASE
+    from equipoise.solve.plan import solve_rate
+
+    start = time.perf_counter()
+    rng = np.random.default_rng(0)
+    cells = rng.choice(500 * 200, 5_000, replace=False)
+    pairs = (np.ones(len(cells), np.float32), np.divmod(cells, 200))
+    model = EASE(l2=10.0).fit(Interactions(sp.coo_array(pairs, shape=(500, 200)).tocsr()))
+    return {
+        "passed": bool(model.residual_ < 1e-3),
+        "residual": float(model.residual_),
+        "gflops": solve_rate("float32") / 1e9,
+        "seconds": time.perf_counter() - start,
+    }

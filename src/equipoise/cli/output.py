@@ -1,0 +1,193 @@
+"""What commands print: tables and JSON on stdout; notes, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
+PATIENCE = 2.0  # seconds before a silent command says what it does
+REMINDER = 30.0  # seconds between the lines of a long one without a terminal
+
+Report = Callable[[int, int], None]
+
+
+def console(*, error: bool = False) -> Console:
+    """Return a console for stdout or stderr, with a fixed width where there is no terminal."""
+    stream = sys.stderr if error else sys.stdout
+    fixed = None if stream.isatty() else WIDTH
+    return Console(stderr=error, width=fixed, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str | Text = "", style: str | None = None) -> None:
+    """Print a line for people on stdout."""
+    console().print(text, style=style)
+
+
+def note(text: str, style: str = "dim") -> None:
+    """Print a remark on stderr."""
+    console(error=True).print(clean(text), style=style, soft_wrap=True)
+
+
+def emit(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    sys.stdout.write(json.dumps(as_json(value), indent=2, allow_nan=False) + "\n")
+
+
+def as_json(value: Any) -> Any:
+    """Return plain values: dataclasses as dicts, arrays as lists, NaN and infinities as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: as_json(getattr(value, field.name)) for field in fields}
+    if isinstance(value, dict):
+        return {str(key): as_json(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy arrays and numbers
+        return as_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def clean(text: Any) -> str:
+    """Return text that cannot steer a terminal: control characters become question marks."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
+
+
+def table(*headings: str, left: Iterable[int] = (0,)) -> Table:
+    """Return an empty table: numbers to the right, text to the left and folded where narrow.
+
+    Parameters
+    ----------
+    headings
+        One for each column.
+    left
+        Places of the columns that hold text.
+    """
+    out = Table(box=None, pad_edge=False, header_style="dim", show_header=any(headings))
+    out.padding = (0, 2, 0, 0)
+    places = set(left)
+    for place, heading in enumerate(headings):
+        if place in places:
+            out.add_column(heading, overflow="fold")
+        else:
+            out.add_column(heading, justify="right", no_wrap=True)
+    return out
+
+
+def add(target: Table, *cells: Any, style: str | None = None) -> None:
+    """Add a row; cells are taken literally, never as markup."""
+    row = [cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells]
+    target.add_row(*row, style=style)
+
+
+def show(target: Table, heading: str | None = None) -> None:
+    """Print a table on stdout, with a line of space and perhaps a heading above."""
+    say()
+    if heading is not None:
+        say(clean(heading), "bold")
+    console().print(target)
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes for people.
+
+    >>> size_text(16_000), size_text(2.13e7), size_text(6.7e9)
+    ('16 KB', '21 MB', '6.7 GB')
+    """
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:,.2g} {unit}" if size < 10 else f"{size:,.0f} {unit}"
+
+
+@contextmanager
+def working(what: str, seconds: float | None = None) -> Iterator[Report]:
+    """Say on stderr what takes long: a spinner, or lines where there is no terminal.
+
+    Parameters
+    ----------
+    what
+        What is being done, as in "fitting EASE".
+    seconds
+        How long it is expected to take.
+    """
+    about = "" if seconds is None or seconds < 1 else f", about {_time(seconds)}"
+    with _spinner(what + about) if sys.stderr.isatty() else _lines(what, about) as report:
+        yield report
+
+
+@contextmanager
+def _spinner(text: str) -> Iterator[Report]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(error=True), transient=True) as progress:
+        task = progress.add_task(clean(text), total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, description=f"{clean(text)} {done / max(total, 1):.0%}")
+
+        yield report
+
+
+@contextmanager
+def _lines(what: str, about: str) -> Iterator[Report]:
+    finished, share, start = threading.Event(), [""], time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        share[0] = f", {done / max(total, 1):.0%} done"
+
+    def remind() -> None:
+        pause = PATIENCE
+        while not finished.wait(pause):
+            passed = f", {_time(time.monotonic() - start)} so far" if pause == REMINDER else ""
+            note(f"{what}{about}{share[0]}{passed} ...")
+            pause = REMINDER
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _time(seconds: float) -> str:
+    from equipoise.machine import duration
+
+    return duration(seconds)
+
+
+class NoteHandler(logging.Handler):
+    """Passes what the library logs on to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record."""
+        style = "yellow" if record.levelno >= logging.WARNING else "dim"
+        note(record.getMessage(), style)
+
+
+def hear_the_library() -> None:
+    """Show the library's warnings, and the origin and licence of what it downloads."""
+    logger = logging.getLogger("equipoise")
+    if not any(isinstance(handler, NoteHandler) for handler in logger.handlers):
+        logger.addHandler(NoteHandler())
+        logger.propagate = False
+    logging.getLogger("equipoise.datasets").setLevel(logging.INFO)
+    # What a reader skipped is in the notes of the data, which commands print themselves.
+    logging.getLogger("equipoise.readers").setLevel(logging.ERROR)

@@ -1,0 +1,146 @@
+"""The command `report`: one page on one's own data, or a case study of one person."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from equipoise.cli.framework import Json, declare
+from equipoise.cli.ids import raw_id
+from equipoise.cli.output import add, clean, emit, note, say, show, size_text, table, working
+from equipoise.cli.reading import DATA, Reading, open_split
+from equipoise.errors import SettingError
+
+if TYPE_CHECKING:
+    from equipoise.report import CaseStudy
+
+app = typer.Typer()
+
+CASE_LENGTH = 5
+LENGTH = 20
+SHOWN = 10  # items of a history that a case study prints
+
+
+@declare(app, "report", "equipoise report events.csv --out report.html")
+def report(
+    data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
+    reading: Reading,
+    out: Annotated[Path | None, typer.Option(help="The page to write. [report.html]")] = None,
+    model: Annotated[Path | None, typer.Option(help="A saved model to report on.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Length of the lists. [20]")] = None,
+    sample: Annotated[int, typer.Option(help="How many people to show.")] = 6,
+    person: Annotated[
+        list[str] | None, typer.Option(help="Somebody of the test part to show; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split and the sample.")] = 0,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    case_study: Annotated[
+        str | None,
+        typer.Option(metavar="USER", help="Show this person's lists under four normalizations."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained page: statistics, accuracy, the dial, exposure, people.
+
+    With --case-study USER, print the paper's case study for one person instead, and write it as
+    a page if --out is given.
+    """
+    if k is not None and k < 1:
+        raise SettingError(f"-k must be >= 1, got {k}")
+    if case_study is not None:
+        _case_study(reading, data, case_study, k or CASE_LENGTH, out, as_json)
+        return
+    from equipoise.models import load
+    from equipoise.report.page import check_page, write_report
+
+    path = out or Path("report.html")
+    check_page(path)
+    fitted = load(model) if model is not None else None
+    split = open_split(data)
+    source: Any = reading.load(data) if split is None else split
+    held = source if split is None else source.test.history
+    persons = [raw_id(held.user_index, text) for text in person] if person else None
+    start = time.perf_counter()
+    with working(f"making the report on {data}") as progress:
+        facts = write_report(
+            source,
+            path,
+            name=title or Path(data).stem,
+            model=fitted,
+            k=k or LENGTH,
+            sample=sample,
+            persons=persons,
+            seed=seed,
+            command=shlex.join(["equipoise", *sys.argv[1:]]),
+            progress=progress,
+        )
+    seconds = time.perf_counter() - start
+    _tell(facts, path, seconds, as_json)
+
+
+def _tell(facts: dict[str, Any], path: Path, seconds: float, as_json: bool) -> None:
+    from equipoise.report.sentences import glance
+
+    size = path.stat().st_size
+    if as_json:
+        left_out = ("people", "training_curve")
+        rest = {key: value for key, value in facts.items() if key not in left_out}
+        emit({"path": str(path), "bytes": size, "seconds": seconds, **rest})
+        return
+    for sentence in glance(facts):
+        say(clean(sentence))
+    say(f"\n{path}: {size_text(size)} in {seconds:.0f} s; open it in a browser", "bold")
+
+
+def _case_study(
+    reading: Reading, data: str, user: str, k: int, out: Path | None, as_json: bool
+) -> None:
+    from equipoise.report.cases import case_study
+    from equipoise.report.page import check_page, write_case_study
+
+    if out is not None:
+        check_page(out)
+    interactions = reading.load(data)
+    wanted = raw_id(interactions.user_index, user)
+    with working("fitting four models"):
+        found = case_study(interactions, wanted, k)
+    if out is not None:
+        write_case_study(found, out)
+        note(f"written to {out}")
+    if as_json:
+        emit(found.to_dict())
+        return
+    _print_case(found)
+
+
+def _print_case(study: CaseStudy) -> None:
+    facts = study.to_dict()
+    history = facts["history"]
+    out = table("history", "people", "", left=(0, 2))
+    for row in history[:SHOWN]:
+        add(out, row["title"], f"{row['users']:,}", _group(row))
+    show(out, f"user {study.user}, {len(history):,} items known")
+    if len(history) > SHOWN:
+        say(f"and {len(history) - SHOWN:,} more", "dim")
+    for name, rows in facts["lists"].items():
+        out = table("", "item", "people", "", "because of", left=(1, 3, 4))
+        for row in rows:
+            because = Text(clean(row["why"]), "dim")
+            add(out, row["rank"], row["title"], f"{row['users']:,}", _group(row), because)
+        share = f"{facts['tails'][name]} of {len(rows)} from the tail"
+        show(out, f"{name}: {facts['about'][name]}; {share}")
+    say()
+    for name, words in facts["settings"].items():
+        say(Text.assemble((f"{name:<4}", "bold"), (clean(words), "dim")))
+    say("people: how many others have the item; head: the most used 20% of the items", "dim")
+
+
+def _group(row: dict[str, Any]) -> Text:
+    tail = row["group"] == "tail"
+    return Text("◇ tail" if tail else "▲ head", "yellow" if tail else "cyan")

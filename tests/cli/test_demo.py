@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+import equipoise as eq
+from equipoise.errors import FetchError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def movies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have MovieLens 100K at hand, or skip where no index answers; in CI that is a failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("EQUIPOISE_DATA"):
+            patch.setenv("EQUIPOISE_DATA", str(tmp_path_factory.mktemp("data")))
+        try:
+            eq.datasets.load("movielens-100k")
+        except FetchError as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(str(error))
+        yield
+
+
+@pytest.mark.network
+def test_the_demo_shows_titles_with_reasons(run: Callable[..., Result]) -> None:
+    done = run("demo")
+    assert done.exit_code == 0
+    for text in ("licence: research use", "EASE + DAN", "unbiased", "liked", "because of", "tail"):
+        assert text in done.stdout
+
+
+@pytest.mark.network
+def test_the_demo_keeps_its_promise(answer: Callable[..., Any]) -> None:
+    found = answer("demo")
+    plain, dropout, balanced = (model["values"] for model in found["models"])
+    assert balanced["tail_ndcg@20"] > dropout["tail_ndcg@20"] > plain["tail_ndcg@20"]
+    assert balanced["ndcg@20"] > 0.98 * plain["ndcg@20"]
+    person = found["person"]
+    seen = set(person["history"])
+    for films in person["lists"].values():
+        assert len(films) == 10
+        for film in films:
+            assert film["title"] not in seen
+            assert 1 <= len(film["why"]) <= 2
+            assert {reason["title"] for reason in film["why"]} <= seen
+    dial = list(person["dial"].values())
+    assert dial == sorted(dial)
+
+
+@pytest.mark.network
+def test_the_demo_takes_a_person_of_the_test_part(run: Callable[..., Result]) -> None:
+    done = run("demo", "--user", "0")
+    assert done.exit_code == 1
+    assert "nobody in the test part is '0'; choose one of" in done.stderr
+
+
+@pytest.mark.network
+def test_the_demo_puts_automatic_settings_beside_tuned_and_plain_ones(
+    answer: Callable[..., Any],
+) -> None:
+    ways = {way["name"]: way for way in answer("demo")["settings"]}
+    assert list(ways) == ["plain", "automatic", "tuned"]
+    assert [ways[name]["solves"] for name in ways] == [1, 1, 13]
+    tail = {name: way["values"]["tail_ndcg@20"] for name, way in ways.items()}
+    assert tail["automatic"] > tail["plain"]

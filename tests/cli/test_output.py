@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from equipoise.cli import output
+
+
+def test_json_is_pure_ascii_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit({"a": np.float32(0.5), "b": [float("nan"), np.int64(3)], "c": "Amélie", 1: None})
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert json.loads(printed) == {"a": 0.5, "b": [None, 3], "c": "Amélie", "1": None}
+
+
+def test_titles_can_neither_style_nor_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = output.table("title")
+    output.add(out, "[red]Alien[/red]\x1b[2J :smile:")
+    output.show(out)
+    assert "[red]Alien[/red]?[2J :smile:" in capsys.readouterr().out
+
+
+def test_quick_work_is_silent_and_long_work_reports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with output.working("resting"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "PATIENCE", 0.05)
+    monkeypatch.setattr(output, "REMINDER", 0.06)
+    with output.working("counting", 90) as report:
+        report(1, 4)
+        time.sleep(0.4)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "counting, about 1 min 30 s, 25% done ..."
+    assert len(lines) > 1
+    assert lines[-1].endswith("so far ...")
+
+
+def test_a_terminal_gets_a_spinner_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.working("fitting") as report:
+        report(1, 2)
+        time.sleep(0.3)
+    assert "fitting 50%" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_tables_in_pipes_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output.table("name", "number")
+    output.add(out, "n" * 150, "1" * 150)
+    output.show(out)
+    assert "n" * 150 + "  " + "1" * 150 in capsys.readouterr().out

@@ -1,0 +1,72 @@
+"""The command `report`: a page, JSON about it, and the case study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.testing import Result
+
+from equipoise.split import Split
+
+Run = Callable[..., Result]
+Answer = Callable[..., Any]
+READ = ("events.csv", "--labels", "titles.csv")
+
+
+def test_report_writes_a_page_and_tells_what_it_says(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = run("report", *READ, "--out", page, "-k", 3, "--sample", 2, "--title", "My shop")
+    assert done.exit_code == 0, done.output
+    assert "NDCG@3 over all items" in done.stdout
+    assert str(page) in done.stdout
+    text = page.read_text(encoding="utf-8")
+    assert "<h1>My shop</h1>" in text
+    assert text.count('class="person"') == 2
+    assert "Whole milk" in text
+
+
+def test_a_saved_split_and_model_are_reported_as_they_are(answer: Answer, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = answer("report", "split", "--model", "model", "--out", page, "-k", 3)
+    assert found["path"] == str(page)
+    assert found["bytes"] == page.stat().st_size
+    assert found["models"][-1]["name"] == "Your model, EASE"
+    assert "as it was fitted on the train part" in found["choices"][-1]
+    assert "people" not in found
+
+
+def test_somebody_in_particular_can_be_shown(run: Run, answer: Answer, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    user = Split.load("split").test.history.users[0]
+    answer("report", "split", "--out", page, "--person", user, "-k", 3)
+    assert f"Person {user}</h3>" in page.read_text(encoding="utf-8")
+    done = run("report", "split", "--out", page, "--person", "nobody")
+    assert done.exit_code == 1
+    assert "nobody in the test part is 'nobody'" in done.stderr
+
+
+def test_the_case_study_is_printed_and_written(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "case.html"
+    done = run("report", *READ, "--case-study", "u3", "-k", 2, "--out", page)
+    assert done.exit_code == 0, done.output
+    for words in ("W/O: no normalization", "RW: random walk", "DAN: data-adaptive", "Sym:"):
+        assert words in done.stdout
+    assert "User u3" in page.read_text(encoding="utf-8")
+
+
+def test_the_case_study_answers_in_json(answer: Answer) -> None:
+    found = answer("report", *READ, "--case-study", "u3", "-k", 2)
+    assert list(found["lists"]) == ["W/O", "RW", "DAN", "Sym"]
+    assert found["lists"]["DAN"][0]["rank"] == 1
+
+
+def test_what_cannot_work_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    done = run("report", *READ, "--case-study", "zoe")
+    assert done.exit_code == 1
+    assert "the data have no user 'zoe'" in done.stderr
+    assert run("report", *READ, "-k", 0).exit_code == 2
+    done = run("report", *READ, "--out", tmp_path)
+    assert done.exit_code == 1
+    assert "is a folder" in done.stderr

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+from typer.testing import Result
+
+import equipoise as eq
+
+Run = Callable[..., Result]
+Answer = Callable[..., Any]
+
+
+def test_tune_writes_model_trials_and_frontier(tmp_path: Path, shop: Path, answer: Answer) -> None:
+    out = tmp_path / "tuned"
+    found = answer("tune", "split", out, "--trials", 4, "--metric", "ndcg@5")
+    assert (found["solves"], found["resumed"], found["complete"]) == (4, 0, True)
+    trials = pl.read_parquet(out / "trials.parquet")
+    assert trials.height == found["points"] == 4 * 6
+    assert trials["ndcg@5"].max() == found["best"]["ndcg@5"]
+    split = eq.split.Split.load(shop / "split")
+    result = eq.evaluate(eq.load(out / "model"), split.valid, k=5, bootstrap=0)
+    assert result["ndcg@5"] == found["best"]["ndcg@5"]
+    ElementTree.parse(out / "frontier.svg")
+
+
+def test_families_share_the_solves(tmp_path: Path, answer: Answer) -> None:
+    families = ("--family", "ease", "--family", "lae", "--family", "rlae")
+    found = answer("tune", "split", tmp_path / "tuned", "--trials", 2, *families)
+    assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
+
+
+def test_tune_tells_what_it_found(tmp_path: Path, run: Run) -> None:
+    done = run("tune", "split", tmp_path / "tuned", "--trials", 3)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("EASE l2=")
+    assert "18 settings from 3 solves" in done.stdout
+    assert "frontier" in done.stdout
+    assert "3 of 3 solves, best ndcg@20" in done.stderr
+
+
+def test_search_goes_on_only_when_told_to(tmp_path: Path, run: Run, answer: Answer) -> None:
+    out = tmp_path / "tuned"
+    answer("tune", "split", out, "--trials", 2)
+    done = run("tune", "split", out, "--trials", 4)
+    assert done.exit_code == 2
+    assert "--resume" in done.stderr
+    found = answer("tune", "split", out, "--trials", 4, "--resume")
+    assert (found["solves"], found["resumed"]) == (2, 2)
+
+
+def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> None:
+    out = tmp_path / "tuned"
+    command = [str(Path(sys.executable).with_name("equipoise")), "tune", "split", str(out)]
+    process = subprocess.Popen(
+        [*command, "--paper-grid"], cwd=shop, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert process.stderr is not None
+    assert b"of 275 solves" in process.stderr.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = len((out / "search.jsonl").read_bytes().split(b"\n")[1:-1])
+    assert 1 <= done < 275
+    assert not (out / "model").exists()
+    found = answer("tune", "split", out, "--paper-grid", "--resume")
+    assert (found["solves"], found["resumed"]) == (275 - done, done)
+    lines = (out / "search.jsonl").read_text().splitlines()[1:]
+    solved = [json.dumps(json.loads(line)["outer"]) for line in lines]
+    assert len(set(solved)) == len(solved) == 275
+
+
+def test_budget_that_runs_out_says_how_to_go_on(tmp_path: Path, run: Run) -> None:
+    done = run("tune", "split", tmp_path / "tuned", "--paper-grid", "--budget", "0.3s")
+    assert done.exit_code == 0, done.stderr
+    assert "the budget ran out" in done.stdout
+    assert (tmp_path / "tuned" / "model" / "manifest.json").exists()
+
+
+def test_terminal_gets_a_live_table(tmp_path: Path, shop: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [str(Path(sys.executable).with_name("equipoise")), "tune", "split"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "tuned"), "--trials", "4"],
+        cwd=shop,
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not chunk:
+                break
+            seen += chunk
+        process.communicate()
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"best of the solve" in seen
+    assert b"4 of 4 solves" in seen
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "sentence"),
+    [
+        (["split", "{new}", "--metric", "ndgc@20"], 2, "did you mean 'ndcg'?"),
+        (["split", "{new}", "--budget", "soon"], 2, "budget must look like"),
+        (["split", "{new}", "--budget", "0.000001s"], 2, "too small: one fit takes about"),
+        (["split", "{new}", "--resume"], 2, "holds no search to go on with"),
+        (["split", "titles.csv"], 1, "titles.csv is a file"),
+        (["split", "model"], 1, "model is not empty"),
+        (["events.csv", "{new}"], 1, "is not a saved split"),
+    ],
+)
+def test_tune_refuses_nonsense(
+    args: list[str], code: int, sentence: str, tmp_path: Path, run: Run
+) -> None:
+    done = run("tune", *(arg.format(new=tmp_path / "new") for arg in args))
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert sentence in done.stderr
+
+
+def test_split_without_valid_part_is_refused(tmp_path: Path, run: Run) -> None:
+    run("split", "events.csv", tmp_path / "weak", "-p", "weak")
+    done = run("tune", tmp_path / "weak", tmp_path / "tuned")
+    assert done.exit_code == 1
+    assert "no valid part to tune on" in done.stderr
+
+
+def test_search_of_another_split_is_refused(tmp_path: Path, run: Run) -> None:
+    run("tune", "split", tmp_path / "tuned", "--trials", 1)
+    run("split", "events.csv", tmp_path / "other", "--seed", 9)
+    done = run("tune", tmp_path / "other", tmp_path / "tuned", "--trials", 1, "--resume")
+    assert done.exit_code == 1
+    assert "belongs to other data" in done.stderr
