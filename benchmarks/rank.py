@@ -118,7 +118,8 @@ def agreement(lists: Lists, ours: Lists, term: Dense, history: Csr) -> str:
     rows = np.repeat(differ, K)
     theirs = score_items([term], history, rows, lists[differ].ravel())
     mine = score_items([term], history, rows, ours[differ].ravel())
-    gap = float(np.abs(theirs - mine).max() / np.abs(mine).max())
+    # people without a history have only zeros, and ties in any order
+    gap = float(np.abs(theirs - mine).max() / max(np.abs(mine).max(), 1e-30))
     if gap > 1e-5:
         raise SystemExit(f"the lists of {len(differ)} users differ, scores by {gap:.1e}")
     return f"{len(differ)} of {len(ours)} lists differ, in scores that agree to {gap:.0e}"
