@@ -11,7 +11,8 @@ from equipoise.cli.framework import Json, declare
 from equipoise.cli.ids import find_users
 from equipoise.cli.output import add, emit, say, show, size_text, table, working
 from equipoise.cli.reading import DATA, Reading, check_out
-from equipoise.cli.recipe import Recipe, Run, Where, describe
+from equipoise.cli.recipe import Recipe, describe
+from equipoise.cli.running import Run, Where
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

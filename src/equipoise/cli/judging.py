@@ -12,7 +12,8 @@ from equipoise.cli.describing import print_legend
 from equipoise.cli.framework import Json, declare
 from equipoise.cli.output import add, emit, note, say, show, table, working
 from equipoise.cli.reading import check_out, require_split
-from equipoise.cli.recipe import Recipe, Run, describe
+from equipoise.cli.recipe import Recipe, describe
+from equipoise.cli.running import Run
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.output import note, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
-    from equipoise.interactions import Interactions
-    from equipoise.models import Recommender
+    from equipoise.models import LowPass, Recommender
     from equipoise.normalize import Normalizer
 
 
 class Model(StrEnum):
-    """Families, their denoising forms, and yardsticks."""
+    """Families and their denoising forms, yardsticks, session models, filters, neural models."""
 
     ease = "ease"
     lae = "lae"
@@ -32,6 +32,14 @@ class Model(StrEnum):
     slis = "slis"
     slit = "slit"
     slist = "slist"
+    gf_cf = "gf-cf"
+    bspm = "bspm"
+    turbo_cf = "turbo-cf"
+    svd_ae = "svd-ae"
+    sgfcf = "sgfcf"
+    multvae = "multvae"
+    lightgcn = "lightgcn"
+    xsimgcl = "xsimgcl"
 
 
 class Norm(StrEnum):
@@ -46,35 +54,14 @@ class Norm(StrEnum):
     dan = "dan"
 
 
-class Engine(StrEnum):
-    """Exact engines."""
-
-    auto = "auto"
-    dense = "dense"
-    tiled = "tiled"
-    gpu = "gpu"
-
-
-class DType(StrEnum):
-    """Precisions."""
-
-    float32 = "float32"
-    float64 = "float64"
-
-
-BOUNDED = ("rlae", "rdlae")
-ANY_SESSION = ("row_norm", "decay_inference", "decay_time")
-# Which options of their own the session models take.
-SESSION = {
-    "slis": ANY_SESSION,
-    "slit": (*ANY_SESSION, "decay_position", "direction"),
-    "slist": (*ANY_SESSION, "decay_position", "direction", "mix"),
-}
+# Options that 0 or "none" switches off.
+SWITCHED = ("row_norm", "decay_inference", "decay_time", "decay_position")
 # Which exponents a normalizer takes; the others have none of their own.
 EXPONENTS = {"col": ("gamma",), "user": ("beta",), "item": ("alpha",), "dan": ("alpha", "beta")}
 
 
-def _option(help: str, *names: str, panel: str = "Model") -> Any:
+def option(help: str, *names: str, panel: str = "Model") -> Any:
+    """Declare an option in a panel of the help text."""
     return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
@@ -82,75 +69,79 @@ def _option(help: str, *names: str, panel: str = "Model") -> Any:
 class Recipe:
     """A model family, its hyper-parameters and its normalization."""
 
-    model: Annotated[Model | None, _option("Family, or a yardstick.", "--model", "-m")] = None
-    l2: Annotated[str | None, _option("Ridge penalty, lambda: a number or auto.", "--l2")] = None
-    dropout: Annotated[str | None, _option("Denoising, p: 0 (none) to 0.9, or auto.")] = None
-    diag_bound: Annotated[float | None, _option("For rlae and rdlae, xi: 0 to 1.")] = None
-    normalizer: Annotated[Norm, _option("Weights of users and items.", "--normalizer", "-n")] = (
+    model: Annotated[Model | None, option("What to fit. [ease]", "--model", "-m")] = None
+    l2: Annotated[str | None, option("Ridge penalty, lambda: a number or auto.", "--l2")] = None
+    dropout: Annotated[str | None, option("Denoising, p: 0 (none) to 0.9, or auto.")] = None
+    diag_bound: Annotated[float | None, option("For rlae and rdlae, xi: 0 to 1.")] = None
+    normalizer: Annotated[Norm, option("Weights of users and items.", "--normalizer", "-n")] = (
         Norm.none
     )
     alpha: Annotated[
-        str | None, _option("Items (item, dan): larger favours the tail; a number or auto.")
+        str | None, option("Items (item, dan): larger favours the tail; a number or auto.")
     ] = None
     beta: Annotated[
-        str | None, _option("Users (user, dan): larger discounts active ones; or auto.")
+        str | None, option("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
-    gamma: Annotated[float | None, _option("Target items (col).")] = None
-    neighbours: Annotated[int | None, _option("For item-knn.")] = None
-    shrink: Annotated[float | None, _option("For item-knn.")] = None
-    mix: Annotated[float | None, _option("For slist: share of whole sessions, 0 to 1.")] = None
+    gamma: Annotated[float | None, option("Target items (col).")] = None
+    neighbours: Annotated[int | None, option("For item-knn.")] = None
+    shrink: Annotated[float | None, option("For item-knn.")] = None
+    mix: Annotated[float | None, option("For slist: share of whole sessions, 0 to 1.")] = None
     decay_position: Annotated[
-        float | None, _option("For slit, slist: clicks until a later one weighs 1/e; 0: none.")
+        float | None, option("For slit, slist: clicks until a later one weighs 1/e; 0: none.")
     ] = None
     decay_inference: Annotated[
-        float | None, _option("Sessions: clicks until an earlier one weighs 1/e; 0: none.")
+        float | None, option("Sessions: clicks until an earlier one weighs 1/e; 0: none.")
     ] = None
     decay_time: Annotated[
-        float | None, _option("Sessions: days until an older one weighs 1/e; 0: none.")
+        float | None, option("Sessions: days until an older one weighs 1/e; 0: none.")
     ] = None
     direction: Annotated[
-        str | None, _option("For slit, slist: the past, sr (last click), part or all.")
+        str | None, option("For slit, slist: the past, sr (last click), part or all.")
     ] = None
-    row_norm: Annotated[str | None, _option("Sessions: inputs scaled by l1, l2 or none.")] = None
+    row_norm: Annotated[str | None, option("Sessions: inputs scaled by l1, l2 or none.")] = None
+    setting: Annotated[
+        list[str] | None,
+        option(
+            "Any setting by its name in Python: factors=256, lowpass.rank=512. Repeatable.",
+            "--set",
+        ),
+    ] = None
 
     @property
     def given(self) -> bool:
         """Whether any of these options was used."""
-        return self != Recipe()
+        return dataclasses.replace(self, setting=self.setting or None) != Recipe()
 
     def build(self) -> Recommender:
         """Return the unfitted model; options that it would ignore are refused."""
-        from equipoise import models
-
         name = str(self.model or "ease")
-        linear = {"l2": _number("l2", self.l2), "dropout": _number("dropout", self.dropout)}
-        near = {"neighbours": self.neighbours, "shrink": self.shrink}
-        bound = {"diag_bound": self.diag_bound}
-        norm = {} if self.normalizer == "none" else {"normalizer": self.normalizer}
-        taken = SESSION.get(name, ())
-        clicks = {key: getattr(self, key) for key in SESSION["slist"]}
-        if name in ("popularity", "item-knn"):
-            unused = {**linear, **bound, **norm, **({} if name == "item-knn" else near)}
-            settings = near if name == "item-knn" else {}
-        else:
-            unused = {**near, **({} if name in BOUNDED else bound)}
-            settings = {**linear, **(bound if name in BOUNDED else {})}
-        unused |= {key: value for key, value in clicks.items() if key not in taken}
-        settings |= {key: value for key, value in clicks.items() if key in taken}
-        for option, value in unused.items():
-            if value is not None:
-                raise SettingError(f"--model {name} has no --{option.replace('_', '-')}; leave it")
-        kinds = {"popularity": models.Popularity, "item-knn": models.ItemKNN}
-        make: Any = kinds.get(name) or getattr(models, name.upper())
-        chosen: dict[str, Any] = {
-            key: None if key in taken and value in (0, "none") and key != "mix" else value
-            for key, value in settings.items()
-            if value is not None
+        make = model_class(name)
+        kind = make if isinstance(make, type) else type(make())  # EDLAE() makes an EASE
+        taken = [each.name for each in dataclasses.fields(kind) if each.init]
+        asked = {key: value for key, value in self._options() if value is not None}
+        for key in asked:
+            if key not in taken:
+                raise SettingError(f"--model {name} has no --{key.replace('_', '-')}; leave it")
+        for key, value in _settings(self.setting or []).items():
+            if key not in taken:
+                raise SettingError(f"--model {name} has no setting {key}; it has {_listed(taken)}")
+            asked[key] = value
+        chosen = {
+            key: None if key in SWITCHED and value in (0, "none") else value
+            for key, value in asked.items()
         }
-        if make not in kinds.values():
+        if "normalizer" in taken:
             chosen["normalizer"] = self._normalizer()
         built: Recommender = make(**chosen)
         return built
+
+    def _options(self) -> Iterator[tuple[str, Any]]:
+        """Yield the options that are settings of a model by the same name."""
+        yield "l2", _number("l2", self.l2)
+        yield "dropout", _number("dropout", self.dropout)
+        yield "normalizer", None if self.normalizer == "none" else self.normalizer
+        for key in ("diag_bound", "neighbours", "shrink", "mix", "direction", *SWITCHED):
+            yield key, getattr(self, key)
 
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
@@ -175,60 +166,6 @@ class Recipe:
         make: Any = kinds[name]
         built: Normalizer = make(**given)
         return built
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where and how precisely to solve; as for `equipoise.plan`."""
-
-    dtype: Annotated[DType, _option("Precision of the solve.", panel="Run")] = DType.float32
-    engine: Annotated[Engine, _option("Where the solve runs.", panel="Run")] = Engine.auto
-    device: Annotated[str, _option("cpu, or a card such as cuda.", panel="Run")] = "cpu"
-    memory: Annotated[str | None, _option("Budget, such as 6GB.", panel="Run")] = None
-    scratch: Annotated[
-        Path | None, _option("Folder for the tiled engine; a fit goes on from there.", panel="Run")
-    ] = None
-
-    def where(self) -> dict[str, Any]:
-        """Return these options for a plan or a fit."""
-        return {
-            "dtype": self.dtype.value,
-            "engine": self.engine.value,
-            "device": self.device,
-            "memory": self.memory,
-            "scratch": self.scratch,
-        }
-
-
-@dataclass(frozen=True)
-class Run(Where):
-    """How a fit is to run; as for `LinearAutoencoder.fit`."""
-
-    threads: Annotated[int | None, _option("At most this many.", panel="Run")] = None
-    refine: Annotated[bool, _option("Refine the solve (four times the cost).", panel="Run")] = (
-        False
-    )
-
-    def fit(self, model: Recommender, data: Interactions) -> Recommender:
-        """Fit with a progress line whose estimate comes from `equipoise.plan`."""
-        from equipoise.models import LinearAutoencoder
-        from equipoise.solve.plan import plan
-
-        if not isinstance(model, LinearAutoencoder):
-            with working(f"fitting {type(model).__name__}"):
-                return model.fit(data)
-        cost = plan(data, **self.where())
-        with working(f"fitting {describe(model)} on {data.n_items:,} items", cost.seconds) as say:
-            model.fit(
-                data,
-                refine=self.refine,
-                threads=self.threads,
-                progress=lambda progress: say(progress.step, progress.steps),
-                **self.where(),
-            )
-        if "auto" in str(model.settings()):
-            note(f"chosen from the data: {describe(model)}")
-        return model
 
 
 def describe(model: Recommender) -> str:
@@ -268,3 +205,40 @@ def _number(name: str, text: str | None) -> Any:
         return float(text)
     except ValueError:
         raise SettingError(f"--{name} must be a number or 'auto', got {text!r}") from None
+
+
+def model_class(name: str) -> Any:
+    """Return the class of a model by its name here: "gf-cf" is `GFCF`."""
+    from equipoise import models
+
+    known = {each.lower(): getattr(models, each) for each in models.__all__}
+    return known[name.replace("-", "")]
+
+
+def _settings(given: Iterable[str]) -> dict[str, Any]:
+    """Read NAME=VALUE; a value is a number, true, false, null, or else a word."""
+    out = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingError(f"--set needs NAME=VALUE, such as factors=256, got {text!r}")
+        try:
+            out[name.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            out[name.replace("-", "_")] = value
+    inner = {key.removeprefix("lowpass."): out.pop(key) for key in [*out] if "lowpass." in key}
+    return {**out, "lowpass": _low_pass(inner)} if inner else out
+
+
+def _low_pass(fields: dict[str, Any]) -> LowPass:
+    from equipoise.models import LowPass
+
+    known = [each.name for each in dataclasses.fields(LowPass)]
+    for key in fields:
+        if key not in known:
+            raise SettingError(f"lowpass has no {key}; it has {', '.join(known)}")
+    return LowPass(**fields)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(name for name in names if name not in ("normalizer", "lowpass")) or "none"

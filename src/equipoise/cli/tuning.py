@@ -18,7 +18,8 @@ from rich.text import Text
 from equipoise.cli.framework import Json, declare
 from equipoise.cli.output import REMINDER, add, clean, console, emit, note, say, show, table
 from equipoise.cli.reading import require_split
-from equipoise.cli.recipe import DType, describe
+from equipoise.cli.recipe import describe
+from equipoise.cli.running import DType
 from equipoise.errors import DataError, SettingError
 
 if TYPE_CHECKING:
