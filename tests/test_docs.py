@@ -20,6 +20,7 @@ import equipoise as eq
 from equipoise.cli.app import app
 from equipoise.errors import FetchError
 from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -140,3 +141,21 @@ def test_documents_keep_their_size() -> None:
 
 def test_the_changelog_has_an_unreleased_part() -> None:
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_code_of_the_extension_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```$", guide, flags=re.MULTILINE | re.DOTALL)
+    assert len(code) == 4
+    before = dict(Recommender.registry)
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "guide.py"
+    script.write_text("\n".join(code), encoding="utf-8")
+    try:
+        names = runpy.run_path(str(script))
+    finally:
+        Recommender.registry.clear()
+        Recommender.registry.update(before)
+    assert names["found"].trials.height == 6

@@ -48,7 +48,10 @@ class Recommender(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        Recommender.registry[cls.__name__] = cls
+        known = Recommender.registry.get(cls.__name__)
+        # somebody's own class of the same name must not take the place of ours in saved models
+        if known is None or not known.__module__.startswith("equipoise."):
+            Recommender.registry[cls.__name__] = cls
 
     @abstractmethod
     def fit(self, interactions: Interactions) -> Self:

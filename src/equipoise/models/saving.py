@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import isabstract
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,11 @@ def build(settings: Any) -> Recommender:
         raise FileFormatError("its manifest has no settings")
     fields = dict(settings)
     kind = Recommender.registry.get(str(fields.pop("model", None)))
-    if kind is None or not kind.__module__.startswith(equipoise.models.__name__ + "."):
-        raise FileFormatError(f"it holds a model of unknown kind {settings.get('model')!r}")
+    if kind is None or isabstract(kind):
+        raise FileFormatError(
+            f"it holds a model of unknown kind {settings.get('model')!r}; if the class is your "
+            "own, import it first"
+        )
     if "normalizer" in fields:
         fields["normalizer"] = build_normalizer(fields["normalizer"])
     if "lowpass" in fields:
@@ -81,7 +85,9 @@ def build(settings: Any) -> Recommender:
 def build_normalizer(settings: Any) -> Normalizer:
     """Return a normalizer from its name and fields."""
     fields = dict(settings) if isinstance(settings, dict) else {}
-    kind = getattr(normalize, str(fields.pop("name", "")), None)
+    name = str(fields.pop("name", ""))
+    own = {each.__name__: each for each in Normalizer.__subclasses__()}
+    kind = getattr(normalize, name, own.get(name))
     if not (isinstance(kind, type) and issubclass(kind, Normalizer)):
         raise FileFormatError(f"its normalizer is of unknown kind: {settings!r}")
     try:
