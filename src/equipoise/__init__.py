@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from equipoise.models import SLIT as SLIT
     from equipoise.models import SVDAE as SVDAE
     from equipoise.models import ItemKNN as ItemKNN
+    from equipoise.models import LightGCN as LightGCN
     from equipoise.models import LowPass as LowPass
+    from equipoise.models import MultVAE as MultVAE
     from equipoise.models import Popularity as Popularity
     from equipoise.models import TurboCF as TurboCF
+    from equipoise.models import XSimGCL as XSimGCL
     from equipoise.models import load as load
     from equipoise.normalize import DAN as DAN
     from equipoise.normalize import ColumnNorm as ColumnNorm
@@ -64,7 +67,9 @@ _NAMES: dict[str, str | None] = {
     "ItemKNN": "models",
     "ItemNorm": "normalize",
     "LAE": "models",
+    "LightGCN": "models",
     "LowPass": "models",
+    "MultVAE": "models",
     "NoNorm": "normalize",
     "Popularity": "models",
     "RDLAE": "models",
@@ -78,6 +83,7 @@ _NAMES: dict[str, str | None] = {
     "Symmetric": "normalize",
     "TurboCF": "models",
     "UserNorm": "normalize",
+    "XSimGCL": "models",
     "compare": "comparison",
     "datasets": None,
     "describe": "statistics",

@@ -5,6 +5,8 @@ from equipoise.models.base import Recommender
 from equipoise.models.graph import BSPM, GFCF, SVDAE, TurboCF
 from equipoise.models.linear import DLAE, EASE, EDLAE, LAE, RDLAE, RLAE
 from equipoise.models.lowpass import LowPass
+from equipoise.models.multvae import MultVAE
+from equipoise.models.neural_graph import LightGCN, XSimGCL
 from equipoise.models.personal import SGFCF
 from equipoise.models.popular import ItemKNN, Popularity
 from equipoise.models.recommendations import Explanation, Recommendations
@@ -27,11 +29,14 @@ __all__ = [
     "SVDAE",
     "Explanation",
     "ItemKNN",
+    "LightGCN",
     "LinearAutoencoder",
     "LowPass",
+    "MultVAE",
     "Popularity",
     "Recommendations",
     "Recommender",
     "TurboCF",
+    "XSimGCL",
     "load",
 ]

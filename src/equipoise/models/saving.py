@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from inspect import isabstract
 from typing import Any
@@ -61,7 +62,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
 
 def build(settings: Any) -> Recommender:
     """Return an unfitted model from what `Recommender.settings` gave."""
-    import equipoise.models  # fills the registry
+    importlib.import_module("equipoise.models")  # fills the registry
 
     if not isinstance(settings, dict):
         raise FileFormatError("its manifest has no settings")

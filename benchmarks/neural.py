@@ -1,0 +1,172 @@
+"""Train a neural model on a published split and write its metrics as JSON while it goes on.
+
+    python benchmarks/neural.py --data FOLDER --set gowalla --protocol weak --model LightGCN
+        --out FILE.json [--device cuda] [--epochs 400] [--batch 2048] [--learning-rate 0.001]
+        [--seed 0] [--limit-seconds 600] [--holdout] [--set-option layers=4 ...]
+        [--checkpoint FOLDER]
+
+FOLDER/SET/PROTOCOL holds the parts as .npz pairs. The epoch that is kept is the one with the best
+NDCG@20: in the strong protocol on the validation people; in the weak one on test, which is how the
+published numbers came about, or with ``--holdout`` on `valid_subset_of_train`, taken out of train;
+the model is then trained anew on all of train for that many epochs. "curve" has recall and NDCG at
+20 on the part that chooses, "final_epoch" its last entry. "metrics" are those of
+`equipoise.evaluate` on test for the kept epoch, written at the end; until then the file has the
+curve. Seconds are of training and of the looks at the choosing part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.models.neural import NeuralModel
+from equipoise.models.neural_training import Epoch
+from equipoise.readers.parts import read_strong, read_weak
+from equipoise.split.parts import Part
+
+MODELS = ("MultVAE", "LightGCN", "XSimGCL")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on while the epoch is chosen, who chooses, and the data of the result."""
+
+    train: Interactions
+    chooser: Part
+    whole: Interactions
+    test: Part
+
+
+def load(folder: Path, protocol: str, holdout: bool) -> Data:
+    if protocol == "strong":
+        parts = read_strong(folder)
+        pairs = {
+            name: (parts[f"{name}_in"], parts[f"{name}_target"]) for name in ("valid", "test")
+        }
+        split = eq.split.from_parts(parts["train"], protocol="strong", **pairs)
+        assert split.valid is not None
+        return Data(split.train, split.valid, split.train, split.test)
+    parts = read_weak(folder)
+    train = parts["train"]
+    test = eq.split.from_parts(train, test=(train, parts["test"]), protocol="weak").test
+    if not holdout:
+        return Data(train, test, train, test)
+    held = parts["valid_subset_of_train"]
+    rest = train.difference(held)
+    chooser = eq.split.from_parts(rest, test=(rest, held), protocol="weak").test
+    return Data(rest, Part(chooser.history, chooser.target, "weak", "valid"), train, test)
+
+
+def build(asked: argparse.Namespace) -> NeuralModel:
+    options: dict[str, Any] = {}
+    for option in asked.set_option:
+        name, _, value = option.partition("=")
+        options[name] = json.loads(value)
+    for name in ("epochs", "batch", "learning_rate", "seed", "evaluate_every", "patience"):
+        if getattr(asked, name) is not None:
+            options[name] = getattr(asked, name)
+    if options.get("patience") == 0:
+        options["patience"] = None
+    model: NeuralModel = getattr(eq, asked.model)(**options)
+    return model
+
+
+def device_name(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    from equipoise.solve import card
+
+    return card.device_name(device)
+
+
+def write(file: Path, facts: dict[str, Any]) -> None:
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_text(json.dumps(facts, indent=1) + "\n")
+    os.replace(fresh, file)
+
+
+class Log:
+    """Writes the file after each look at the choosing part, and says when time is up."""
+
+    def __init__(self, asked: argparse.Namespace, facts: dict[str, Any]) -> None:
+        self.asked, self.facts = asked, facts
+        self.curve: list[dict[str, Any]] = []
+
+    def __call__(self, epoch: Epoch) -> bool:
+        """Take note of an epoch; return whether to stop."""
+        limit = self.asked.limit_seconds
+        if epoch.recall is not None and epoch.ndcg is not None:
+            entry = {"recall@20": epoch.recall, "ndcg@20": epoch.ndcg}
+            entry = {"epoch": epoch.epoch, "loss": epoch.loss, **entry, "seconds": epoch.seconds}
+            self.curve.append(entry)
+            best = max(self.curve, key=lambda each: each["ndcg@20"])
+            self.facts.update(epochs=epoch.epoch, seconds=epoch.seconds, kept_epoch=epoch.best)
+            self.facts.update(chosen_by=best, final_epoch=entry, curve=self.curve)
+            write(self.asked.out, self.facts)
+            print(
+                f"{self.asked.model} {self.asked.set} epoch {epoch.epoch} loss {epoch.loss:.4f} "
+                f"recall {epoch.recall:.4f} ndcg {epoch.ndcg:.4f} best {epoch.best} "
+                f"{epoch.seconds:.1f} s",
+                flush=True,
+            )
+        return limit is not None and epoch.seconds > limit
+
+
+def measure(asked: argparse.Namespace) -> None:
+    data = load(asked.data / asked.set / asked.protocol, asked.protocol, asked.holdout)
+    model = build(asked)
+    facts: dict[str, Any] = {
+        "model": asked.model,
+        "settings": model.settings(),
+        "set": asked.set,
+        "protocol": asked.protocol,
+        "seed": model.seed,
+        "chosen_on": data.chooser.name,
+        "device": device_name(asked.device),
+    }
+    options: dict[str, Any] = {"device": asked.device}
+    kept = {"checkpoint": asked.checkpoint, "checkpoint_every": asked.checkpoint_every}
+    log = Log(asked, facts)
+    model.fit(data.train, valid=data.chooser, progress=log, **options, **kept)
+    if asked.holdout:
+        last = model.epoch_
+        model.fit(data.whole, progress=lambda epoch: epoch.epoch >= last, **options)
+    began = time.perf_counter()
+    result = eq.evaluate(model, data.test, 20, bootstrap=0)
+    facts.update({name: result[name] for name in ("recall@20", "ndcg@20")})
+    numbers = {name: None if isnan(value) else value for name, value in result.values.items()}
+    facts.update(metrics=numbers, evaluate_seconds=time.perf_counter() - began)
+    write(asked.out, facts)
+    print(f"test recall@20 {result['recall@20']:.4f} ndcg@20 {result['ndcg@20']:.4f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--set", required=True)
+    parser.add_argument("--protocol", choices=("weak", "strong"), default="weak")
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    for name in ("epochs", "batch", "seed", "evaluate-every"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--patience", type=int, help="looks without gain; 0 never stops")
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--limit-seconds", type=float)
+    parser.add_argument("--holdout", action="store_true")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--checkpoint-every", type=int, default=50)
+    parser.add_argument("--set-option", action="append", default=[], metavar="NAME=VALUE")
+    measure(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""What holds for all neural models: training, stopping, resuming, saving, asking."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.models.neural_cases import CASES, GRAPH, clustered
+
+import equipoise as eq
+from equipoise.errors import (
+    DataError,
+    FileFormatError,
+    MissingExtraError,
+    NotFittedError,
+    SettingError,
+    SolveError,
+)
+from equipoise.interactions import Interactions
+from equipoise.models import saving
+from equipoise.models.neural import NeuralModel
+from equipoise.models.neural_training import Epoch
+from equipoise.split.parts import Split
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    return eq.split.weak(clustered(), valid=0.2, test=0.2)
+
+
+@pytest.fixture(scope="module")
+def fitted(split: Split) -> dict[str, NeuralModel]:
+    return {
+        name: make().fit(split.train, valid=split.valid, threads=1) for name, make in CASES.items()
+    }
+
+
+def same_arrays(one: NeuralModel, two: NeuralModel) -> bool:
+    names = set(one.arrays_) | set(two.arrays_)
+    return all(np.array_equal(one.arrays_[name], two.arrays_[name]) for name in names)
+
+
+LONGER = {
+    "MultVAE": {"epochs": 40, "learning_rate": 3e-3, "hidden": 64, "latent": 16},
+    "LightGCN": {"epochs": 15, "learning_rate": 1e-2, "factors": 16},
+    "XSimGCL": {"epochs": 15, "learning_rate": 1e-2, "factors": 16, "strength": 0.05},
+}
+
+
+def test_training_lowers_the_loss_and_beats_popularity(name: str, split: Split) -> None:
+    model = CASES[name](**LONGER[name]).fit(split.train, valid=split.valid, threads=1)
+    losses = [entry["loss"] for entry in model.history_]
+    assert losses[-1] < losses[0]
+    popular = eq.evaluate(eq.Popularity().fit(split.train), split.test, bootstrap=0)
+    found = eq.evaluate(model, split.test, bootstrap=0)
+    assert found["ndcg@20"] > 1.3 * popular["ndcg@20"]
+
+
+@pytest.mark.data
+def test_models_beat_popularity_on_movielens(name: str, shared_data: Path) -> None:
+    ratings = shared_data / "ml-latest-small" / "ratings.csv"
+    data = eq.read(ratings, min_rating=4)
+    part = eq.split.weak(data.filter(min_user=5, min_item=20), test=0.2)
+    options: dict[str, Any] = {**LONGER[name], "batch": 100 if name == "MultVAE" else 512}
+    options["epochs"] = 20 if name == "MultVAE" else 4
+    model = CASES[name](**options).fit(part.train, threads=1)
+    popular = eq.evaluate(eq.Popularity().fit(part.train), part.test, bootstrap=0)
+    assert eq.evaluate(model, part.test, bootstrap=0)["ndcg@20"] > popular["ndcg@20"]
+
+
+def test_same_seed_gives_the_same_bits_and_another_does_not(name: str, split: Split) -> None:
+    one, two, other = (
+        CASES[name](seed=seed, epochs=2).fit(split.train, threads=1) for seed in (5, 5, 6)
+    )
+    assert same_arrays(one, two)
+    assert not same_arrays(one, other)
+
+
+def test_looks_in_training_agree_with_evaluate(
+    name: str, fitted: dict[str, NeuralModel], split: Split
+) -> None:
+    model = fitted[name]
+    kept = model.history_[model.epoch_ - 1]
+    result = eq.evaluate(model, split.valid, bootstrap=0)
+    assert kept["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
+    assert kept["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
+
+
+def test_best_epoch_is_kept_and_training_stops_without_gain(name: str, split: Split) -> None:
+    model = CASES[name](epochs=60, patience=2, learning_rate=0.05)
+    model.fit(split.train, valid=split.valid, threads=1)
+    seen = [entry["ndcg"] for entry in model.history_]
+    assert model.epoch_ == 1 + int(np.argmax(seen))
+    assert len(seen) == model.epoch_ + 2 < 60
+    shorter = CASES[name](epochs=60, patience=2, learning_rate=0.05)
+    shorter.fit(split.train, threads=1, progress=lambda epoch: epoch.epoch == model.epoch_)
+    assert same_arrays(shorter, model)
+
+
+def test_last_epoch_is_kept_without_a_validation_part(name: str, split: Split) -> None:
+    seen: list[Epoch] = []
+    model = CASES[name](epochs=3).fit(split.train, threads=1, progress=seen.append)
+    assert model.epoch_ == 3
+    assert [(each.epoch, each.epochs, each.ndcg) for each in seen] == [
+        (n, 3, None) for n in (1, 2, 3)
+    ]
+
+
+class Interrupted(Exception):
+    """Stands for a killed process."""
+
+
+def test_resumed_run_equals_an_uninterrupted_one(name: str, split: Split, tmp_path: Path) -> None:
+    def stop(epoch: Epoch) -> None:
+        if epoch.epoch == 5:
+            raise Interrupted
+
+    options: dict[str, Any] = {"valid": split.valid, "threads": 1}
+    whole = CASES[name](epochs=7, patience=None).fit(split.train, **options)
+    options.update(checkpoint=tmp_path / "state", checkpoint_every=2)
+    with pytest.raises(Interrupted):
+        CASES[name](epochs=7, patience=None).fit(split.train, progress=stop, **options)
+    seen: list[int] = []
+    again = CASES[name](epochs=7, patience=None)
+    again.fit(split.train, progress=lambda epoch: seen.append(epoch.epoch), **options)
+    assert seen == [5, 6, 7]
+    assert same_arrays(again, whole)
+    assert again.history_ == whole.history_
+    assert again.epoch_ == whole.epoch_
+    finished = CASES[name](epochs=7, patience=None).fit(split.train, **options)
+    assert same_arrays(finished, whole)
+
+
+def test_checkpoint_of_other_settings_or_data_is_refused(split: Split, tmp_path: Path) -> None:
+    make, state = CASES["LightGCN"], tmp_path / "state"
+    make(epochs=1).fit(split.train, checkpoint=state, threads=1)
+    with pytest.raises(DataError, match="other settings"):
+        make(epochs=2).fit(split.train, checkpoint=state, threads=1)
+    with pytest.raises(DataError, match="other data"):
+        make(epochs=1).fit(split.train.rows(np.arange(150)), checkpoint=state, threads=1)
+    with pytest.raises(DataError, match="other validation"):
+        make(epochs=1).fit(split.train, valid=split.valid, checkpoint=state, threads=1)
+    model = make(epochs=2).fit(split.train, checkpoint=state, resume=False, threads=1)
+    assert len(model.history_) == 2
+
+
+def test_damaged_checkpoint_is_refused(split: Split, tmp_path: Path) -> None:
+    make, state = CASES["LightGCN"], tmp_path / "state"
+    make(epochs=1).fit(split.train, checkpoint=state, threads=1)
+    manifest = json.loads((state / "manifest.json").read_text())
+    (state / "manifest.json").write_text(
+        json.dumps({**manifest, "meta": {**manifest["meta"], "history": 3}})
+    )
+    with pytest.raises(FileFormatError, match="damaged"):
+        make(epochs=1).fit(split.train, checkpoint=state, threads=1)
+    next(state.glob("now_table-*")).write_bytes(b"nonsense")
+    with pytest.raises(FileFormatError):
+        make(epochs=1).fit(split.train, checkpoint=state, threads=1)
+
+
+def test_settings_make_the_same_model_again(name: str) -> None:
+    model = CASES[name](patience=None)
+    assert saving.build(model.settings()).settings() == model.settings()
+
+
+def test_saved_models_score_the_same_bits(
+    name: str, fitted: dict[str, NeuralModel], split: Split, tmp_path: Path
+) -> None:
+    model = fitted[name]
+    model.save(tmp_path / "model")
+    loaded = eq.load(tmp_path / "model")
+    assert isinstance(loaded, NeuralModel)
+    assert loaded.settings() == model.settings()
+    assert (loaded.epoch_, loaded.history_) == (model.epoch_, model.history_)
+    np.testing.assert_array_equal(loaded.score(split.train), model.score(split.train))
+
+
+def test_damaged_models_are_refused(
+    name: str, fitted: dict[str, NeuralModel], tmp_path: Path
+) -> None:
+    fitted[name].save(tmp_path / "model")
+    file = tmp_path / "model" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["meta"]["state"] = {"epoch": "last", "history": []}
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(FileFormatError, match="record of the training"):
+        eq.load(tmp_path / "model")
+
+
+def test_lists_have_the_same_bits_for_any_batch_and_threads(
+    name: str, fitted: dict[str, NeuralModel], split: Split
+) -> None:
+    model, train = fitted[name], split.train
+    whole = model.rank(train, 10, threads=2)
+    for user in range(0, 200, 37):
+        one = model.rank(train.rows(np.array([user])), 10, threads=1)
+        np.testing.assert_array_equal(one.scores[0], whole.scores[user])
+        np.testing.assert_array_equal(one.items[0], whole.items[user])
+
+
+def test_empty_histories_get_popular_items(name: str, fitted: dict[str, NeuralModel]) -> None:
+    assert fitted[name].recommend([[]], k=3).source == ["popular"]
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_graph_models_refuse_people_without_vectors(
+    name: str, fitted: dict[str, NeuralModel]
+) -> None:
+    strangers = eq.split.strong(clustered(), valid=0.1, test=0.1)
+    with pytest.raises(DataError, match=f"{name} ranks only the people it was fitted on"):
+        fitted[name].recommend([[0, 1, 2, 3, 59]])
+    model = CASES[name](epochs=1).fit(strangers.train, threads=1)
+    with pytest.raises(DataError, match="only the people it was fitted on"):
+        eq.evaluate(model, strangers.test, bootstrap=0)
+    with pytest.raises(DataError, match=f"{name} has vectors only for people who are"):
+        CASES[name]().fit(strangers.train, valid=strangers.valid)
+
+
+def test_multvae_answers_strangers() -> None:
+    split = eq.split.strong(clustered(), valid=0.2, test=0.1)
+    model = CASES["MultVAE"]().fit(split.train, valid=split.valid, threads=1)
+    kept = model.history_[model.epoch_ - 1]
+    result = eq.evaluate(model, split.valid, bootstrap=0)
+    assert kept["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
+    assert kept["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
+    assert np.isfinite(model.score([[0, 3], [59]])).all()
+
+
+def test_a_loss_that_is_not_a_number_is_an_error(split: Split) -> None:
+    model = eq.MultVAE(hidden=8, latent=4, learning_rate=1e6, epochs=20, dropout=0.0)
+    with pytest.raises(SolveError, match="lower learning_rate"):
+        model.fit(split.train, threads=1)
+
+
+def test_missing_torch_names_the_extra(
+    name: str, toy: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'equipoise\[neural\]'"):
+        CASES[name]().fit(toy)
+
+
+def test_asking_before_fitting_says_so(name: str) -> None:
+    with pytest.raises(NotFittedError, match="call fit first"):
+        CASES[name]().recommend(["u1"])
+
+
+def test_scores_have_no_explanation(name: str, fitted: dict[str, NeuralModel]) -> None:
+    with pytest.raises(DataError, match=f"{name} cannot explain a score"):
+        fitted[name].explain("u1", 3)
+
+
+def test_saved_models_rank_without_torch(
+    name: str, fitted: dict[str, NeuralModel], split: Split, tmp_path: Path
+) -> None:
+    fitted[name].save(tmp_path / "model")
+    code = (
+        "import sys; sys.modules['torch'] = None; import equipoise as eq; "
+        "print(eq.load(sys.argv[1]).recommend(['u7'], k=5).items[0])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(fitted[name].recommend(["u7"], k=5).items[0])
+
+
+def test_there_is_no_dial(name: str, fitted: dict[str, NeuralModel]) -> None:
+    with pytest.raises(SettingError, match="no popularity dial"):
+        fitted[name].recommend(["u1"], alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch": 0}, "batch must be a whole number >= 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number"),
+        ({"patience": 0}, "patience must be a whole number >= 1"),
+        ({"seed": -1}, "seed must be a whole number >= 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
+        ({"evaluate_every": True}, "evaluate_every must be a whole number"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        CASES[name](**settings)
+
+
+def test_data_that_cannot_be_fitted_are_refused(name: str) -> None:
+    with pytest.raises(DataError, match="needs Interactions"):
+        CASES[name]().fit([[1, 0]])
+    with pytest.raises(DataError, match="at least one interaction"):
+        CASES[name]().fit(Interactions(np.zeros((2, 3), np.float32)))
+    with pytest.raises(SettingError, match="device must be"):
+        CASES[name]().fit(clustered(), device="abacus")
+    with pytest.raises(SettingError, match="checkpoint_every"):
+        CASES[name]().fit(clustered(), checkpoint_every=0)
+
+
+@pytest.mark.gpu
+def test_training_on_a_card_gives_about_the_same_quality(name: str, split: Split) -> None:
+    model = CASES[name](**LONGER[name]).fit(split.train, valid=split.valid, device="cuda")
+    popular = eq.evaluate(eq.Popularity().fit(split.train), split.test, bootstrap=0)
+    found = eq.evaluate(model, split.test, bootstrap=0)
+    assert found["ndcg@20"] > 1.3 * popular["ndcg@20"]

@@ -1,0 +1,257 @@
+"""LightGCN and XSimGCL against dense transcriptions of their formulas, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from tests.models.neural_cases import CASES, GRAPH, clustered
+from tests.tolerance import assert_close
+
+import equipoise as eq
+from equipoise.errors import DataError, SettingError
+from equipoise.interactions import Interactions
+from equipoise.models.neural_graph import LightGCNTask, XSimGCLTask
+from equipoise.models.neural_people import by_history
+from equipoise.models.neural_sampling import Sampler
+from equipoise.models.neural_smoothing import contrast, device_graph, mean_of_powers, smooth
+
+torch = pytest.importorskip("torch")
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@pytest.fixture
+def data(rng: np.random.Generator) -> Interactions:
+    """30 users x 18 items; user 29 has no item and item 17 no user."""
+    X = rng.random((30, 18)) < np.linspace(0.5, 0.1, 18)
+    X[:, 17], X[29] = False, False
+    X[np.arange(29), rng.integers(0, 17, 29)] = True
+    return Interactions(X.astype(np.float32))
+
+
+@pytest.fixture
+def first(rng: np.random.Generator) -> Matrix:
+    return rng.standard_normal((48, 5))
+
+
+@pytest.fixture
+def triples(rng: np.random.Generator) -> list[Matrix]:
+    """A batch in which people and items come again."""
+    return [rng.integers(0, high, 40) for high in (29, 17, 18)]
+
+
+def dense_graph(data: Interactions) -> Matrix:
+    X = data.matrix.toarray().astype(np.float64)
+    users, items = (np.maximum(X.sum(axis), 1) for axis in (1, 0))
+    A = X / np.sqrt(users)[:, None] / np.sqrt(items)
+    return np.block([[np.zeros((30, 30)), A], [A.T, np.zeros((18, 18))]])
+
+
+def tensor(array: Matrix) -> Any:
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def batch_of(triples: list[Matrix]) -> tuple[Any, ...]:
+    return tuple(torch.from_numpy(part) for part in triples)
+
+
+def lightgcn_table(H: Matrix, first: Matrix, layers: int) -> Matrix:
+    powers = [np.linalg.matrix_power(H, layer) @ first for layer in range(layers + 1)]
+    return np.mean(powers, axis=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_lightgcn_averages_all_layers(data: Interactions, first: Matrix, layers: int) -> None:
+    found = mean_of_powers(device_graph(data, torch.device("cpu")), tensor(first), layers)
+    expected = lightgcn_table(dense_graph(data), first, layers)
+    assert_close(found.numpy(), expected, "float32", scale=1.0)
+
+
+def test_lightgcn_loss_is_that_of_the_formula(
+    data: Interactions, first: Matrix, triples: list[Matrix]
+) -> None:
+    task = LightGCNTask(eq.LightGCN(layers=2, l2=0.1), data, tensor(first))
+    E = lightgcn_table(dense_graph(data), first, 2)
+    expected = 0.0
+    for user, used, unused in zip(*triples, strict=True):
+        good, bad = (E[user] @ E[30 + item] for item in (used, unused))
+        start = first[[user, 30 + used, 30 + unused]]
+        expected += np.log1p(np.exp(bad - good)) + 0.1 * 0.5 * (start**2).sum()
+    found = task.loss(batch_of(triples), 0, None)
+    assert_close(float(found.detach()), expected / 40, "float32")
+
+
+def noisy_layers(
+    H: Matrix, first: Matrix, noise: list[Matrix], eps: float
+) -> tuple[Matrix, list[Matrix]]:
+    state, layers = first, []
+    for part in noise:
+        state = H @ state
+        state = state + eps * np.sign(state) * part / np.linalg.norm(part, axis=1)[:, None]
+        layers.append(state)
+    return np.mean(layers, axis=0), layers
+
+
+def drawn_noise(layers: int) -> list[Matrix]:
+    generator = torch.Generator().manual_seed(8)
+    parts = [torch.rand((48, 5), generator=generator) for _ in range(layers)]
+    return [part.numpy().astype(np.float64) for part in parts]
+
+
+def dense_contrast(E: Matrix, C: Matrix, rows: Matrix, temperature: float) -> float:
+    """Walk over the distinct rows, as the formula is written."""
+    unique = sorted(set(rows.tolist()))
+    losses = []
+    for row in unique:
+        one = E[row] / np.linalg.norm(E[row])
+        logits = [one @ C[other] / np.linalg.norm(C[other]) / temperature for other in unique]
+        losses.append(np.log(np.exp(logits).sum()) - logits[unique.index(row)])
+    return float(np.mean(losses))
+
+
+def test_xsimgcl_layers_are_those_of_the_formula(data: Interactions, first: Matrix) -> None:
+    task = XSimGCLTask(eq.XSimGCL(layers=3, view=2, noise=0.3), data, tensor(first))
+    H = dense_graph(data)
+    E, C = task.layers(torch.Generator().manual_seed(8))
+    expected, layers = noisy_layers(H, first, drawn_noise(3), 0.3)
+    assert_close(E.detach().numpy(), expected, "float32", scale=1.0)
+    assert_close(C.detach().numpy(), layers[1], "float32", scale=1.0)
+    quiet = np.mean([np.linalg.matrix_power(H, layer) @ first for layer in (1, 2, 3)], axis=0)
+    assert_close(task.smoothed().detach().numpy(), quiet, "float32", scale=1.0)
+
+
+def test_xsimgcl_loss_is_that_of_the_formula(
+    data: Interactions, first: Matrix, triples: list[Matrix]
+) -> None:
+    settings = eq.XSimGCL(layers=2, view=1, noise=0.1, l2=0.5, strength=0.7, temperature=0.4)
+    task = XSimGCLTask(settings, data, tensor(first))
+    E, layers = noisy_layers(dense_graph(data), first, drawn_noise(2), 0.1)
+    users, used, unused = triples
+    edge = (E[users] * (E[30 + used] - E[30 + unused])).sum(axis=1)
+    expected = -np.log(1e-5 + 1 / (1 + np.exp(-edge))).mean()
+    expected += 0.5 * (np.linalg.norm(E[users]) + np.linalg.norm(E[30 + used])) / 40
+    for rows in (users, 30 + used):
+        expected += 0.7 * dense_contrast(E, layers[0], rows, 0.4)
+    found = task.loss(batch_of(triples), 0, torch.Generator().manual_seed(8))
+    assert_close(float(found.detach()), expected, "float32")
+
+
+def test_contrast_does_not_depend_on_order_and_repetition(first: Matrix) -> None:
+    E, C = tensor(first), tensor(first[::-1].copy())
+    once = contrast(E, C, torch.tensor([3, 9, 20]), 0.2)
+    again = contrast(E, C, torch.tensor([20, 9, 3, 9, 9, 20]), 0.2)
+    assert_close(float(again), float(once), "float32")
+    assert_close(
+        float(once), dense_contrast(first, first[::-1], np.array([3, 9, 20]), 0.2), "float32"
+    )
+
+
+def test_gradient_of_smoothing_is_that_of_a_dense_product(
+    data: Interactions, first: Matrix, rng: np.random.Generator
+) -> None:
+    graph, H = device_graph(data, torch.device("cpu")), dense_graph(data)
+    weight = rng.standard_normal(first.shape)
+    for apply, dense in (
+        (lambda table: smooth(graph, table), H),
+        (lambda table: mean_of_powers(graph, table, 2), (np.eye(48) + H + H @ H) / 3),
+    ):
+        table = tensor(first).requires_grad_()
+        (apply(table) * tensor(weight)).sum().backward()
+        assert_close(table.grad.numpy(), dense.T @ weight, "float32", scale=1.0)
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_relabelled_items_have_relabelled_vectors(
+    name: str, data: Interactions, first: Matrix, rng: np.random.Generator
+) -> None:
+    order = rng.permutation(18)
+    task = {"LightGCN": LightGCNTask, "XSimGCL": XSimGCLTask}[name]
+    before = task(CASES[name](), data, tensor(first)).smoothed().detach().numpy()
+    moved = np.concatenate([first[:30], first[30:][order]])
+    after = task(CASES[name](), data.columns(order), tensor(moved)).smoothed().detach().numpy()
+    assert_close(after[:30], before[:30], "float32", scale=1.0)
+    assert_close(after[30:], before[30:][order], "float32", scale=1.0)
+
+
+@pytest.mark.parametrize("name", GRAPH)
+def test_scores_are_products_of_vectors(name: str, data: Interactions) -> None:
+    model = CASES[name](epochs=2).fit(data, threads=1)
+    people = data.rows(np.arange(29))
+    expected = model.arrays_["users"][:29].astype(np.float64) @ model.arrays_["items"].T
+    assert_close(model.score(people), expected, "float32", scale=np.abs(expected).max())
+
+
+def test_people_with_equal_histories_share_the_mean_of_their_vectors() -> None:
+    X = sp.csr_array(np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], np.float32))
+    vectors = np.array([[1, 5], [2, 0], [4, 7]], np.float32)
+    people, found = by_history(X, vectors)
+    assert list(people.values()) == [0, 1]
+    np.testing.assert_array_equal(found, [[2.5, 6], [2, 0]])
+
+
+def drawn(sampler: Sampler, way: str, epochs: int) -> Matrix:
+    generator = torch.Generator().manual_seed(1)
+    batches = [b for _ in range(epochs) for b in getattr(sampler, way)(70, generator)]
+    return np.concatenate([torch.stack(batch, 1).numpy() for batch in batches])
+
+
+@pytest.mark.parametrize("way", ["by_person", "by_interaction"])
+def test_triples_hold_a_used_and_an_unused_item(data: Interactions, way: str) -> None:
+    X = data.matrix.toarray()
+    found = drawn(Sampler(data.matrix, torch.device("cpu")), way, 3)
+    assert len(found) == 3 * data.n_interactions
+    assert X[found[:, 0], found[:, 1]].all()
+    assert not X[found[:, 0], found[:, 2]].any()
+
+
+def test_walking_over_interactions_meets_each_once(data: Interactions) -> None:
+    found = drawn(Sampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
+    pairs = set(zip(*data.matrix.nonzero(), strict=True))
+    assert {(user, item) for user, item, _ in found.tolist()} == pairs
+
+
+def test_people_and_items_are_drawn_evenly() -> None:
+    X = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1] * 6], np.float32)
+    found = drawn(Sampler(sp.csr_array(X), torch.device("cpu")), "by_person", 1000)
+    count = len(found)  # the third person used everything and is left out
+    assert count == 4_000
+    margin = 5 * 0.5 / np.sqrt(count)  # five standard deviations
+    assert abs((found[:, 0] == 0).mean() - 1 / 2) < margin
+    one = found[found[:, 0] == 0]
+    for item in (0, 1, 2):
+        assert abs((one[:, 1] == item).mean() - 1 / 3) < 2 * margin
+        assert abs((one[:, 2] == item + 3).mean() - 1 / 3) < 2 * margin
+    other = found[found[:, 0] == 1]
+    for item in (0, 1, 3, 4, 5):
+        assert abs((other[:, 2] == item).mean() - 1 / 5) < 2 * margin
+
+
+def test_data_in_which_everybody_used_everything_are_refused() -> None:
+    with pytest.raises(DataError, match="everybody used every item"):
+        CASES["LightGCN"]().fit(Interactions(np.ones((3, 4), np.float32)))
+
+
+def test_xsimgcl_trains_without_noise_and_contrast() -> None:
+    model = CASES["XSimGCL"](strength=0.0, noise=0.0, layers=2).fit(clustered(), threads=1)
+    assert np.isfinite(model.arrays_["users"]).all()
+    losses = [entry["loss"] for entry in model.history_]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"view": 4}, "view must be a layer, 1 to 3, got 4"),
+        ({"temperature": 0.0}, "temperature must be > 0"),
+        ({"strength": -1.0}, "strength must be >= 0"),
+        ({"noise": -1.0}, "noise must be >= 0"),
+        ({"layers": 0}, "layers must be a whole number >= 1"),
+        ({"factors": 0}, "factors must be a whole number >= 1"),
+        ({"l2": -0.1}, "l2 must be >= 0"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        eq.XSimGCL(**settings)
