@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import scipy.sparse as sp
+from real import SHARED, most_used, sources
 from scipy.interpolate import RegularGridInterpolator
 
 import equipoise as eq
@@ -37,56 +36,29 @@ GRID = {
     "beta": (0.0, 0.2, 0.4, 0.6),
     "dropout": (0.0, 0.3, 0.5, 0.7),
 }
-PER_COUNT = (0.1, 0.4, 1.5, 6.0)  # l2 of the grid, per mean item count
+PER_COUNT = (0.025, 0.1, 0.4, 1.5, 6.0, 24.0)  # l2 of the grid, per mean item count
+PER_COUNT_OF_FEW = PER_COUNT[1:]  # of sets with so few users that several splits are made
 CONSTANTS = {
     "ALPHA_AT_NO_GINI": (0.2, 0.3, 0.4, 0.5),
     "ALPHA_PER_GINI": (-0.1, -0.2, -0.3, -0.4),
     "BETA_AT_NO_HOMOPHILY": (0.0, 0.1, 0.2),
     "BETA_PER_HOMOPHILY": (0.5, 1.0, 2.0),
-    "L2_PER_ROOT": (0.7, 1.0, 1.4, 2.0, 2.8, 4.0),
-    "ODDS_PER_ROOT": (6.0, 9.0, 12.0, 16.0, 20.0, 25.0, 32.0),
+    "L2_PER_ROOT": (2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 23.0),
+    "ODDS_PER_FOURTH_ROOT": (2.8, 4.0, 5.6, 8.0, 11.0, 16.0),
 }
 TAIL = 0.1  # weight of the tail in what the constants make large
-SEVERAL, SPLITS = 2_000, 10  # below so many users, so many splits are averaged
+SEVERAL, SPLITS = 2_000, 20  # below so many users, so many splits are averaged
 ITEMS = 3_000
 OUT = Path(__file__).parent / "results" / "automatic.csv"
 METRICS = ("ndcg@20", "tail_ndcg@20")
 PEERS = ("RecTools", "LensKit", "RecBole", "Cornac")
 
 
-def lightgcn(folder: Path) -> eq.Interactions:
-    parts = [np.load(folder / f"{name}.npz") for name in ("train", "test")]
-    users, items = (np.concatenate([part[key] for part in parts]) for key in ("users", "items"))
-    return eq.Interactions(sp.csr_array((np.ones(len(users), np.float32), (users, items))))
-
-
-def sessions(file: Path, most: int = 60_000) -> eq.Interactions:
-    """Return the last sessions as rows."""
-    stored = np.load(file)
-    offsets = stored["offsets"][-most - 1 :].astype(np.int64)
-    items = stored["items"][offsets[0] :].astype(np.int64)
-    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    matrix = sp.csr_array((np.ones(len(items), np.float32), (rows, items)))
-    return eq.Interactions((matrix > 0).astype(np.float32))
-
-
-def sources(folder: Path) -> dict[str, Callable[[], eq.Interactions]]:
-    small = {"user": "userId", "item": "movieId", "rating": "rating", "min_rating": 4}
-    return {
-        "movielens-100k": lambda: eq.datasets.load("movielens-100k", min_rating=4),
-        "movielens-1m": lambda: eq.datasets.load("movielens-1m", min_rating=4),
-        "ml-latest-small": lambda: eq.read(folder / "ml-latest-small" / "ratings.csv", **small),
-        "gowalla": lambda: lightgcn(folder / "gowalla" / "weak"),
-        "yelp2018": lambda: lightgcn(folder / "yelp2018" / "weak"),
-        "diginetica": lambda: sessions(folder / "diginetica" / "train_sessions.npz"),
-        "retailrocket": lambda: sessions(folder / "retailrocket" / "train_sessions.npz"),
-        "yoochoose": lambda: sessions(folder / "yoochoose1_64" / "train_sessions.npz"),
-    }
-
-
-def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:
-    kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
-    return data.columns(kept).filter(min_user=3)
+def l2_values(train: eq.Interactions) -> list[float]:
+    """Return the penalties of the grid."""
+    shares = PER_COUNT_OF_FEW if train.n_users < SEVERAL else PER_COUNT
+    mean = train.n_interactions / train.n_items
+    return [share * mean for share in shares]
 
 
 @dataclass
@@ -103,8 +75,11 @@ class Case:
         self.mean_user = train.n_interactions / train.n_users
         self.gini = gini(train.item_counts)
         self.homophily = homophily(train)
-        trials = self.tuned.trials.sort("alpha", "beta", "dropout", "l2")
-        axes = [np.array(values) for values in GRID.values()] + [np.log(PER_COUNT)]
+        penalties = l2_values(train)
+        trials = self.tuned.trials.filter(pl.col("l2").is_in(penalties))  # others may be cached
+        trials = trials.sort("alpha", "beta", "dropout", "l2")
+        axes = [np.array(values) for values in GRID.values()]
+        axes.append(np.log(np.array(penalties) / self.mean))
         shape = [len(axis) for axis in axes]
         self.surfaces = [
             RegularGridInterpolator(
@@ -118,16 +93,14 @@ class Case:
         counts = self.split.train.user_counts.astype(np.float64)
         return float((counts ** (1 - beta)).sum() / counts.sum())
 
-    def shares(self, choices: list[dict[str, float]]) -> npt.NDArray[np.float64]:
-        """Return NDCG and tail NDCG of the rules by those of the best point, on valid."""
+    def at(self, choices: list[dict[str, float]]) -> npt.NDArray[np.float64]:
+        """Return NDCG and tail NDCG on valid where the rules lead, read off the grid."""
         at = np.array([rules(constants, self) for constants in choices])
         share = np.log(at[:, 2] / self.mean)
         at = np.column_stack([at[:, 0], at[:, 1], at[:, 3], share])
         for column, axis in enumerate(self.surfaces[0].grid):  # what the grid does not cover
             at[:, column] = at[:, column].clip(axis[0], axis[-1])
-        best = [self.tuned.best[name] for name in METRICS]
-        found = np.column_stack([surface(at) for surface in self.surfaces])
-        return np.asarray(found / np.maximum(best, 1e-9))
+        return np.column_stack([surface(at) for surface in self.surfaces])
 
 
 def rules(constants: dict[str, float], case: Case) -> tuple[float, float, float, float]:
@@ -154,14 +127,20 @@ def every_choice() -> list[dict[str, float]]:
 
 
 def gains(cases: list[Case]) -> dict[str, npt.NDArray[np.float64]]:
-    """Return for each data set what every choice of constants is worth on its valid part."""
+    """Return for each data set what every choice of constants is worth on its valid part.
+
+    NDCG by that of the best point of the grid, and some of the same for the tail; both are means
+    over splits before they are divided, because the best point of one small split is mostly luck.
+    """
     choices = every_choice()
     out: dict[str, npt.NDArray[np.float64]] = {}
-    for case in cases:
-        ndcg, tail = case.shares(choices).T
-        worth = np.minimum(ndcg, 1) + TAIL * np.minimum(tail, 1)
-        splits = sum(each.name == case.name for each in cases)
-        out[case.name] = out.get(case.name, 0) + worth / splits
+    for name in dict.fromkeys(case.name for case in cases):
+        own = [case for case in cases if case.name == name]
+        grid = [np.mean([each.surfaces[n].values for each in own], 0).ravel() for n in (0, 1)]
+        best = int(np.argmax(grid[0]))
+        ndcg, tail = np.mean([each.at(choices) for each in own], 0).T
+        out[name] = np.minimum(ndcg / grid[0][best], 1)
+        out[name] += TAIL * np.minimum(tail / max(grid[1][best], 1e-9), 1)
     return out
 
 
@@ -189,14 +168,21 @@ class PositiveEASE:
         return top_k([self.term], history.matrix, k, exclude_seen=exclude_seen)
 
 
-def on_test(model: object, split: eq.split.Split) -> list[float]:
+Row = dict[str, float | str]
+
+
+def on_test(model: object, split: eq.split.Split) -> tuple[list[float], pl.DataFrame]:
+    """Return NDCG and tail NDCG, and NDCG of each user."""
     names = ["ndcg", "tail_ndcg"]
     result = eq.evaluate(model, split.test, metrics=names, bootstrap=0)  # type: ignore[arg-type]
-    return [result[name] for name in METRICS]
+    return [result[name] for name in METRICS], result.per_user.select("user", METRICS[0])
 
 
-def judged(case: Case, constants: dict[str, float]) -> dict[str, float | str]:
-    """Return test results of automatic and tuned settings and of other libraries' defaults."""
+def judged(case: Case, constants: dict[str, float]) -> tuple[Row, pl.DataFrame]:
+    """Return test results of automatic and tuned settings and of other libraries' defaults.
+
+    Also the NDCG of each test user with the automatic settings less that of each default.
+    """
     split = case.split
     alpha, beta, l2, dropout = rules(constants, case)
     auto = eq.EASE(l2=l2, dropout=dropout, normalizer=eq.DAN(alpha, beta)).fit(split.train)
@@ -206,36 +192,53 @@ def judged(case: Case, constants: dict[str, float]) -> dict[str, float | str]:
         "RecBole": eq.EASE(l2=250.0, dropout=0.0).fit(split.train),
         "Cornac": PositiveEASE(plain),
     }
-    row: dict[str, float | str] = {"data": case.name, "gini": case.gini}
+    row: Row = {"data": case.name, "gini": case.gini}
     row |= {"homophily": case.homophily, "items": split.train.n_items}
     row |= {"alpha": alpha, "beta": beta, "l2": l2, "dropout": dropout}
-    row["auto"], row["auto_tail"] = on_test(auto, split)
-    row["tuned"], row["tuned_tail"] = on_test(case.tuned.model, split)
+    (row["auto"], row["auto_tail"]), users = on_test(auto, split)
+    (row["tuned"], row["tuned_tail"]), _ = on_test(case.tuned.model, split)
     without = eq.EASE(l2="auto", dropout="auto").fit(split.train)
-    row["plain_auto"], row["plain_auto_tail"] = on_test(without, split)
+    (row["plain_auto"], row["plain_auto_tail"]), _ = on_test(without, split)
     for name, model in peers.items():
-        row[name], row[f"{name}_tail"] = on_test(model, split)
-    return row
+        (row[name], row[f"{name}_tail"]), theirs = on_test(model, split)
+        users = users.with_columns((users[METRICS[0]] - theirs[METRICS[0]]).alias(name))
+    return row, users.with_columns(data=pl.lit(case.name)).select("data", "user", *PEERS)
 
 
 def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.DataFrame:
     """Leave out each data set in turn."""
-    rows = []
+    rows, leads = [], []
     for name in worth:
         constants = best_choice(worth, without=name)
         logging.info("without %s: %s", name, constants)
-        rows += [judged(case, constants) for case in cases if case.name == name]
+        for case in cases:
+            if case.name == name:
+                row, lead = judged(case, constants)
+                rows.append(row)
+                leads.append(lead.with_columns(user=pl.col("user").cast(pl.String)))
     frame = pl.DataFrame(rows).group_by("data", maintain_order=True).mean()
-    return frame.with_columns(
+    # one value per person: whoever is in the test part of several splits counts once
+    people = pl.concat(leads).group_by("data", "user", maintain_order=True).mean()
+    spread = people.group_by("data", maintain_order=True).agg(
+        *((pl.col(name).std() / pl.len().sqrt()).alias(f"{name}_error") for name in PEERS),
+        people=pl.len(),
+    )
+    return frame.join(spread, on="data", maintain_order="left").with_columns(
         share=pl.col("auto") / pl.col("tuned"),
         tail_share=pl.col("auto_tail") / pl.col("tuned_tail"),
     )
 
 
+def lead(row: Row) -> str:
+    """Return the lead over the strongest default and its standard error over people."""
+    name = max(PEERS, key=lambda peer: float(row[peer]))
+    ahead = float(row["auto"]) - float(row[name])
+    return f"{ahead:+.4f} ± {float(row[f'{name}_error']):.4f}"
+
+
 def made(name: str, data: eq.Interactions, n_items: int, cache: Path, seed: int) -> Case:
     split = eq.split.strong(most_used(data, n_items), seed=seed)
-    mean = split.train.n_interactions / split.train.n_items
-    grid = {**GRID, "l2": [share * mean for share in PER_COUNT]}
+    grid = {**GRID, "l2": l2_values(split.train)}
     storage = cache / f"{name}-{n_items}-{seed}.jsonl"
     tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage)
     case = Case(name, split, tuned)
@@ -245,8 +248,7 @@ def made(name: str, data: eq.Interactions, n_items: int, cache: Path, seed: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    shared = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=shared, help="folder of the prepared sets")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
     parser.add_argument("--cache", type=Path, required=True, help="finished solves are kept here")
     parser.add_argument("--items", type=int, default=ITEMS, help="most used items that are kept")
     parser.add_argument("--only", nargs="+", help="names of data sets")
@@ -267,9 +269,9 @@ def main() -> None:
     found.write_csv(OUT, float_precision=4)
     heads = ("data", "gini", "homophily", "alpha", "beta", "l2", "dropout", "auto", "tuned")
     heads += ("share", "tail_share", *PEERS)
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    print("| " + " | ".join(heads) + " | lead |\n|" + "---|" * (len(heads) + 1))
     for row in found.iter_rows(named=True):
-        cells = [row["data"], *(f"{row[head]:.4g}" for head in heads[1:])]
+        cells = [row["data"], *(f"{row[head]:.4g}" for head in heads[1:]), lead(row)]
         print("| " + " | ".join(cells) + " |")
 
 

@@ -1,31 +1,44 @@
 """The whole grid of the paper with shared solves, against fitting each of its points by itself.
 
-    python benchmarks/tune_grid.py --items 10000
+    python benchmarks/tune_grid.py --items 10000 --set gowalla
+    python benchmarks/tune_grid.py --real --items 1000
 
 The grid has 6 alphas x 11 betas x 25 penalties x 3 families = 4,950 points. `eq.tune` judges all
 of them; what fitting each alone would take is estimated from 20 points drawn at random, half of
 them before and half after, each fitted and judged on the valid part. On a smaller grid both ways
-run completely and must find the same best settings and the same numbers in every point. Prints
-Markdown.
+run completely and must find the same best settings and the same numbers in every point. Then the
+same grid with `early_stop=True`, by itself and from nothing. With --replay it is not solved again:
+its path is followed through the finished solves, and its time is the sum of theirs.
+
+With --real the grid is judged on real data sets, and the table says how many solves an early stop
+would have made and what it would have lost. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fit import long_tailed
+from real import SHARED, most_used, sources
 
 import equipoise as eq
-from equipoise.tuning import PAPER
+from equipoise.tuning import PAPER, Tuned
+from equipoise.tuning.walk import Walk
 
 FAMILIES = (eq.LAE, eq.EASE, eq.RLAE)
 SMALL = {"alpha": (0.0, 0.3), "beta": (0.0, 0.5), "l2": (20.0, 100.0), "dropout": (0.1, 0.5)}
 METRICS = ("ndcg", "tail_ndcg")
+OUTER = ("beta", "dropout", "l2")  # as `eq.tune` nests them
+METRIC = "ndcg@20"
 Settings = dict[str, float]
+Key = tuple[float, ...]  # beta, dropout and l2 of a solve
 
 
 def alone(
@@ -63,6 +76,107 @@ def check(split: eq.split.Split) -> int:
     return len(shared)
 
 
+def best_of_solves(whole: Tuned) -> dict[Key, float]:
+    """Return the best value of every solve."""
+    best: dict[Key, float] = {}
+    for row in whole.trials.select(*OUTER, METRIC).iter_rows():
+        best[row[:3]] = max(best.get(row[:3], -np.inf), row[3])
+    return best
+
+
+def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
+    """Return the solves that an early stop makes, in their order."""
+    auto = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    start = {"beta": auto.normalizer_.exponents()[1], "l2": auto.l2_, "dropout": auto.dropout_}
+    axes = {name: PAPER[name] for name in OUTER}
+    walk = Walk(axes, start, lambda point: values[tuple(point[name] for name in OUTER)])
+    return [tuple(point[name] for name in OUTER) for point in walk.points()]
+
+
+def replayed(storage: Path, made: list[Key], whole: Tuned) -> float:
+    """Return the seconds of some of the solves in a storage, and of all that is not a solve."""
+    lines = [json.loads(line) for line in storage.read_text().splitlines()[1:]]
+    seconds = {tuple(each["outer"][name] for name in OUTER): each["seconds"] for each in lines}
+    total = whole.seconds - sum(seconds.values()) + sum(seconds[key] for key in made)
+    for beta in {key[0] for key in made}:  # the first solve of a beta made its Gram matrix
+        own = [key for key in seconds if key[0] == beta]
+        if own[0] not in made:
+            total += max(seconds[own[0]] - float(np.median([seconds[key] for key in own])), 0.0)
+    return total
+
+
+def on_real(folder: Path, n_items: int, only: list[str] | None, seed: int) -> None:
+    """Print what an early stop would have made and lost on real data sets."""
+    print("| data | users | items | solves | with early stop | best kept | loss |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for name, load in sources(folder).items():
+        if only and name not in only:
+            continue
+        split = eq.split.strong(most_used(load(), n_items), seed=seed)
+        values = best_of_solves(eq.tune(list(FAMILIES), split, grid="paper"))
+        made = path(split, values)
+        best, found = max(values.values()), max(values[key] for key in made)
+        kept = max(values, key=lambda key: values[key]) in made
+        print(
+            f"| {name} | {split.train.n_users:,} | {split.train.n_items:,} | {len(values)} "
+            f"| {len(made)} | {'yes' if kept else 'no'} | {1 - found / best:.2%} |",
+            flush=True,
+        )
+
+
+def chosen(args: argparse.Namespace) -> eq.Interactions:
+    """Return a real data set, or made-up data: long-tailed, but nothing in them to be learnt."""
+    if args.set:
+        return most_used(sources(args.data)[args.set](), args.items)
+    users = args.users or 3 * args.items
+    data = long_tailed(users, args.items, args.pairs or 100 * args.items)
+    return data.filter(min_user=5)
+
+
+def timed(args: argparse.Namespace) -> None:
+    """Compare times of one grid in three ways."""
+    data = chosen(args)
+    split = eq.split.strong(data, valid=args.valid / data.n_users, test=100 / data.n_users)
+    eq.tune(eq.EASE, split, grid={"l2": [100.0]})  # everything is compiled and loaded
+    compared = check(split)
+    print(f"{split!r}\n\nEqual in all {compared} points of the small grid.\n", flush=True)
+    rng = np.random.default_rng(0)
+    grid = every(PAPER)
+
+    def some() -> list[float]:
+        places = rng.choice(len(grid), args.points, replace=False)
+        return [alone(split, FAMILIES[int(rng.integers(3))], grid[place])[0] for place in places]
+
+    seconds = some()
+    with tempfile.TemporaryDirectory() as folder:
+        storage = args.storage or Path(folder) / "search.jsonl"
+        whole = eq.tune(list(FAMILIES), split, grid="paper", storage=storage)
+        made = path(split, best_of_solves(whole))
+        early = None
+        if args.replay:
+            early_seconds = replayed(storage, made, whole)
+        else:
+            early = eq.tune(list(FAMILIES), split, grid="paper", early_stop=True)
+            early_seconds = early.seconds
+    seconds += some()  # before and after
+    points = whole.trials.height
+    apart = points * float(np.mean(seconds))
+    print("| search | items | points | solves | one alone s | all alone s | eq.tune s | ratio |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows = {"every point": (whole.solves + whole.resumed, whole.seconds)}
+    rows["early stop"] = (len(made), early_seconds)
+    for name, (solves, spent) in rows.items():
+        print(
+            f"| {name} | {split.train.n_items:,} | {points:,} | {solves} "
+            f"| {np.mean(seconds):.3f} | {apart:,.0f} | {spent:,.0f} | {apart / spent:.1f} |"
+        )
+    key = tuple(whole.best[name] for name in OUTER)
+    same = key in made and (early is None or early.best == whole.best)
+    print(f"\nbest: {whole.best}\nthe early stop finds {'the same' if same else 'ANOTHER'}")
+    if whole.resumed:
+        print("solves were taken over from the storage: the time of every point is too short")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=2_000)
@@ -70,31 +184,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="100 per item if left out")
     parser.add_argument("--valid", type=int, default=1_000, help="users to judge on")
     parser.add_argument("--points", type=int, default=10, help="points fitted alone, twice")
+    parser.add_argument("--storage", type=Path, help="keep finished solves, to go on after a kill")
+    parser.add_argument("--replay", action="store_true", help="do not solve the early stop again")
+    parser.add_argument("--set", help="a real data set; made-up data if left out")
+    parser.add_argument("--real", action="store_true", help="real data, cut to so many items")
+    parser.add_argument("--seed", type=int, default=0, help="of the split of the real data")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the real data")
+    parser.add_argument("--only", nargs="+", help="names of real data sets")
     args = parser.parse_args()
-    users = args.users or 3 * args.items
-    data = long_tailed(users, args.items, args.pairs or 100 * args.items)
-    data = data.filter(min_user=5)
-    split = eq.split.strong(data, valid=args.valid / data.n_users, test=100 / data.n_users)
-    eq.tune(eq.EASE, split, grid={"l2": [100.0]})  # everything is compiled and loaded
-    compared = check(split)
-    print(f"{split!r}\n\nEqual in all {compared} points of the small grid.\n", flush=True)
-    rng = np.random.default_rng(0)
-    grid = every(PAPER)
-    seconds = []
-    for place in rng.choice(len(grid), args.points, replace=False):
-        seconds.append(alone(split, FAMILIES[int(rng.integers(3))], grid[place])[0])
-    whole = eq.tune(list(FAMILIES), split, grid="paper")
-    for place in rng.choice(len(grid), args.points, replace=False):  # before and after
-        seconds.append(alone(split, FAMILIES[int(rng.integers(3))], grid[place])[0])
-    points = whole.trials.height
-    apart = points * float(np.mean(seconds))
-    print("| items | points | solves | one point alone s | all alone s | eq.tune s | ratio |")
-    print("|---|---|---|---|---|---|---|")
-    print(
-        f"| {split.train.n_items:,} | {points:,} | {whole.solves} | {np.mean(seconds):.3f} "
-        f"| {apart:,.0f} | {whole.seconds:,.0f} | {apart / whole.seconds:.1f} |"
-    )
-    print(f"\nbest: {whole.best}")
+    if args.real:
+        on_real(args.data, args.items, args.only, args.seed)
+    else:
+        timed(args)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,22 @@ def test_rules_are_monotone_and_stay_in_range() -> None:
 
 
 def test_penalty_follows_the_size_of_the_data(synthetic: Interactions) -> None:
-    # four times the users: twice the l2, half the odds of the dropout
-    more = Interactions(sp.vstack([synthetic.matrix] * 4, format="csr"))
-    one, four = (eq.EASE().fit(data) for data in (synthetic, more))
-    assert four.l2_ == pytest.approx(2 * one.l2_)
-    odds = [model.dropout_ / (1 - model.dropout_) for model in (one, four)]
+    # sixteen times the users: the same l2, half the odds of the dropout
+    more = Interactions(sp.vstack([synthetic.matrix] * 16, format="csr"))
+    one, many = (eq.EASE().fit(data) for data in (synthetic, more))
+    assert many.l2_ == pytest.approx(one.l2_)
+    odds = [model.dropout_ / (1 - model.dropout_) for model in (one, many)]
     assert odds[1] == pytest.approx(odds[0] / 2)
+
+
+def test_penalty_grows_with_the_length_of_histories(synthetic: Interactions) -> None:
+    # everything four times as wide: histories are four times as long, counts of items are the same
+    wider = Interactions(sp.hstack([synthetic.matrix] * 4, format="csr"))
+    one, four = (
+        penalty_numbers("auto", "auto", data, np.ones(data.n_users)) for data in (synthetic, wider)
+    )
+    assert four[0] == pytest.approx(2 * one[0])
+    assert four[1] == pytest.approx(one[1])
 
 
 def test_penalty_follows_the_weights_of_the_users(synthetic: Interactions) -> None:

@@ -13,7 +13,7 @@ from equipoise.solve import dense
 from equipoise.split import Split
 from equipoise.tuning import Progress, contrast, frontier_svg
 from equipoise.tuning.readoff import read_off
-from equipoise.tuning.sampling import Sampler
+from equipoise.tuning.sampling import RangeSampler
 from equipoise.tuning.search import parse_budget
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
@@ -248,7 +248,7 @@ def test_lists_read_off_are_those_of_the_model(split: Split) -> None:
 
 def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
     pytest.importorskip("optuna")
-    sampler = Sampler({"beta": 0.33, "l2": 12.3456, "dropout": 0.5}, seed=3)
+    sampler = RangeSampler({"beta": 0.33, "l2": 12.3456, "dropout": 0.5}, seed=3)
     past: list[tuple[dict[str, float], float]] = []
     for number in range(25):
         outer = sampler.propose(past)

@@ -47,8 +47,12 @@ def test_bad_input_is_refused(split: Split, synthetic: Interactions) -> None:
         eq.tune([eq.EASE(), eq.LAE(normalizer=eq.DAN())], split)
     with pytest.raises(SettingError, match="there is no model 'eas'"):
         eq.tune("eas", split)
-    with pytest.raises(SettingError, match="needs a grid"):
-        eq.tune(eq.ItemKNN, split)
+    with pytest.raises(SettingError, match="Popularity needs a grid over its settings"):
+        eq.tune(eq.Popularity, split)
+    with pytest.raises(SettingError, match="only linear autoencoders can be tuned several"):
+        eq.tune([eq.ItemKNN, eq.GFCF], split)
+    with pytest.raises(SettingError, match="no 'strength' to tune"):
+        eq.tune(eq.EASE, split, grid={"strength": [0.1]})
     with pytest.raises(SettingError, match="trials must be >= 1"):
         eq.tune(eq.EASE, split, trials=0)
 

@@ -18,7 +18,7 @@ Auto = Literal["auto"]
 
 ALPHA_AT_NO_GINI, ALPHA_PER_GINI, LARGEST_ALPHA = 0.3, -0.1, 0.5
 BETA_AT_NO_HOMOPHILY, BETA_PER_HOMOPHILY, LARGEST_BETA = 0.2, 1.0, 0.5
-L2_PER_ROOT, ODDS_PER_ROOT, LARGEST_DROPOUT = 1.0, 25.0, 0.9
+L2_PER_ROOT, ODDS_PER_FOURTH_ROOT, LARGEST_DROPOUT = 8.0, 8.0, 0.9
 
 
 def alpha_from_gini(gini: float) -> float:
@@ -45,10 +45,12 @@ def penalty_from_counts(
 ) -> tuple[float, float]:
     """Return the automatic l2 and dropout.
 
-    With mean counts m of items and k of users, l2 = c1 w sqrt(m k) and p/(1-p) = c2 w / sqrt(m).
-    If people chose at random, the eigenvalues of the Gram matrix would spread by about sqrt(m k)
-    around m: that is the noise l2 has to stand above. The part in proportion to an item's count
-    falls with its root, as counts become reliable. w brings both to the scale of user weights.
+    With mean counts m of items and k of users, l2 = c1 w sqrt(k) and p/(1-p) = c2 w / m^(1/4).
+    A ridge penalty is the noise of one user by the variance of a weight. Neither depends on how
+    many users there are, so l2 does not either: more data simply outweigh it. k items share a
+    score, so the longer histories are, the smaller weights are to begin with. The part in
+    proportion to an item's count falls as counts become reliable. w brings both to the scale of
+    user weights.
 
     Parameters
     ----------
@@ -59,13 +61,13 @@ def penalty_from_counts(
     mean_weight
         Mean weight of a user in the Gram matrix, over all interactions; 1 without weights.
 
-    >>> small, large = penalty_from_counts(20, 10), penalty_from_counts(200, 10)
-    >>> small[0] < large[0], small[1] > large[1]
-    (True, True)
+    >>> few, many = penalty_from_counts(20, 10), penalty_from_counts(200, 10)
+    >>> few[0] == many[0], few[1] > many[1], penalty_from_counts(20, 40)[0] > few[0]
+    (True, True, True)
     """
     item_count, user_count = max(item_count, 1.0), max(user_count, 1.0)
-    odds = ODDS_PER_ROOT * mean_weight / item_count**0.5
-    l2 = L2_PER_ROOT * mean_weight * (item_count * user_count) ** 0.5
+    odds = ODDS_PER_FOURTH_ROOT * mean_weight / item_count**0.25
+    l2 = L2_PER_ROOT * mean_weight * user_count**0.5
     return l2, min(odds / (1 + odds), LARGEST_DROPOUT)
 
 

@@ -40,6 +40,25 @@ def test_families_share_the_solves(tmp_path: Path, answer: Answer) -> None:
     assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
 
 
+@pytest.mark.parametrize(
+    ("family", "points"), [("gf-cf", 30), ("turbo-cf", 48), ("svd-ae", 5), ("item-knn", 20)]
+)
+def test_other_families_have_a_search_of_their_own(
+    family: str, points: int, tmp_path: Path, answer: Answer
+) -> None:
+    found = answer("tune", "split", tmp_path / "tuned", "--family", family)
+    assert (found["points"], found["complete"]) == (points, True)
+    assert type(eq.load(tmp_path / "tuned" / "model")).__name__ == found["best"]["family"]
+
+
+def test_early_stop_begins_at_the_automatic_settings(tmp_path: Path, answer: Answer) -> None:
+    out = tmp_path / "tuned"
+    found = answer("tune", "split", out, "--paper-grid", "--early-stop")
+    assert found["complete"]
+    first = pl.read_parquet(out / "trials.parquet").row(0, named=True)
+    assert first["beta"] > 0  # the whole grid begins at 0
+
+
 def test_tune_tells_what_it_found(tmp_path: Path, run: Run) -> None:
     done = run("tune", "split", tmp_path / "tuned", "--trials", 3)
     assert done.exit_code == 0

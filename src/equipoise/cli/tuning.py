@@ -37,11 +37,20 @@ FRONT = 10  # points of the frontier in the table at the end
 
 
 class Family(StrEnum):
-    """Families that share their solves."""
+    """The linear autoencoders, which share their solves, and models that are fitted apart."""
 
     ease = "ease"
     lae = "lae"
     rlae = "rlae"
+    gf_cf = "gf-cf"
+    bspm = "bspm"
+    turbo_cf = "turbo-cf"
+    svd_ae = "svd-ae"
+    sgfcf = "sgfcf"
+    item_knn = "item-knn"
+    slis = "slis"
+    slit = "slit"
+    slist = "slist"
 
 
 @declare(app, "tune", "equipoise tune split tuned --family ease --trials 5")
@@ -49,7 +58,8 @@ def tune(
     split: Annotated[str, typer.Argument(metavar="SPLIT", help="Saved split with a valid part.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     family: Annotated[
-        list[Family] | None, typer.Option(help="What to tune; several share solves. [ease]")
+        list[Family] | None,
+        typer.Option(help="What to tune; ease, lae and rlae share solves. [ease]"),
     ] = None,
     metric: Annotated[str, typer.Option(help="What to make large on valid.")] = "ndcg@20",
     objective: Annotated[
@@ -61,7 +71,7 @@ def tune(
         bool, typer.Option("--paper-grid", help="The whole grid of the DAN paper instead.")
     ] = False,
     early_stop: Annotated[
-        bool, typer.Option("--early-stop", help="With a grid: leave branches that keep falling.")
+        bool, typer.Option("--early-stop", help="On a grid: leave directions that keep falling.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the search in OUT.")

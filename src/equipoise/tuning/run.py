@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,14 +15,14 @@ from equipoise.split.parts import Split
 from equipoise.tuning.judge import Judge
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.readoff import read_off
-from equipoise.tuning.sampling import Sampler, import_optuna
+from equipoise.tuning.sampling import GridSampler, RangeSampler, import_optuna
+from equipoise.tuning.separate import Space
 from equipoise.tuning.solver import Solver
-from equipoise.tuning.space import Shared, Space, describe
+from equipoise.tuning.space import Shared, describe
 from equipoise.tuning.tuned import Progress
+from equipoise.tuning.walk import Walk
 
 logger = logging.getLogger(__name__)
-
-FALLS = 2  # values of l2 in a row that got worse, after which a branch is left
 
 
 def too_small(limit: float, fit_seconds: float) -> SettingError:
@@ -61,6 +62,9 @@ class Run:
     solves: int = 0
     longest: float = 0.0
     resumed: int = field(init=False)
+    _places: dict[str, int] = field(init=False, default_factory=dict)
+    _walk: Walk | None = field(init=False, default=None)
+    _passed: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.resumed = len(self.ledger.solves)
@@ -77,27 +81,36 @@ class Run:
     ) -> bool:
         """Make the solves that are missing; return whether all were made."""
         wanted: Iterator[dict[str, Any]]
-        if on_grid:
-            every = self.space.outer()
-            total, wanted = len(every), self._worthwhile(every, early_stop)
+        if not on_grid:
+            wanted = self._proposals(trials, seed)
+        elif early_stop:
+            self._walk = Walk(self.space.axes(), self.space.start(self.split.train), self._worth)
+            wanted = self._walk.points()
         else:
-            assert isinstance(self.space, Shared)
-            total, wanted = trials, self._proposals(trials, seed)
+            wanted = iter(self.space.outer())
+        if on_grid:
+            self._places = {key_of(each): place for place, each in enumerate(self.space.outer())}
         solver: Any = None
-        for outer in wanted:
-            if key_of(outer) in self.ledger.solves:
-                continue
-            if self._late():
+        outer = next(wanted, None)
+        while outer is not None:
+            fresh = key_of(outer) not in self.ledger.solves
+            if fresh and self._late():
                 logger.info("the budget is used up after %d solves", self.solves)
                 return False
-            if solver is None:
-                linear = isinstance(self.space, Shared)
-                solver = (
-                    Solver(self.split.train, dtype=dtype, memory=memory) if linear else self.split
-                )
-            self._solve(outer, solver)
-            self._report(outer, total)
+            if fresh:
+                solver = self._solver(dtype, memory) if solver is None else solver
+                self._solve(outer, solver)
+            self._passed += 1
+            # what comes next is asked for first: by then it is known what is left out
+            last, outer = outer, next(wanted, None)
+            if fresh:
+                self._report(last, trials)
         return True
+
+    def _solver(self, dtype: str, memory: str | float | None) -> Any:
+        if isinstance(self.space, Shared):
+            return Solver(self.split.train, dtype=dtype, memory=memory)
+        return self.split
 
     def _solve(self, outer: dict[str, Any], solver: Any) -> None:
         start = time.perf_counter()
@@ -127,39 +140,29 @@ class Run:
         return goal.sign * float(point[goal.name])
 
     def best(self) -> dict[str, Any]:
-        """Return the best point; the first one where several are equal."""
+        """Return the best point; of equal ones the first, on a grid the first of the grid."""
         if not self.ledger.solves:
             raise too_small(self.limit or 0.0, self.longest)
-        return max(self.ledger.points, key=self.value)
+        solved = sorted(  # a grid may have been walked in any order, and in several sittings
+            self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
+        )
+        return max((point for _, each in solved for point in each["points"]), key=self.value)
 
     def of(self, outer: dict[str, Any]) -> dict[str, Any]:
         """Return the best point of a solve."""
         return max(self.ledger.solves[key_of(outer)]["points"], key=self.value)
 
-    def _worthwhile(
-        self, every: list[dict[str, Any]], early_stop: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the grid, l2 ascending; a branch that keeps falling is left."""
-        if not early_stop or "l2" not in every[0]:
-            yield from every
-            return
-        branches: dict[str, list[dict[str, Any]]] = {}
-        for outer in every:
-            rest = {name: value for name, value in outer.items() if name != "l2"}
-            branches.setdefault(key_of(rest), []).append(outer)
-        for branch in branches.values():
-            falls, before = 0, -float("inf")
-            for outer in sorted(branch, key=lambda each: float(each["l2"])):
-                yield outer
-                value = self.value(self.of(outer))
-                falls, before = (falls + 1 if value < before else 0), value
-                if falls >= FALLS:
-                    break
+    def _worth(self, outer: dict[str, Any]) -> float:
+        return self.value(self.of(outer))
 
     def _proposals(self, trials: int, seed: int) -> Iterator[dict[str, Any]]:
         """Yield what the sampler proposes until there are enough solves."""
-        first = self._first()
-        sampler = Sampler(first, seed)
+        first = self.space.start(self.split.train)
+        sampler: RangeSampler | GridSampler
+        if isinstance(self.space, Shared):
+            sampler = RangeSampler(first, seed)
+        else:
+            sampler = GridSampler(self.space.values, first, seed)
         if trials > len(sampler.starts):
             import_optuna()  # missing is better known before the first solve than after it
         finished = [solved["points"] for solved in self.ledger.solves.values()]
@@ -175,24 +178,20 @@ class Run:
             yield outer
             values.append((outer, self.value(self.of(outer))))
 
-    def _first(self) -> dict[str, float]:
-        """Return the settings of the first solve: the model's own, or the automatic ones."""
-        assert isinstance(self.space, Shared)
-        model, train = self.space.models[0], self.split.train
-        normalizer = model.normalizer.resolve(train)
-        l2, dropout = model._numbers(train, normalizer)
-        first = {"l2": l2, "dropout": dropout}
-        if "beta" in self.space.names:
-            first["beta"] = normalizer.exponents()[1]
-        return first
+    def _count(self, trials: int) -> tuple[int, int]:
+        """Return the solves that are done and all that are planned, as far as that is known."""
+        if not self._places:
+            return len(self.ledger.solves), trials
+        left_out = self._walk.skipped if self._walk else 0
+        return self._passed, len(self._places) - left_out
 
-    def _report(self, outer: dict[str, Any], total: int) -> None:
+    def _report(self, outer: dict[str, Any], trials: int) -> None:
         if self.progress is None:
             return
         goal = self.judge.objectives[0]
         last, best = self.of(outer), self.best()
         spent = time.perf_counter() - self.started
-        done = len(self.ledger.solves)
+        done, total = self._count(trials)
         left = spent / self.solves * max(total - done, 0) + self.fit_seconds
         if self.limit is not None:
             left = min(left, self.limit - spent)

@@ -1,23 +1,65 @@
-"""Which solve to try next: a few around the automatic settings, then Optuna's advice."""
+"""What to try next: a few points around a first guess, then Optuna's advice."""
 
 from __future__ import annotations
 
+import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from equipoise.errors import MissingExtraError
+from equipoise.tuning.walk import in_order, is_ordered, nearest
 
 L2_REACH = 100.0  # how far from the first l2, either way
 STEP = 0.05
 LARGEST = {"beta": 1.0, "dropout": 0.9}
 ATTEMPTS = 20
 
-Outer = dict[str, float]
+Outer = dict[str, Any]
+Past = Sequence[tuple[Outer, float]]
 
 
-class Sampler:
-    """Proposes settings of solves; the same proposals for the same past, also after a kill.
+class Sampler(ABC):
+    """Proposes settings; the same proposals for the same past, also after a kill.
+
+    Parameters
+    ----------
+    seed
+        Same seed and same past, same proposal.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @property
+    @abstractmethod
+    def starts(self) -> list[Outer]:
+        """The first proposals, before there is anything to learn from."""
+
+    @abstractmethod
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+
+    def propose(self, past: Past) -> Outer | None:
+        """Return settings that were not tried, or None where nothing new comes to mind."""
+        tried = [outer for outer, _ in past]
+        for start in self.starts:
+            if start not in tried:
+                return start
+        for attempt in range(ATTEMPTS):
+            proposal = self.advice(past, self.seed + len(past) + 1_000_003 * attempt)
+            if proposal not in tried:
+                return proposal
+        return self.rest(past)
+
+    def rest(self, past: Past) -> Outer | None:
+        """Return something new where Optuna only repeats itself, if there is anything."""
+        return None
+
+
+class RangeSampler(Sampler):
+    """Proposes beta, l2 and dropout in ranges around a first guess.
 
     Parameters
     ----------
@@ -28,14 +70,14 @@ class Sampler:
     """
 
     def __init__(self, first: Outer, seed: int) -> None:
+        super().__init__(seed)
         self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in first}}
         self.first["l2"] = max(first["l2"], 1e-3)
-        self.seed = seed
         self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
 
     @property
     def starts(self) -> list[Outer]:
-        """The first proposals: the automatic settings, and a step away in each direction."""
+        """The automatic settings, and a step away in each direction."""
         first = self.first
         out = [first, {**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
         for name in (name for name in LARGEST if name in first):
@@ -43,37 +85,15 @@ class Sampler:
             out += [{**first, name: value} for value in steps]
         return [each for place, each in enumerate(out) if each not in out[:place]]
 
-    def propose(self, past: Sequence[tuple[Outer, float]]) -> Outer | None:
-        """Return settings that were not tried, or None where nothing new comes to mind."""
-        tried = [outer for outer, _ in past]
-        for start in self.starts:
-            if start not in tried:
-                return start
-        for attempt in range(ATTEMPTS):
-            proposal = self._advice(past, self.seed + len(past) + 1_000_003 * attempt)
-            if proposal not in tried:
-                return proposal
-        return None
-
-    def _advice(self, past: Sequence[tuple[Outer, float]], seed: int) -> Outer:
-        optuna = import_optuna()
-        kinds = optuna.distributions
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+        kinds = import_optuna().distributions
         ranges = {"l2": kinds.FloatDistribution(*self.bounds, log=True)}
         for name, high in LARGEST.items():
             if name in self.first:
                 ranges[name] = kinds.FloatDistribution(0.0, high, step=STEP)
-        with _quiet(optuna):
-            # a study of its own for every proposal: nothing but the past decides
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=len(self.starts), multivariate=True
-            )
-            study = optuna.create_study(direction="maximize", sampler=sampler)
-            for outer, value in past:
-                if self._within(outer):
-                    study.add_trial(
-                        optuna.trial.create_trial(params=outer, distributions=ranges, value=value)
-                    )
-            params = study.ask(ranges).params
+        known = [(outer, value) for outer, value in past if self._within(outer)]
+        params = _asked(ranges, known, seed, len(self.starts))
         return {name: _stepped(params[name], name) for name in self.first}
 
     def _within(self, outer: Outer) -> bool:
@@ -83,6 +103,83 @@ class Sampler:
             outer[name] == _stepped(outer[name], name) for name in LARGEST if name in outer
         )
         return low <= outer["l2"] <= high and stepped
+
+
+class GridSampler(Sampler):
+    """Proposes points of a grid that has too many to try them all.
+
+    Parameters
+    ----------
+    values
+        Values of each axis.
+    first
+        Where to begin: the nearest point is proposed first.
+    seed
+        Same seed and same past, same proposal.
+    """
+
+    def __init__(self, values: dict[str, tuple[Any, ...]], first: Outer, seed: int) -> None:
+        super().__init__(seed)
+        self.axes = {name: in_order(listed) for name, listed in values.items()}
+        self.first = {name: nearest(axis, first.get(name)) for name, axis in self.axes.items()}
+
+    @property
+    def starts(self) -> list[Outer]:
+        """The point nearest to the first guess, and its neighbours."""
+        places = [self.first]
+        for name, axis in self.axes.items():
+            steps = (self.first[name] + 1, self.first[name] - 1)
+            places += [{**self.first, name: step} for step in steps if 0 <= step < len(axis)]
+        return [self._point(each) for each in places]
+
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+        kinds = import_optuna().distributions
+        ranges = {
+            name: kinds.IntDistribution(0, len(axis) - 1)
+            if is_ordered(axis)
+            else kinds.CategoricalDistribution(range(len(axis)))
+            for name, axis in self.axes.items()
+        }
+        known = [
+            ({name: axis.index(outer[name]) for name, axis in self.axes.items()}, value)
+            for outer, value in past
+            if all(outer[name] in axis for name, axis in self.axes.items())
+        ]
+        return self._point(_asked(ranges, known, seed, len(self.starts)))
+
+    def rest(self, past: Past) -> Outer | None:
+        """Return the point that was not tried and has the fewest steps to the best one."""
+        tried = [outer for outer, _ in past]
+        best = max(past, key=lambda each: each[1])[0]
+        near = {name: nearest(axis, best.get(name)) for name, axis in self.axes.items()}
+        every = itertools.product(*(range(len(axis)) for axis in self.axes.values()))
+        places = (dict(zip(self.axes, each, strict=True)) for each in every)
+        left = [each for each in places if self._point(each) not in tried]
+
+        def steps(point: dict[str, int]) -> int:
+            return sum(abs(point[name] - near[name]) for name in near)
+
+        return self._point(min(left, key=steps)) if left else None
+
+    def _point(self, places: dict[str, int]) -> Outer:
+        return {name: axis[places[name]] for name, axis in self.axes.items()}
+
+
+def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[str, Any]:
+    """Return what the TPE sampler advises after this past, and nothing but this past."""
+    optuna = import_optuna()
+    with _quiet(optuna):
+        # a study of its own for every proposal: there is no state that a kill could lose
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=startup, multivariate=True
+        )
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for params, value in past:
+            study.add_trial(
+                optuna.trial.create_trial(params=params, distributions=ranges, value=value)
+            )
+        return dict(study.ask(ranges).params)
 
 
 def import_optuna() -> Any:

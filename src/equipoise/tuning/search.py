@@ -22,7 +22,8 @@ from equipoise.tuning.frontier import frontier
 from equipoise.tuning.judge import Judge, Objective
 from equipoise.tuning.ledger import Ledger
 from equipoise.tuning.run import Run, too_small
-from equipoise.tuning.space import Separate, Shared, Space, prototypes, vary
+from equipoise.tuning.separate import Separate, Space
+from equipoise.tuning.space import Shared, prototypes, vary
 from equipoise.tuning.tuned import Progress, Tuned
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -67,13 +68,16 @@ def tune(
     grid
         Values per name, as in ``{"l2": [10, 100], "alpha": [0, 0.2]}``: every combination is
         judged. "paper" is the grid of the DAN paper. What is not named stays as the model has it.
-        Left out: Optuna searches (needs the extra `tune`).
+        Left out: Optuna searches (needs the extra `tune`), linear autoencoders in ranges around
+        the automatic settings, other models on a grid of their own, which is judged as a whole
+        where it has no more points than `trials`.
     budget
         Time for everything, such as "10m" or seconds: the search ends when the next solve and the
         last fit would not fit in.
     early_stop
-        On a grid, leave the larger l2 of a beta and dropout out once the metric fell twice in a
-        row. Off, a grid is exact.
+        Walk a grid outwards from the automatic settings (of other models: their own), and leave a
+        direction of beta, of dropout or of l2 once the best behind it fell twice in a row, to
+        0.3% below the best of its line or more. Off, a grid is exact.
     storage
         A file for finished solves: a search that was killed goes on from there.
     resume
@@ -117,7 +121,8 @@ def tune(
     ledger = Ledger(storage, data, bound, resume=resume)
     with limited(threads):
         run = Run(split, space, judge, ledger, cost.seconds, limit, started, progress)
-        complete = run.search(grid is not None, trials, early_stop, seed, dtype, memory)
+        whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
+        complete = run.search(whole, trials, early_stop, seed, dtype, memory)
         best = run.best()
         fitted = _fitted(space, best, split.train, dtype, memory)
     return _tuned(fitted, best, run, goals, complete, time.perf_counter() - started)

@@ -1,6 +1,7 @@
 """What is searched: settings that need a solve, and settings that are read off it.
 
-A solve depends on beta, l2 and dropout. Family, alpha, gamma and diag_bound are vectors around it.
+A solve depends on beta, l2 and dropout. Family, alpha, gamma and diag_bound are vectors around it,
+and a low-pass companion stands beside it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from equipoise.normalize import DAN, Normalizer
 from equipoise.tuning.solver import Solver
 
 OUTER = ("beta", "l2", "dropout")
-INNER = ("alpha", "gamma", "diag_bound")
+COMPANION = ("strength", "exponent")  # of a `LowPass`
+INNER = ("alpha", "gamma", "diag_bound", *COMPANION)
 EXPONENTS = ("alpha", "beta", "gamma")
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 FREE = {
     "alpha": ALPHAS,
     "gamma": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
     "diag_bound": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
+    "strength": (0.0, 0.1, 0.2, 0.4),
+    "exponent": (0.2, 0.5),
 }
 # The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
 PAPER = {
@@ -54,12 +58,15 @@ def _prototype(given: Any) -> Recommender:
     if isinstance(given, str):
         import equipoise.models  # fills the registry
 
-        named = {name.lower(): kind for name, kind in Recommender.registry.items()}
-        if given.lower() not in named or not named[given.lower()].__module__.startswith(
-            equipoise.models.__name__
-        ):
+        named = {
+            name.lower(): kind
+            for name, kind in Recommender.registry.items()
+            if kind.__module__.startswith(equipoise.models.__name__)
+        }
+        plain = given.lower().replace("-", "")
+        if plain not in named:
             raise SettingError(f"there is no model {given!r}; tune 'ease', 'lae' or 'rlae'")
-        given = named[given.lower()]
+        given = named[plain]
     if isinstance(given, type) and issubclass(given, Recommender):
         settings = {"normalizer": DAN()} if issubclass(given, LinearAutoencoder) else {}
         try:
@@ -100,22 +107,25 @@ class Shared:
         Prototypes; they differ in family, or in settings that are not searched.
     values
         What a grid gives; other settings stay as the prototypes have them.
+    origin
+        The first prototype as it was given, with "auto" where it has that.
     """
 
     models: list[LinearAutoencoder]
     values: Values
+    origin: LinearAutoencoder
 
     @classmethod
     def of(cls, models: list[LinearAutoencoder], grid: Any, train: Interactions) -> Shared:
         """Check that the models can share their solves, and the grid."""
         if len({(type(each.normalizer), beta_of(each.normalizer)) for each in models}) > 1:
             raise SettingError("models that are tuned together need the same normalizer")
-        names = cls(models, {}).names
+        names = cls(models, {}, models[0]).names
         if grid is None:
             values: Values = {name: FREE[name] for name in INNER if name in names}
         else:
             values = checked_values(grid, names)
-        return cls([_settled(each, values, train) for each in models], values)
+        return cls([_settled(each, values, train) for each in models], values, models[0])
 
     @property
     def names(self) -> list[str]:
@@ -123,7 +133,8 @@ class Shared:
         kind = self.models[0].normalizer
         own = [name for name in EXPONENTS if hasattr(kind, name)]
         bound = ["diag_bound"] if any(hasattr(each, "diag_bound") for each in self.models) else []
-        return [*own, "l2", "dropout", *bound]
+        beside = [*COMPANION] if any(each.lowpass is not None for each in self.models) else []
+        return [*own, "l2", "dropout", *bound, *beside]
 
     def signature(self) -> list[Any]:
         """Return what a storage is bound to: the models and what is read off each solve."""
@@ -131,7 +142,7 @@ class Shared:
         fixed = []
         for model in self.models:
             settings = model.settings()
-            for named in (settings, settings["normalizer"]):
+            for named in (settings, settings["normalizer"], settings["lowpass"] or {}):
                 for name in set(named) & set(self.values):  # every solve says what it was
                     named.pop(name)
             fixed.append(settings)
@@ -139,9 +150,23 @@ class Shared:
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, l2 running fastest."""
-        names = [name for name in ("beta", "dropout", "l2") if name in self.values]
-        every = itertools.product(*(self.values[name] for name in names))
-        return [dict(zip(names, values, strict=True)) for values in every]
+        axes = self.axes()
+        every = itertools.product(*axes.values())
+        return [dict(zip(axes, values, strict=True)) for values in every]
+
+    def axes(self) -> Values:
+        """Return the values of each axis of the grid of solves, those of one Gram together."""
+        names = ("beta", "dropout", "l2")
+        return {name: self.values[name] for name in names if name in self.values}
+
+    def start(self, train: Interactions) -> Point:
+        """Return where a search begins: the settings of the prototype, "auto" as numbers."""
+        normalizer = self.origin.normalizer.resolve(train)
+        l2, dropout = self.origin._numbers(train, normalizer)
+        first = {"l2": l2, "dropout": dropout}
+        if "beta" in self.names:
+            first["beta"] = normalizer.exponents()[1]
+        return first
 
     def candidates(self, outer: Point, solver: Solver) -> list[tuple[int, Recommender]]:
         """Solve once and return every model that can be read off, fitted, by its prototype."""
@@ -151,15 +176,16 @@ class Shared:
         numbers = first._numbers(train, first.normalizer)
         penalty = first._penalty(train, first.normalizer, *numbers)
         solved = solver.solve(first.normalizer.user_weights(train), penalty)
-        companions: dict[int, Any] = {}
-        for number, model in variants:
-            # a companion depends on none of what is searched: one fit serves all variants
-            own, model.lowpass = model.lowpass, None if number in companions else model.lowpass
+        companions: dict[Any, Any] = {}
+        for _, model in variants:
+            # a companion depends on its own settings alone: one serves all variants that share it
+            own, known = model.lowpass, model.lowpass in companions
+            model.lowpass = None if known else own
             model._take(train, model.normalizer, solved.P, penalty, solved.residual)
             model.l2_, model.dropout_ = numbers
             model.lowpass = own
-            model.companion_ = companions.setdefault(number, model.companion_)
-        return [(number, model) for number, model in variants]
+            model.companion_ = companions.setdefault(own, model.companion_)
+        return [*variants]
 
     def _variants(self, outer: Point) -> list[tuple[int, LinearAutoencoder]]:
         out = []
@@ -169,55 +195,6 @@ class Shared:
                 settings = {**outer, **dict(zip(names, values, strict=True))}
                 out.append((number, vary(prototype, settings)))
         return out
-
-
-@dataclass(frozen=True, eq=False)
-class Separate:
-    """Models of any kind, each fitted by itself.
-
-    Parameters
-    ----------
-    models
-        Prototypes of one class.
-    values
-        The grid over their settings.
-    """
-
-    models: list[Recommender]
-    values: Values
-
-    @classmethod
-    def of(cls, models: list[Recommender], grid: Any) -> Separate:
-        """Check the grid."""
-        if len({type(each) for each in models}) > 1:
-            raise SettingError("only linear autoencoders can be tuned several at a time")
-        kind = type(models[0])
-        if grid is None:
-            raise SettingError(f"tuning {kind.__name__} needs a grid, as in {{'shrink': [0, 10]}}")
-        fields = [entry.name for entry in dataclasses.fields(kind) if entry.init]  # type: ignore[arg-type]
-        return cls(models, checked_values(grid, fields))
-
-    def signature(self) -> list[Any]:
-        """Return what a storage is bound to."""
-        return [model.settings() for model in self.models]
-
-    def outer(self) -> list[Point]:
-        """Return every point of the grid."""
-        every = itertools.product(*self.values.values())
-        return [dict(zip(self.values, values, strict=True)) for values in every]
-
-    @property
-    def names(self) -> list[str]:
-        """What is searched."""
-        return list(self.values)
-
-    def candidates(self, outer: Point, solver: Any) -> list[tuple[int, Recommender]]:
-        """Fit one model."""
-        model: Any = self.models[0]
-        return [(0, dataclasses.replace(model, **outer).fit(solver.train))]
-
-
-Space = Shared | Separate
 
 
 def describe(model: Recommender) -> Point:
@@ -232,6 +209,8 @@ def describe(model: Recommender) -> Point:
     point |= {"l2": model.l2_, "dropout": model.dropout_}
     if hasattr(model, "diag_bound"):
         point["diag_bound"] = float(model.diag_bound)
+    if model.lowpass is not None:
+        point |= {name: float(getattr(model.lowpass, name)) for name in COMPANION}
     return point
 
 
@@ -249,13 +228,18 @@ def beta_of(normalizer: Normalizer) -> Any:
 
 def has(model: LinearAutoencoder, name: str) -> bool:
     """Whether a setting is one of the model or of its normalizer."""
+    if name in COMPANION:
+        return model.lowpass is not None
     return hasattr(model.normalizer if name in EXPONENTS else model, name)
 
 
 def vary(prototype: LinearAutoencoder, settings: Point) -> LinearAutoencoder:
     """Return an unfitted copy with other settings, those of the normalizer included."""
-    own = {name: value for name, value in settings.items() if name not in EXPONENTS}
     theirs = {name: value for name, value in settings.items() if name in EXPONENTS}
+    beside = {name: value for name, value in settings.items() if name in COMPANION}
+    own = {name: settings[name] for name in settings if name not in (*EXPONENTS, *COMPANION)}
     if theirs:
         own["normalizer"] = dataclasses.replace(prototype.normalizer, **theirs)
+    if beside and prototype.lowpass is not None:
+        own["lowpass"] = dataclasses.replace(prototype.lowpass, **beside)
     return dataclasses.replace(prototype, **own)

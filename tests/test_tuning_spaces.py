@@ -1,0 +1,118 @@
+"""What is searched where no grid is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender
+from equipoise.sequences import Sequences
+from equipoise.split import Split
+from equipoise.tuning.sampling import GridSampler
+from equipoise.tuning.separate import SPACES, Separate
+
+
+@pytest.fixture(scope="module")
+def split(synthetic: Interactions) -> Split:
+    return eq.split.strong(synthetic, valid=0.2, test=0.2)
+
+
+@pytest.fixture(scope="module")
+def visits() -> Split:
+    """Sessions that walk around one of two loops of six items."""
+    rows = [
+        [(session + step) % 6 + 6 * (session % 2) for step in range(3 + session % 3)]
+        for session in range(60)
+    ]
+    dense = np.zeros((len(rows), 12))
+    for place, row in enumerate(rows):
+        dense[place, row] = 1
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    events = Sequences(np.concatenate(rows).astype(np.int32), offsets)
+    return eq.split.sessions(Interactions(dense, sequences=events), valid=0.2, test=0.2)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space_is_one_of_its_model(name: str) -> None:
+    kind: Any = Recommender.registry[name]
+    space = Separate.of([kind()], None)
+    assert space.size == len(space.outer()) > 1
+    for point in (space.outer()[0], space.outer()[-1]):
+        kind(**point)
+
+
+@pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE, eq.ItemKNN])
+def test_small_space_is_judged_as_a_whole(split: Split, kind: Any) -> None:
+    found = eq.tune(kind, split)
+    assert found.solves == Separate.of([kind()], None).size
+    assert isinstance(found.model, kind)
+    result = eq.evaluate(found.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == found.trials["ndcg@20"].max()
+
+
+@pytest.mark.parametrize("kind", [eq.BSPM, eq.SGFCF])
+def test_large_space_is_searched(synthetic: Interactions, kind: Any) -> None:
+    pytest.importorskip("optuna")
+    # SGFCF ranks only people it was fitted on
+    split = eq.split.weak(synthetic, valid=0.2, test=0.2)
+    found = eq.tune(kind, split, trials=14)
+    again = eq.tune(kind, split, trials=14)
+    assert found.solves == 14
+    names = list(SPACES[kind.__name__])
+    assert found.trials.select(names).unique().height == 14
+    assert again.trials.equals(found.trials)
+    for name, listed in SPACES[kind.__name__].items():
+        assert set(found.trials[name]) <= set(listed)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(eq.SLIS, 27), (eq.SLIT, 36), (eq.SLIST, 108)])
+def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: int) -> None:
+    assert Separate.of([kind()], None).size == size
+    found = eq.tune(kind, visits, metric="mrr@3", objectives=(), trials=6)
+    assert found.solves == 6
+    result = eq.evaluate(found.model, visits.valid, k=3, bootstrap=0)
+    assert result["mrr@3"] == found.best["mrr@3"] == found.trials["mrr@3"].max()
+
+
+def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
+    sampler = GridSampler(SPACES["BSPM"], {"factors": 256, "strength": 0.3, "time": 1.0}, seed=0)
+    first = sampler.propose([])
+    assert first == {"factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
+    neighbours = sampler.starts[1:]
+    assert all(sum(each[name] != first[name] for name in first) == 1 for each in neighbours)
+
+
+def test_sampler_of_a_grid_never_repeats_and_ends() -> None:
+    pytest.importorskip("optuna")
+    sampler = GridSampler({"a": (1, 2, 3), "b": ("x", "y")}, {}, seed=1)
+    past: list[tuple[dict[str, Any], float]] = []
+    while (outer := sampler.propose(past)) is not None:
+        assert outer not in [one for one, _ in past]
+        past.append((outer, float(len(past) % 3)))
+    assert len(past) == 6
+
+
+def test_companion_is_searched_beside_the_solve(split: Split) -> None:
+    model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(rank=5))
+    found = eq.tune(model, split, trials=2)
+    assert found.solves == 2
+    assert found.trials.height == 2 * 6 * 4 * 2
+    assert found.model.lowpass.rank == 5
+    assert found.model.lowpass.strength == found.best["strength"]
+    result = eq.evaluate(found.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == found.best["ndcg@20"]
+
+
+def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
+    model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4))
+    found = eq.tune(model, split, grid={"strength": [0.0, 0.3], "exponent": [0.1, 0.5], "l2": 5.0})
+    assert found.solves == 1
+    assert found.trials.height == 4
+    for row in found.trials.iter_rows(named=True):
+        lowpass = eq.LowPass(rank=4, strength=row["strength"], exponent=row["exponent"])
+        alone = eq.LAE(l2=5.0, dropout=0.2, lowpass=lowpass).fit(split.train)
+        assert eq.evaluate(alone, split.valid, bootstrap=0)["ndcg@20"] == row["ndcg@20"]

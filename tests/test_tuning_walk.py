@@ -1,0 +1,171 @@
+"""Grids that are walked outwards, and left where they keep falling."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.split import Split
+from equipoise.tuning import Progress
+from equipoise.tuning.walk import Walk, nearest
+
+GRID = {
+    "alpha": [0.0, 0.3],
+    "beta": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
+    "dropout": [0.0, 0.2, 0.4, 0.6, 0.8],
+    "l2": [0.1, 1.0, 10.0, 100.0, 1e3, 1e4],
+}
+
+
+@pytest.fixture(scope="module")
+def split(synthetic: Interactions) -> Split:
+    return eq.split.strong(synthetic, valid=0.2, test=0.2)
+
+
+def keys(points: Any) -> list[tuple[Any, ...]]:
+    return [tuple(point.values()) for point in points]
+
+
+@pytest.mark.parametrize("top", [(0, 0), (3, 7), (9, 9), (5, 0)])
+@pytest.mark.parametrize("start", [(0, 0), (9, 9), (4, 6)])
+def test_hill_is_climbed_from_anywhere(top: tuple[int, int], start: tuple[int, int]) -> None:
+    axes = {"a": tuple(range(10)), "b": tuple(range(10))}
+    walk = Walk(
+        axes,
+        dict(zip(axes, start, strict=True)),
+        lambda point: -((point["a"] - top[0]) ** 2) - (point["b"] - top[1]) ** 2,
+    )
+    visited = keys(walk.points())
+    assert top in visited
+    assert len(set(visited)) == len(visited)
+    assert len(visited) + walk.skipped == walk.size == 100
+
+
+def test_what_keeps_falling_is_left_after_two_steps() -> None:
+    walk = Walk({"a": (6, 5, 4, 3, 2, 1)}, {"a": 4}, lambda point: -abs(point["a"] - 4))
+    assert keys(walk.points()) == [(4,), (5,), (6,), (3,), (2,)]
+    assert walk.skipped == 1
+
+
+def test_one_fall_does_not_stop_the_walk() -> None:
+    values = dict(enumerate([5, 4, 6, 3, 7, 1, 0, 9]))
+    walk = Walk({"a": tuple(values)}, {"a": 0}, lambda point: values[point["a"]])
+    assert keys(walk.points()) == [(n,) for n in range(7)]
+
+
+@pytest.mark.parametrize("shift", [0.0, -20.0])  # what should be small comes with a minus
+def test_plateau_is_crossed(shift: float) -> None:
+    values = [10.0, 9.999, 9.998, 9.997, 12.0, 9.0, 8.0, 99.0]
+    walk = Walk({"a": tuple(range(8))}, {"a": 0}, lambda point: values[point["a"]] + shift)
+    assert keys(walk.points()) == [(n,) for n in range(7)]
+
+
+def test_neighbours_begin_where_the_last_line_was_best() -> None:
+    # the best b moves with a: a line of a begins at the best b of the line before
+    axes = {"a": tuple(range(8)), "b": tuple(range(30))}
+    walk = Walk(
+        axes, {"a": 0, "b": 0}, lambda point: point["a"] - abs(point["b"] - 3 * point["a"])
+    )
+    visited = keys(walk.points())
+    assert (7, 21) in visited
+    assert len(visited) < 80
+
+
+def test_values_without_an_order_are_all_visited() -> None:
+    worth = {"x": 3, "y": 2, "z": 1, "w": 0}
+    walk = Walk({"a": ("w", "z", "y", "x")}, {"a": "y"}, lambda point: worth[point["a"]])
+    assert sorted(keys(walk.points())) == [("w",), ("x",), ("y",), ("z",)]
+    assert walk.skipped == 0
+
+
+@pytest.mark.parametrize(
+    ("axis", "wanted", "place"),
+    [
+        ((1.0, 10.0, 100.0), 40.0, 2),  # in ratio: 40 is nearer to 100 than to 10
+        ((0.1, 0.3, 0.5), 0.39, 1),
+        ((0.0, 10.0, 100.0), 40.0, 1),
+        ((1, 2, 3), None, 1),
+        (("early", "late"), "late", 1),
+        (("early", "late"), None, 0),
+    ],
+)
+def test_walk_begins_at_the_nearest_value(axis: Any, wanted: Any, place: int) -> None:
+    assert nearest(axis, wanted) == place
+
+
+def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> None:
+    whole = eq.tune(eq.EASE, split, grid=GRID)
+    short = eq.tune(eq.EASE, split, grid=GRID, early_stop=True)
+    names = ("beta", "dropout", "l2")
+    best: dict[Any, float] = {}
+    for row in whole.trials.iter_rows(named=True):
+        key = tuple(row[name] for name in names)
+        best[key] = max(best.get(key, 0.0), row["ndcg@20"])
+    auto = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    start = {"beta": auto.normalizer_.beta, "dropout": auto.dropout_, "l2": auto.l2_}
+    axes = {name: tuple(GRID[name]) for name in names}
+    walk = Walk(axes, start, lambda point: best[tuple(point.values())])
+    expected = keys(walk.points())
+    solved = short.trials.unique("solve", maintain_order=True)
+    assert list(solved.select(names).iter_rows()) == expected
+    assert short.solves == len(expected) < whole.solves
+    assert short.complete
+    columns = ["alpha", *names, "ndcg@20"]
+    assert short.trials.join(whole.trials, on=columns).height == short.trials.height
+
+
+def test_progress_ends_at_its_total(split: Split) -> None:
+    seen: list[Progress] = []
+    found = eq.tune(eq.EASE, split, grid=GRID, early_stop=True, progress=seen.append)
+    assert [each.done for each in seen] == list(range(1, found.solves + 1))
+    totals = [each.total for each in seen]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] <= 180
+    assert totals[-1] == found.solves
+
+
+def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done == 9:
+            raise Stop
+
+    storage = tmp_path / "search.jsonl"
+    given: dict[str, Any] = {"grid": GRID, "early_stop": True}
+    with pytest.raises(Stop):
+        eq.tune(eq.EASE, split, **given, storage=storage, progress=stop)
+    resumed = eq.tune(eq.EASE, split, **given, storage=storage)
+    whole = eq.tune(eq.EASE, split, **given)
+    assert (resumed.resumed, resumed.solves) == (9, whole.solves - 9)
+    assert resumed.trials.equals(whole.trials)
+    lines = storage.read_text().splitlines()[1:]
+    assert len({json.dumps(json.loads(line)["outer"]) for line in lines}) == whole.solves
+
+
+def test_order_of_the_search_does_not_decide_between_equals(split: Split) -> None:
+    # lists of all items in order of l2 this large are equal, so all points tie on coverage
+    grid = {"beta": [0.0, 0.5], "l2": [1.0, 2.0, 3.0], "dropout": [0.1, 0.2]}
+    given: dict[str, Any] = {"grid": grid, "metric": "coverage@80", "objectives": ()}
+    whole = eq.tune(eq.EASE, split, **given)
+    short = eq.tune(eq.EASE, split, **given, early_stop=True)
+    assert whole.trials["coverage@80"].n_unique() == 1
+    first = {name: grid[name][0] for name in grid}
+    assert {name: whole.best[name] for name in grid} == first
+    assert short.best == whole.best
+
+
+def test_models_that_are_fitted_apart_are_walked_too(split: Split) -> None:
+    grid = {"neighbours": [1, 2, 5, 10, 20, 40, 79], "shrink": [0.0, 1.0, 10.0, 100.0, 1e3]}
+    whole = eq.tune(eq.ItemKNN, split, grid=grid)
+    short = eq.tune(eq.ItemKNN, split, grid=grid, early_stop=True)
+    assert short.solves < whole.solves == len(list(itertools.product(*grid.values())))
+    columns = [*grid, "ndcg@20"]
+    assert short.trials.join(whole.trials, on=columns).height == short.trials.height
