@@ -1,55 +1,60 @@
 """Session models on prepared sets: published settings, and the paper's Table 7.
 
 Run ``python benchmarks/sessions.py --data FOLDER --out RESULTS``, where FOLDER holds one folder
-per set with `train_sessions.npz` and `test_sessions.npz`. Two protocols:
+per set with `train_sessions.npz` and `test_sessions.npz`. Three protocols:
 
-- ``--protocol prepared``: fit on train, rank after every click of the prepared test sessions; the
-  settings of the authors of SLIST and, with ``--tune``, settings chosen on the last tenth of
+- ``--protocol prepared``: fit on train with the settings of the authors of SLIST, rank after every
+  click of the prepared test sessions; with ``--tune`` also settings chosen on the last tenth of
   train;
-- ``--protocol random``: sessions of both files are split 8:1:1 at random, with and without DAN
-  chosen by MRR@20 on validation; written in the layout of Table 7 beside the published numbers.
+- ``--protocol random``: ``equipoise reproduce table7`` with one process for each set and model;
+- ``--protocol memory``: the peak of a fit beside the plan.
 
-Every fit is kept in RESULTS; a run that was stopped goes on where it was. Prints Markdown.
+Every fit is kept in RESULTS; a run that was stopped goes on where it was. ``--jobs 6 --device
+cuda`` runs six processes that share a card. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import dataclasses
 import json
+import logging
+import multiprocessing
+import resource
+import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-from session_runs import Pair, Search, Settings, all_sessions, prepared_test, row, run, sample
-from session_runs import train_sessions as load_train
 
 import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.models import session_rows
+from equipoise.reproduce.cells import write_text
+from equipoise.reproduce.config import Config, load_config
+from equipoise.reproduce.session_search import Pair, Search, Settings, make, measure, sample
+from equipoise.reproduce.sessions import SetRun, folder_name, kept_folder, run_sessions
 
-SETS = {"yoochoose1_64": "Yoochoose", "retailrocket": "RetailRocket", "diginetica": "Diginetica"}
-PUBLISHED = Path(__file__).parents[1] / "paper" / "published" / "table7_session.csv"
+PAPER = Path(__file__).parents[1] / "paper"
+SETS = ("RetailRocket", "Diginetica", "Yoochoose")
+MODELS = ("SLIT", "SLIST", "SLIS")
 # Settings of the authors: mix, decay_position, decay_inference.
 AUTHORS = {
-    "yoochoose1_64": (0.4, 1.0, 1.0),
-    "diginetica": (0.8, 1.0, 2.0),
-    "retailrocket": (0.2, 0.25, 4.0),
+    "Yoochoose": (0.4, 1.0, 1.0),
+    "Diginetica": (0.8, 1.0, 2.0),
+    "RetailRocket": (0.2, 0.25, 4.0),
 }
 # HR@20 and MRR@20 to compare with: the publication of SLIST, on another preparation of the data.
 REPORTED = {
-    ("yoochoose1_64", "SLIS"): ".7015 / -",
-    ("yoochoose1_64", "SLIT"): ".6968 / -",
-    ("yoochoose1_64", "SLIST"): ".7088 / .3083",
-    ("diginetica", "SLIS"): ".5247 / -",
-    ("diginetica", "SLIT"): ".4729 / -",
-    ("diginetica", "SLIST"): ".5291 / .1886",
-    ("retailrocket", "SLIST"): ".5877 / -",
+    ("Yoochoose", "SLIS"): ".7015 / -",
+    ("Yoochoose", "SLIT"): ".6968 / -",
+    ("Yoochoose", "SLIST"): ".7088 / .3083",
+    ("Diginetica", "SLIS"): ".5247 / -",
+    ("Diginetica", "SLIT"): ".4729 / -",
+    ("Diginetica", "SLIST"): ".5291 / .1886",
+    ("RetailRocket", "SLIST"): ".5877 / -",
 }
-COLUMNS = [
-    f"{part}{metric}@20" for part in ("", "tail_", "unbiased_") for metric in ("recall", "mrr")
-]
 CACHE = 4 << 30  # bytes of solved rows: several settings are measured on one fit
 
 
@@ -61,144 +66,212 @@ def authors(name: str, model: str) -> Settings:
     return settings | ({"mix": mix} if model == "SLIST" else {})
 
 
-def chosen(
-    model: str, train: Interactions, valid: Pair, out: Path, stem: str, found: dict[str, Settings]
-) -> tuple[Settings, Settings]:
-    """Return the settings without and with DAN; SLIST starts from what SLIT found."""
-    start = {} if model != "SLIST" else {"decay_position": found["SLIT"]["decay_position"]}
-    search = Search(model, train, valid, out / f"{stem}-{model}-search.json")
-    plain = found[model] = search.plain({"l2": 10.0, "decay_inference": 2.0, **start})
-    return plain, search.dan(plain)
+def prepared_test(folder: Path, train: Interactions) -> Pair:
+    """Return the steps of the prepared test sessions.
+
+    Clicks on items that train lacks are removed first, then sessions shorter than two clicks.
+    """
+    sessions = eq.read(folder / "test_sessions.npz")
+    known = sessions.with_items(train.item_index, unknown="skip")
+    assert known.sequences is not None
+    return eq.split.reveal(known.rows(known.sequences.lengths >= 2))
 
 
-def prepared(name: str, folder: Path, out: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    train = load_train(folder)
-    test = prepared_test(folder, train)
-    rows = []
-    for model in ("SLIT", "SLIST", "SLIS"):
-        stem = out / f"prepared-{name}-{model}.json"
-        settings = authors(name, model)
-        made = row(stem, lambda m=model, s=settings: run(m, s, train, test))
-        rows.append({"set": name, "model": model, "how": "authors' settings", **made})
+def last_tenth(train: Interactions) -> tuple[Interactions, Pair]:
+    """Return the earlier sessions, and the clicks of the last tenth on items they know."""
+    bound = train.n_users - train.n_users // 10  # the sessions are in order of time
+    past = train.rows(np.arange(bound))
+    past = past.columns(past.item_counts > 0)
+    part = eq.split.reveal(train.rows(np.arange(bound, train.n_users)))
+    history, target = (side.with_items(past.item_index, unknown="skip") for side in part)
+    kept = (history.user_counts > 0) & (target.user_counts > 0)
+    return past, (history.rows(kept), target.rows(kept))
+
+
+def prepared(name: str, model: str, args: argparse.Namespace) -> None:
+    train = eq.read(args.data / folder_name(name) / "train_sessions.npz")
+    test = prepared_test(args.data / folder_name(name), train)
+    wanted = {"authors": authors(name, model)}
     if args.tune:
-        bound = train.n_users - train.n_users // 10  # the sessions are in order of time
-        part = eq.split.reveal(train.rows(np.arange(bound, train.n_users)))
-        past = train.rows(np.arange(bound))
-        past = past.columns(past.item_counts > 0)
-        history, target = (side.with_items(past.item_index, unknown="skip") for side in part)
-        kept = (history.user_counts > 0) & (target.user_counts > 0)
-        valid = sample((history.rows(kept), target.rows(kept)), args.events)
-        found: dict[str, Settings] = {}
-        for model in ("SLIT", "SLIST", "SLIS"):
-            plain, dan = chosen(model, past, valid, out, f"prepared-{name}", found)
-            for label, settings in (("tuned", plain), ("tuned, DAN", dan)):
-                stem = out / f"prepared-{name}-{model}-{label.replace(', ', '-')}.json"
-                made = row(stem, lambda m=model, s=settings: run(m, s, train, test))
-                rows.append({"set": name, "model": model, "how": label, **made})
-    return rows
+        past, valid = last_tenth(train)
+        path = args.out / f"prepared-{name}-{model}-search.json"
+        some = sample(valid, args.events)
+        start = {"decay_position": AUTHORS[name][1]} if model == "SLIST" else {}
+        search = Search(model, past, some, path, args.device)
+        wanted["tuned"], wanted["tuned, DAN"] = search.pair(search.own(start))
+    for how, settings in wanted.items():
+        path = args.out / f"prepared-{name}-{model}-{how.replace(', ', '-')}.json"
+        if path.exists() and json.loads(path.read_text())["settings"] == settings:
+            continue
+        fitted, seconds = fit(model, settings, train, args.device)
+        began = time.perf_counter()
+        values = measure(fitted, test).values
+        row = {"set": name, "model": model, "how": how, "settings": settings, **values}
+        row |= {"events": test[0].n_users, "fit": seconds, "rank": time.perf_counter() - began}
+        if args.ties:
+            row["best of ties"] = best_of_ties(fitted, test)
+        write_text(path, json.dumps(row, indent=1))
 
 
-def prepared_table(rows: list[dict[str, Any]]) -> str:
+def best_of_ties(model: Any, pair: Pair) -> list[float]:
+    """Return HR@20 and MRR@20 where a target with the score of others takes the first place."""
+    history, target = pair
+    wanted, found = target.matrix.indices, np.zeros(history.n_users)
+    for low in range(0, history.n_users, 1000):
+        rows = np.arange(low, min(low + 1000, history.n_users))
+        scores = model.score(history.rows(rows))
+        own = scores[rows - low, wanted[rows]][:, None]
+        rank = 1 + (scores > own).sum(axis=1)
+        found[rows] = np.where((rank <= 20) & (own[:, 0] > 0), 1 / rank, 0.0)
+    return [float((found > 0).mean()), float(found.mean())]
+
+
+def memory(name: str, model: str, args: argparse.Namespace) -> None:
+    """Write the peak of a fit above what the data take, and what the plan says."""
+    path = args.out / f"memory-{name}-{model}-{args.device}.json"
+    train = eq.read(args.data / folder_name(name) / "train_sessions.npz")
+    some = train.rows(np.arange(100))
+    make(model, authors(name, model)).fit(some, device=args.device)  # compiles, loads libraries
+    before = peak_bytes("cpu")
+    _, seconds = fit(model, authors(name, model), train, args.device)
+    plan = eq.plan(train, device=args.device) if args.device != "cpu" else eq.plan(train)
+    row = {"set": name, "model": model, "device": args.device, "items": train.n_items}
+    row |= {"plan": plan.peak_bytes, "engine": plan.engine, "fit": seconds, "before": before}
+    row |= {"host": peak_bytes("cpu") - before, "card": peak_bytes(args.device)}
+    write_text(path, json.dumps(row, indent=1))
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most that this process took so far, of the machine or of a card."""
+    if device == "cpu":
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+    import torch
+
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def memory_table(out: Path) -> str:
     lines = [
-        "| set | model | settings | HR@20 / MRR@20 | tail | events | fit s | rank s | reported |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| set | model | items | device | plan | host, peak of the fit | card | fit s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for one in rows:
-        pairs = [f"{one[p + 'recall@20']:.4f} / {one[p + 'mrr@20']:.4f}" for p in ("", "tail_")]
-        seconds = f"{one['seconds']['fit']:.1f} | {one['seconds']['rank']:.0f}"
-        reported = REPORTED.get((one["set"], one["model"]), "-")
-        cells = [SETS[one["set"]], one["model"], one["how"], *pairs, f"{one['events']:,}"]
-        lines.append(f"| {' | '.join(cells)} | {seconds} | {reported} |")
+    for path in sorted(out.glob("memory-*.json")):
+        one = json.loads(path.read_text())
+        card = "-" if one["device"] == "cpu" else f"{one['card'] / 1e6:,.0f} MB"
+        plan = f"{one['engine']}: {one['plan'] / 1e6:,.0f} MB"
+        cells = [one["set"], one["model"], f"{one['items']:,}", one["device"], plan]
+        cells += [f"{one['host'] / 1e6:,.0f} MB", card, f"{one['fit']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def random_split(
-    name: str, folder: Path, out: Path, args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    split = eq.split.sessions(all_sessions(folder), valid=0.1, test=0.1, seed=args.seed)
-    assert split.valid is not None
-    valid = sample((split.valid.history, split.valid.target), args.events)
-    test = (split.test.history, split.test.target)
-    rows, found = [], {}
-    for model in ("SLIT", "SLIST", "SLIS"):
-        plain, dan = chosen(model, split.train, valid, out, f"random-{name}", found)
-        for label, settings in ((model, plain), (f"{model}_DAN", dan)):
-            path = out / f"random-{name}-{label}.json"
-            made = row(path, lambda m=model, s=settings: run(m, s, split.train, test))
-            rows.append({"set": name, "model": label, **made})
-    return rows
+def fit(name: str, settings: Settings, train: Interactions, device: str) -> tuple[Any, float]:
+    began = time.perf_counter()
+    model = make(name, settings).fit(train, device=device)
+    return model, time.perf_counter() - began
 
 
-def table7(rows: list[dict[str, Any]]) -> str:
-    """Our numbers beside the published ones, and what DAN did."""
-    with PUBLISHED.open() as stream:
-        published = {(line["dataset"], line["model"]): line for line in csv.DictReader(stream)}
-    head = ["all", "tail", "unbiased"]
+def random_parts(name: str, model: str, args: argparse.Namespace) -> None:
+    """Search and fit one model; `run_sessions` then finds everything in the files."""
+    config = configured(args)
+    run = SetRun(config, name, args.data / folder_name(name), kept_folder(config, args.out / "x"))
+    run.device = args.device
+    rows = [row for row in config.rows if row.dataset == name]
+    for row in run.settled([row for row in rows if row.name.removesuffix("_DAN") == model]):
+        run.finished(row)
+
+
+def configured(args: argparse.Namespace) -> Config:
+    config = load_config(PAPER / "table7.toml")
+    options = {**config.options, "seed": args.seed, "events": args.events}
+    options["search"] = "always" if args.tune else "missing"
+    return dataclasses.replace(config, options=options)
+
+
+def prepared_table(out: Path) -> str:
     lines = [
-        f"| set | model | {' | '.join(f'{p} R@20 / MRR@20 | published' for p in head)} |",
-        f"|---|---|{'---|' * 6}",
+        "| set | model | settings | HR@20 / MRR@20 | tail | events | reported |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for one in sorted(rows, key=lambda each: (SETS[each["set"]], each["model"])):
-        theirs = published[SETS[one["set"]], one["model"]]
-        cells = []
-        for part, theirs_part in (("", "aoa_"), ("tail_", "tail_"), ("unbiased_", "unbiased_")):
-            cells.append(f"{one[part + 'recall@20']:.4f} / {one[part + 'mrr@20']:.4f}")
-            cells.append(f"{theirs[theirs_part + 'recall@20']} / {theirs[theirs_part + 'mrr@20']}")
-        lines.append(f"| {SETS[one['set']]} | {one['model']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *gains(rows)])
-
-
-def gains(rows: list[dict[str, Any]]) -> list[str]:
-    by_name = {(one["set"], one["model"]): one for one in rows}
-    lines = [
-        "| set | model | all MRR@20 | tail MRR@20 | unbiased MRR@20 |",
-        "|---|---|---|---|---|",
-    ]
-    for (name, model), one in by_name.items():
-        with_dan = by_name.get((name, f"{model}_DAN"))
-        if with_dan is None:
+    for path in sorted(out.glob("prepared-*.json")):
+        if path.stem.endswith("-search"):
             continue
-        cells = []
-        for part in ("", "tail_", "unbiased_"):
-            before, after = one[f"{part}mrr@20"], with_dan[f"{part}mrr@20"]
-            verdict = "raised" if after > before else "lowered" if after < before else "the same"
-            cells.append(f"{verdict}, {100 * (after / before - 1):+.1f}%")
-        lines.append(f"| {SETS[name]} | {model} | {' | '.join(cells)} |")
-    return ["What DAN did, both chosen on validation:", "", *lines]
+        one = json.loads(path.read_text())
+        pairs = [f"{one[p + 'recall@20']:.4f} / {one[p + 'mrr@20']:.4f}" for p in ("", "tail_")]
+        cells = [one["set"], one["model"], one["how"], *pairs, f"{one['events']:,}"]
+        cells.append(REPORTED.get((one["set"], one["model"]), "-"))
+        lines.append(f"| {' | '.join(cells)} |")
+        if "best of ties" in one:
+            cells[2] += ", best of ties"
+            cells[3:5] = [" / ".join(f"{value:.4f}" for value in one["best of ties"]), "-"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def write(rows: list[dict[str, Any]], out: Path, protocol: str, text: str) -> None:
-    (out / f"{protocol}.json").write_text(json.dumps(rows, indent=1))
-    (out / f"{protocol}.md").write_text(text + "\n")
-    names = ["set", "model", *(["how"] if protocol == "prepared" else []), *COLUMNS, "events"]
-    with (out / f"{protocol}.csv").open("w", newline="") as stream:
-        table = csv.DictWriter(stream, names, extrasaction="ignore")
-        table.writeheader()
-        table.writerows(rows)
+def work(task: tuple[str, str, argparse.Namespace]) -> str:
+    name, model, args = task
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("equipoise.reproduce").setLevel(logging.INFO)
+    session_rows.CACHE_BYTES = CACHE
+    began = time.perf_counter()
+    tasks = {"prepared": prepared, "random": random_parts, "memory": memory}
+    tasks[args.protocol](name, model, args)
+    return f"{name} {model}: {time.perf_counter() - began:.0f} s"
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Run every set and model; SLIST of a set after its SLIT, from which it starts."""
+    later = "SLIST" if {"SLIT", "SLIST"} <= set(args.models) else ""
+    spawn = multiprocessing.get_context("spawn")
+    # a fresh process for each task: its peak of memory is its own
+    with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
+        tasks = [(name, model) for model in args.models for name in args.sets if model != later]
+        pending = {pool.submit(work, (*task, args)): task for task in tasks}
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                name, model = pending.pop(future)
+                print(future.result(), flush=True)
+                if later and model == "SLIT":
+                    pending[pool.submit(work, (name, later, args))] = (name, later)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--protocol", choices=["prepared", "random"], default="prepared")
+    parser.add_argument("--protocol", choices=["prepared", "random", "memory"], default="prepared")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--events", type=int, default=4000, help="validation events to choose on")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--events", type=int, default=20_000, help="validation events")
     parser.add_argument("--seed", type=int, default=0, help="of the random split")
-    parser.add_argument("--tune", action="store_true", help="also choose settings (prepared)")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tune", action="store_true", help="search although settings are known")
+    parser.add_argument("--ties", action="store_true", help="also the best of tied places")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--docs", type=Path, help="page whose table of this protocol is renewed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
-    numba.set_num_threads(args.threads)
-    session_rows.CACHE_BYTES = CACHE
     args.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in args.sets:
-        print(f"{name}, {args.protocol}", flush=True)
-        work = prepared if args.protocol == "prepared" else random_split
-        rows += work(name, args.data / name, args.out, args)
-        text = prepared_table(rows) if args.protocol == "prepared" else table7(rows)
-        write(rows, args.out, args.protocol, text)
+    run_all(args)
+    if args.protocol != "random":
+        text = (prepared_table if args.protocol == "prepared" else memory_table)(args.out)
+        write_text(args.out / f"{args.protocol}.md", text + "\n")
+    elif len(args.models) < len(MODELS):
+        return  # a part of the table
+    else:
+        ready = [n for n in SETS if len([*kept(args).glob(f"{n}-SLI*.parquet")]) == 6]
+        out = args.out / "table7.csv"
+        run_sessions(configured(args), args.data, out, device=args.device, datasets=ready)
+        text = out.with_suffix(".md").read_text()
+    if args.docs:
+        start, end = (f"<!-- {args.protocol}: {side} -->" for side in ("start", "end"))
+        page = args.docs.read_text(encoding="utf-8")
+        before, after = page.split(start)[0], page.split(end)[1]
+        write_text(args.docs, f"{before}{start}\n{text.strip()}\n{end}{after}")
     print(text)
+
+
+def kept(args: argparse.Namespace) -> Path:
+    return kept_folder(configured(args), args.out / "x")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -264,3 +265,19 @@ def test_wrong_settings_are_named(family: type, wrong: dict, message: str) -> No
 def test_data_without_order_are_refused(toy: Interactions) -> None:
     with pytest.raises(DataError, match="ordered clicks"):
         eq.SLIS().fit(toy)
+
+
+def test_settings_are_tuned_by_the_next_click() -> None:
+    split = eq.split.sessions(drawn(400, 20, seed=8), valid=0.2, test=0.2, seed=0)
+    prototype = eq.SLIST(normalizer=eq.DAN(0.2, 0.5))
+    grid = {"l2": [0.5, 50.0], "mix": [0.2, 0.8]}
+    tuned = eq.tune(prototype, split, metric="mrr@10", grid=grid)
+    values = {}
+    for l2, mix in itertools.product(grid["l2"], grid["mix"]):
+        model = eq.SLIST(normalizer=prototype.normalizer, l2=l2, mix=mix).fit(split.train)
+        found = eq.evaluate(model, split.valid, 10, metrics=["mrr"], bootstrap=0)
+        values[l2, mix] = found["mrr@10"]
+    best = max(values, key=lambda point: values[point])
+    assert (tuned.model.l2, tuned.model.mix) == best
+    assert tuned.best["mrr@10"] == pytest.approx(values[best])
+    assert tuned.model.normalizer == prototype.normalizer

@@ -17,12 +17,14 @@ from equipoise.models.base import Recommender
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.requests import Request
 from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
-from equipoise.models.session_matrices import Direction, RowNorm, narrow, regression
+from equipoise.models.session_matrices import Direction, RowNorm, narrow, regression, time_weights
 from equipoise.models.session_requests import session_request
-from equipoise.models.session_rows import Solved, SolvedRows, solve_all
+from equipoise.models.session_rows import Solved, SolvedRows, better_dense, move_all, solve_all
 from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
-from equipoise.rank import Ranked, top_k
+from equipoise.rank import Ranked
 from equipoise.solve.conjugate import System
+from equipoise.solve.device import DeviceMatrix
+from equipoise.solve.device_rank import OnDevice, top_k
 from equipoise.solve.plan import plan
 from equipoise.storage import Stored
 from equipoise.terms import Dense, Sparse, Term
@@ -31,8 +33,6 @@ from equipoise.threads import limited
 logger = logging.getLogger(__name__)
 
 Engine = Literal["auto", "sparse", "dense"]
-DAY = 86400.0
-DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,16 +77,14 @@ class SessionModel(Recommender):
             raise SettingError(f"row_norm must be 'l1', 'l2' or None, got {self.row_norm!r}")
         if not isinstance(self.repeats, bool):
             raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
-        decays = ("decay_inference", "decay_time", "decay_position")
-        for name in decays:
+        for name in ("decay_inference", "decay_time", "decay_position"):
             value = getattr(self, name, None)
             if value is not None and check_number(name, value) <= 0:
                 raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
         if not 0 <= check_number("mix", self._mix) <= 1:
             raise SettingError(f"mix must lie in [0, 1], got {self._mix}")
         if self._direction not in get_args(Direction):
-            known = "'sr', 'part' or 'all'"
-            raise SettingError(f"direction must be {known}, got {self._direction!r}")
+            raise SettingError(f"direction must be 'sr', 'part' or 'all', got {self._direction!r}")
 
     @property
     def _mix(self) -> float:
@@ -102,6 +100,7 @@ class SessionModel(Recommender):
         self,
         interactions: Interactions,
         *,
+        device: str = "cpu",
         engine: Engine = "auto",
         dtype: str = "float32",
         memory: str | float | None = None,
@@ -113,9 +112,12 @@ class SessionModel(Recommender):
         ----------
         interactions
             Sessions: data with `sequences`, one row per session.
+        device
+            "cpu", or a card such as "cuda"; a dense solve then runs and ranks there.
         engine
             "sparse" keeps the sparse matrices, and solves for an item when it is first clicked;
-            "dense" solves for all items at once; "auto" takes the cheaper one. Both are exact.
+            "dense" solves for all items at once; "auto" takes the cheaper one, on a card "dense"
+            wherever there is something to solve. Both are exact.
         dtype
             "float32" or "float64", of the scores.
         memory
@@ -132,9 +134,10 @@ class SessionModel(Recommender):
         if dtype not in ("float32", "float64"):
             raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
         normalizer = self.normalizer.resolve(interactions)
+        ages = time_weights(interactions, self.decay_time)
         system = regression(
             interactions,
-            normalizer.user_weights(interactions) * self._time_weights(interactions),
+            normalizer.user_weights(interactions) * ages,
             self._penalty(interactions, normalizer),
             mix=self._mix,
             row_norm=self.row_norm,
@@ -142,14 +145,14 @@ class SessionModel(Recommender):
             direction=self._direction,
         )
         if engine == "auto":
-            many = system.inputs.nnz > DENSE_SHARE * interactions.n_items**2
-            engine = "dense" if many else "sparse"
+            engine = "dense" if better_dense(system, device) else "sparse"
         logger.info("%s engine, %s entries", engine, f"{system.inputs.nnz:,}")
         solved = None
         if engine == "dense":
-            plan(interactions, dtype=dtype, memory=memory, engine="dense").require()
+            where = "dense" if device == "cpu" else "gpu"
+            plan(interactions, dtype=dtype, memory=memory, engine=where, device=device).require()
             with limited(threads):
-                solved = solve_all(system, dtype)
+                solved = solve_all(system, dtype, device)
         self.interactions_, self.normalizer_, self.dtype_ = interactions, normalizer, dtype
         self._take(system if solved is None else None, solved)
         return self
@@ -160,26 +163,24 @@ class SessionModel(Recommender):
             self._rows = SolvedRows(system, self.dtype_)
             self._values = system.right.data.astype(self.dtype_)
 
-    def _time_weights(self, data: Interactions) -> Vector:
-        """Return exp(-(latest time - time of the session's last click) / decay)."""
-        if self.decay_time is None:
-            return np.ones(data.n_users)
-        if data.times is None:
-            raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
-        last = np.full(data.n_users, data.times.max(initial=-np.inf))
-        some = data.user_counts > 0
-        last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
-        return np.asarray(np.exp((last - last.max()) / (self.decay_time * DAY)))
-
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
         # L = l2 I + p/(1-p) D_I, D_I from whole sessions
         odds = self.dropout / (1 - self.dropout)
         penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
+    def to(self, device: str) -> Self:
+        """Move a dense C to the memory of the machine ("cpu") or of a card, and return self."""
+        self.interactions_ = self._fitted
+        if self.dense_ is not None:
+            self.dense_ = move_all(self.dense_, device)
+        return self
+
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha C D_I^-alpha as one term; its diagonal stays."""
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
+        if isinstance(self.dense_, DeviceMatrix):
+            return [OnDevice(self.dense_, source, target)]
         if self.dense_ is not None:
             return [Dense(self.dense_, source, target, zero_diagonal=False)]
         assert self.system_ is not None
@@ -199,7 +200,7 @@ class SessionModel(Recommender):
             raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
         source, target = self.normalizer_.item_scales(self.item_counts_)
         if self.dense_ is not None:
-            C = np.asarray(self.dense_)
+            C = move_all(self.dense_, "cpu")
         else:
             assert self.system_ is not None
             C = self.system_.rows(np.arange(n_items), self.dtype_)

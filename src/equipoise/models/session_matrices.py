@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.errors import TooBigError
+from equipoise.errors import DataError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
@@ -37,7 +37,20 @@ SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
     "all": ((0, True, True), (1, True, True)),
 }
 NEGLIGIBLE = 1e-12  # decayed weights below this are left out: 4 digits under float32's rounding
+DAY = 86400.0
 ENTRY_BYTES = 40  # of a stored weight while the rows are built
+
+
+def time_weights(data: Interactions, decay: float | None) -> Vector:
+    """Return exp(-(latest time - time of the session's last click) / decay), decay in days."""
+    if decay is None:
+        return np.ones(data.n_users)
+    if data.times is None:
+        raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
+    last = np.full(data.n_users, data.times.max(initial=-np.inf))
+    some = data.user_counts > 0
+    last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
+    return np.asarray(np.exp((last - last.max()) / (decay * DAY)))
 
 
 def past_future(

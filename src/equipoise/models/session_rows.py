@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.kernels import Floats, add_rows
+from equipoise.models.session_device import FullMatrix, solve_on_card
+from equipoise.solve.card import find_device
 from equipoise.solve.conjugate import System
 from equipoise.solve.dense import invert
+from equipoise.solve.engine import move
 from equipoise.terms import Adder, Rows
 
 CACHE_BYTES = 1 << 29  # of solved rows that a model keeps; those asked for last stay
+DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
 BLOCK = 256  # rows of a dense C that are worked on at a time
 
 
@@ -101,8 +105,16 @@ class Solved:
         return add
 
 
-def solve_all(system: System, dtype: str) -> npt.NDArray[Any]:
+def better_dense(system: System, device: str) -> bool:
+    """Whether one dense solve is cheaper; on a card it is, where there is something to solve."""
+    share = DENSE_SHARE if device == "cpu" else 0.0
+    return bool(system.inputs.nnz > share * len(system.diagonal) ** 2)
+
+
+def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
     """Return all of C = P R with P = M^-1 from the dense engine, in the buffer of P."""
+    if device != "cpu":
+        return solve_on_card(system, dtype, device)
     A, T, S = (part.astype(dtype) for part in (system.inputs, system.targets, system.right))
     C = invert(A, np.ones(A.shape[0]), system.diagonal, dtype=dtype).P
     to_right, to_targets = S.T.tocsr(), T.T.tocsr()
@@ -110,3 +122,12 @@ def solve_all(system: System, dtype: str) -> npt.NDArray[Any]:
         some = np.ascontiguousarray(C[start : start + BLOCK].T)
         C[start : start + BLOCK] = (to_targets @ (A @ some) + to_right @ some).T
     return C
+
+
+def move_all(C: Any, device: str) -> Any:
+    """Return a dense C in the memory of the machine ("cpu") or of a card."""
+    if not isinstance(C, FullMatrix):
+        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
+    if device == "cpu":
+        return move(C, "cpu")
+    return C if device == C.device else move_all(move(C, "cpu"), device)
