@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import equipoise as eq
-from equipoise.reproduce.tables import published_split
+from equipoise.reproduce.data import published_split
 
 
 def main() -> None:

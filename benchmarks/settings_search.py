@@ -20,7 +20,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.models.saving import build
-from equipoise.reproduce.tables import published_split
+from equipoise.reproduce.data import published_split
 from equipoise.split import Part
 
 

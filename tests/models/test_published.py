@@ -13,7 +13,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import equipoise as eq
-from equipoise.reproduce.tables import published_split
+from equipoise.reproduce.data import published_split
 
 split = published_split(Path(sys.argv[1]), "strong")
 shared = {"l2": 20.0, "dropout": 0.6, "normalizer": eq.DAN(0.2, 0.3)}

@@ -8,7 +8,7 @@ SVG. Needs matplotlib: ``pip install equipoise[report]``.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ STYLES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "x")
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "--")
 PANEL = (3.1, 2.4)  # inches
+PER_ROW = 4  # panels side by side
+LINE = 0.21  # inches from one title of a list to the next
 LOOK = {
     "font.size": 9.0,
     "axes.spines.top": False,
@@ -51,6 +53,7 @@ def draw_lines(
     log: Sequence[str] = (),
     low: str | None = None,
     high: str | None = None,
+    per_row: int = PER_ROW,
 ) -> list[Path]:
     """Draw y over x: a line per value of `series`, a panel per value of `panel`.
 
@@ -70,6 +73,8 @@ def draw_lines(
         "x", "y" or both: which axes are logarithmic.
     low, high
         Columns with the ends of an interval, drawn as a band.
+    per_row
+        At most this many panels side by side.
     """
     _require(frame, [x, y, series, panel, low, high])
 
@@ -86,8 +91,11 @@ def draw_lines(
                 axes.fill_between(_array(ordered, x), *ends, alpha=0.15, color=look["color"])
         for axis in log:
             getattr(axes, f"set_{axis}scale")("log")
+        if "x" not in log:
+            axes.locator_params(axis="x", nbins=6)
+            axes.ticklabel_format(axis="x", scilimits=(-2, 4))
 
-    return _figure(frame, path, panel, labels or (x, y), series, draw)
+    return _figure(frame, path, panel, labels or (x, y), series, draw, per_row)
 
 
 def draw_bars(
@@ -139,6 +147,62 @@ def draw_bars(
     return _figure(frame, path, panel, labels or (x, y), series, draw)
 
 
+def draw_lists(
+    frame: pl.DataFrame,
+    path: str | os.PathLike[str],
+    *,
+    text: str,
+    panel: str,
+    marked: str,
+    caption: str = "",
+    width: int = 30,
+) -> list[Path]:
+    """Write lists of titles side by side, each title in a box, that of marked ones dashed.
+
+    Parameters
+    ----------
+    frame
+        One row per title, in order.
+    path
+        The files to write, without ending.
+    text, panel
+        Columns with the title and the list it belongs to.
+    marked
+        Column of true and false.
+    caption
+        A line below, such as what the marks mean.
+    width
+        Longer titles are cut to this many characters.
+    """
+    _require(frame, [text, panel, marked])
+    matplotlib = _matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(LOOK):
+        parts = _groups(frame, panel)
+        longest = max(rows.height for _, rows in parts)
+        size = (0.075 * width * len(parts), LINE * 1.3 * (longest + 2.5))
+        figure = Figure(size)
+        FigureCanvasAgg(figure)
+        for axes, (name, rows) in zip(
+            figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
+        ):
+            axes.set_axis_off()
+            axes.set_title(name, fontsize=9, loc="left")
+            for place, row in enumerate(rows.iter_rows(named=True)):
+                look = {"boxstyle": "round,pad=0.3", "fill": False, "linewidth": 1.0}
+                look |= {"linestyle": "--" if row[marked] else "-"}
+                style = "italic" if row[marked] else "normal"
+                where = (0.02, 1 - (place + 0.7) / (longest + 0.5))
+                title = str(row[text])
+                short = title if len(title) <= width else f"{title[: width - 1]}…"
+                axes.text(*where, short, fontsize=7.5, style=style, bbox=look)
+        figure.subplots_adjust(left=0.01, right=0.99, top=0.88, bottom=0.1, wspace=0.04)
+        figure.text(0.01, 0.02, caption, fontsize=7.5)
+        return _save(figure, frame, Path(path))
+
+
 def _figure(
     frame: pl.DataFrame,
     path: str | os.PathLike[str],
@@ -146,6 +210,7 @@ def _figure(
     labels: Sequence[str],
     series: str | None,
     draw: Any,
+    per_row: int = PER_ROW,
 ) -> list[Path]:
     """Make the panels, let `draw` fill them, and write the three files."""
     matplotlib = _matplotlib()
@@ -154,17 +219,36 @@ def _figure(
 
     with matplotlib.rc_context(LOOK):
         parts = _groups(frame, panel)
-        figure = Figure((PANEL[0] * len(parts), PANEL[1]), layout="constrained")
+        height, width = _layout(len(parts), per_row)
+        figure = Figure((PANEL[0] * width, PANEL[1] * height), layout="constrained")
         FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(parts), squeeze=False)[0]
-        for axes, (name, part) in zip(panels, parts, strict=True):
+        panels = figure.subplots(height, width, squeeze=False).ravel()
+        for place, (axes, (name, part)) in enumerate(zip(panels, parts, strict=False)):
             draw(axes, part)
             axes.set_xlabel(labels[0])
             axes.set_title(name, fontsize=9, loc="left") if panel is not None else None
-        panels[0].set_ylabel(labels[1])
+            axes.set_ylabel(labels[1]) if place % width == 0 else None
+        for axes in panels[len(parts) :]:
+            axes.remove()
         if series is not None:
-            panels[-1].legend(fontsize=8)
+            known = dict(_named_handles(panels[: len(parts)]))
+            look: dict[str, Any] = {"fontsize": 8, "ncols": min(len(known), 2 * width)}
+            below: Any = "outside lower center"
+            figure.legend(list(known.values()), list(known), loc=below, **look)
         return _save(figure, frame, Path(path))
+
+
+def _layout(count: int, per_row: int) -> tuple[int, int]:
+    """Rows and columns of panels, with few empty places."""
+    height = -(-count // per_row)
+    return height, -(-count // height)
+
+
+def _named_handles(panels: Iterable[Axes]) -> Iterator[tuple[str, Any]]:
+    """Names and marks of all series; a panel may lack some."""
+    for axes in panels:
+        handles, names = axes.get_legend_handles_labels()
+        yield from zip(names, handles, strict=True)
 
 
 def _save(figure: Figure, frame: pl.DataFrame, stem: Path) -> list[Path]:

@@ -1,0 +1,102 @@
+"""Put the numbers of finished searches and trainings into the results of the paper's tables.
+
+    python benchmarks/record_rows.py --paper paper benchmarks/results/*.json
+
+Reads what `neural.py` and `validation_search.py` wrote. A row is taken where a config has the same
+settings (of a neural model: the same settings, trained for the epochs that were kept); `equipoise
+reproduce` then need not run it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from equipoise.models.saving import build
+from equipoise.reproduce.cells import compared, merged, read_results, write_results
+from equipoise.reproduce.config import Config, Row, load_config
+from equipoise.reproduce.data import folder_name
+from equipoise.reproduce.overview import write_overview
+
+TABLES = {"weak": ("table4",), "strong": ("table3", "table3_tuned", "table8_tuned")}
+COURSE = ("epochs", "patience", "evaluate_every")  # how training was watched, not what it did
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--paper", type=Path, default=Path("paper"))
+    parser.add_argument("files", type=Path, nargs="+")
+    args = parser.parse_args()
+    for file in args.files:
+        stored = json.loads(file.read_text())
+        for found in finished(stored) if isinstance(stored, dict) else ():
+            for name in TABLES[found["protocol"]]:
+                take(args.paper, load_config(args.paper / f"{name}.toml"), found)
+    write_overview(args.paper)
+
+
+def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what was trained or chosen, each with its numbers on test."""
+    if "chosen_by" in stored:
+        metrics = stored.get("metrics") or stored["chosen_by"]
+        times = (stored["chosen_by"]["seconds"], stored.get("evaluate_seconds", 0.0))
+        command = (
+            f"python benchmarks/neural.py --data data --set {stored['set']} "
+            f"--protocol {stored['protocol']} --model {stored['model']} {options(stored)}"
+        )
+        settings = {**stored["settings"], "epochs": stored["kept_epoch"]}
+        yield {**stored, "settings": settings, "metrics": metrics, "times": times} | {
+            "command": command
+        }
+    for line in stored.get("best", ()):
+        if "test" not in line:
+            continue
+        command = f"python benchmarks/validation_search.py --data data/{stored['data']}/strong"
+        yield {
+            "set": stored["data"],
+            "protocol": stored["protocol"],
+            "settings": line["settings"],
+            "metrics": line["test"],
+            "times": (0.0, 0.0),
+            "device": stored["device"],
+            "command": command,
+        }
+
+
+def options(stored: dict[str, Any]) -> str:
+    """Return the options that differ from the model's defaults."""
+    plain = build({"model": stored["model"]}).settings()
+    mine = stored["settings"]
+    names = [name for name in mine if mine[name] != plain[name] and name not in COURSE]
+    return " ".join(f"--set-option {name}={mine[name]}" for name in names)
+
+
+def take(paper: Path, config: Config, found: dict[str, Any]) -> None:
+    """Write the row of a config that has these settings, where there is one."""
+    for row in config.rows:
+        if row.settings is None or folder_name(row.dataset) != found["set"] or differ(row, found):
+            continue
+        if not set(config.columns.values()) <= set(found["metrics"]):
+            continue
+        out = paper / "results" / f"{config.name}.csv"
+        fresh = compared(
+            config, row, found["metrics"], found["times"], found["device"], found["command"]
+        )
+        write_results(out, merged(read_results(out), fresh))
+        print(f"{config.name} {row.dataset} {row.name}")
+
+
+def differ(row: Row, found: dict[str, Any]) -> bool:
+    """Whether a row is another model."""
+    mine, theirs = build(row.settings).settings(), build(found["settings"]).settings()
+    loose = ("patience", "evaluate_every")
+    return {k: v for k, v in mine.items() if k not in loose} != {
+        k: v for k, v in theirs.items() if k not in loose
+    }
+
+
+if __name__ == "__main__":
+    main()
