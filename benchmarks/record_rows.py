@@ -21,7 +21,7 @@ from equipoise.reproduce.config import Config, Row, load_config
 from equipoise.reproduce.data import folder_name
 from equipoise.reproduce.overview import write_overview
 
-TABLES = {"weak": ("table4",), "strong": ("table3", "table3_tuned", "table8_tuned")}
+TABLES = {"weak": ("table4",), "strong": ("table3", "table5", "table8", "table3_tuned", "table8_tuned")}
 COURSE = ("epochs", "patience", "evaluate_every")  # how training was watched, not what it did
 
 
@@ -51,7 +51,7 @@ def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**stored, "settings": settings, "metrics": metrics, "times": times} | {
             "command": command
         }
-    for line in stored.get("best", ()):
+    for line in [*stored.get("best", ()), *stored.get("observed", ())]:
         if "test" not in line:
             continue
         command = f"python benchmarks/validation_search.py --data data/{stored['data']}/strong"

@@ -35,7 +35,7 @@ ORDER = [
     ["report"],
     ["serve"],
     ["reproduce"],
-    ["cli"],
+    ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 
