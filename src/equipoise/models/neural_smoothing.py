@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from equipoise.interactions import Interactions
-from equipoise.solve.card import Tensor, load_torch, send
+from equipoise.solve.card import Tensor, load_torch, send, sparse_rows
 from equipoise.spectra import normalised
 
 Map = Callable[[Tensor], Tensor]
@@ -19,14 +18,11 @@ Map = Callable[[Tensor], Tensor]
 
 def device_graph(interactions: Interactions, device: Any) -> Tensor:
     """Return H = [[0, A], [A^T, 0]], A = D_U^-1/2 X D_I^-1/2, as a sparse matrix on the device."""
-    torch = load_torch()
     A = normalised(interactions, 0.5, 0.5).astype(np.float32)
     H = sp.csr_array(sp.block_array([[None, A], [A.T, None]]))
     H.sort_indices()
-    parts = [send(part, device) for part in (H.indptr, H.indices, H.data)]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(*parts, H.shape, check_invariants=False)
+    indptr, indices, data = (send(part, device) for part in (H.indptr, H.indices, H.data))
+    return sparse_rows(indptr, indices, data, H.shape)
 
 
 def smooth(graph: Tensor, table: Tensor) -> Tensor:

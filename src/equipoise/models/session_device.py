@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from equipoise.solve import gpu
 from equipoise.solve.blocked import strips
-from equipoise.solve.card import Tensor, load_torch, send
+from equipoise.solve.card import Tensor, send, sparse_rows
 from equipoise.solve.conjugate import System
 from equipoise.solve.device import DeviceMatrix
 
@@ -44,12 +43,7 @@ def _sparse(matrix: Any, like: Tensor) -> Tensor:
     rows = matrix.tocsr()
     indptr, indices = (send(part.astype(np.int64), like.device) for part in _layout(rows))
     values = send(rows.data, like.device, like.dtype)
-    with warnings.catch_warnings():  # torch calls its CSR matrices a beta
-        warnings.filterwarnings("ignore", message=".*[Ss]parse (CSR|invariant)")
-        made: Tensor = load_torch().sparse_csr_tensor(
-            indptr, indices, values, size=rows.shape, check_invariants=False
-        )
-    return made
+    return sparse_rows(indptr, indices, values, rows.shape)
 
 
 def _layout(rows: Any) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,17 @@ def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
     return tensor if dtype is None else tensor.to(dtype)
+
+
+def sparse_rows(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return a sparse matrix of rows that are on the device already, and known to be sound."""
+    with (
+        warnings.catch_warnings()
+    ):  # torch calls these matrices a beta, and that we trust them a risk
+        warnings.filterwarnings("ignore", message=".*[Ss]parse (CSR|invariant)")
+        return load_torch().sparse_csr_tensor(
+            indptr, indices, values, size=shape, check_invariants=False
+        )
 
 
 @contextmanager

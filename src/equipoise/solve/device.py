@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from equipoise.errors import SettingError
 from equipoise.solve.blocked import strips
-from equipoise.solve.card import Tensor, load_torch, send
+from equipoise.solve.card import Tensor, load_torch, send, sparse_rows
 
 if TYPE_CHECKING:
     from equipoise.matrix import Csr
@@ -156,12 +155,7 @@ class SparseRows:
         return indptr, indices, send(matrix.data.astype(np.float64), self.device)
 
     def _csr(self, indptr: Tensor, indices: Tensor, values: Tensor, width: int) -> Tensor:
-        shape = (len(indptr) - 1, width)
-        with warnings.catch_warnings():  # torch calls its CSR matrices a beta
-            warnings.filterwarnings("ignore", message=".*[Ss]parse CSR")
-            return self.torch.sparse_csr_tensor(
-                indptr, indices, values, size=shape, check_invariants=False
-            )
+        return sparse_rows(indptr, indices, values, (len(indptr) - 1, width))
 
 
 def gram_width(n_users: int, n_items: int) -> int:
