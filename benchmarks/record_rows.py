@@ -21,7 +21,10 @@ from equipoise.reproduce.config import Config, Row, load_config
 from equipoise.reproduce.data import folder_name
 from equipoise.reproduce.overview import write_overview
 
-TABLES = {"weak": ("table4",), "strong": ("table3", "table5", "table8", "table3_tuned", "table8_tuned")}
+TABLES = {
+    "weak": ("table4",),
+    "strong": ("table3", "table5", "table8", "table3_tuned", "table8_tuned"),
+}
 COURSE = ("epochs", "patience", "evaluate_every")  # how training was watched, not what it did
 
 
