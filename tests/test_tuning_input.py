@@ -53,8 +53,16 @@ def test_bad_input_is_refused(split: Split, synthetic: Interactions) -> None:
         eq.tune([eq.ItemKNN, eq.GFCF], split)
     with pytest.raises(SettingError, match="no 'strength' to tune"):
         eq.tune(eq.EASE, split, grid={"strength": [0.1]})
+    with pytest.raises(SettingError, match="values of 'normalizer' in a grid must be numbers"):
+        eq.tune(eq.SLIS, split, grid={"normalizer": [eq.DAN(0.1, 0.1)]})
     with pytest.raises(SettingError, match="trials must be >= 1"):
         eq.tune(eq.EASE, split, trials=0)
+
+
+def test_a_grid_takes_arrays_of_numbers(split: Split, tmp_path: Path) -> None:
+    grid = {"neighbours": np.array([3, 5])}
+    found = eq.tune(eq.ItemKNN, split, grid=grid, storage=tmp_path / "search.jsonl")
+    assert found.trials["neighbours"].to_list() == [3, 5]
 
 
 def test_part_without_tail_targets_is_refused(split: Split) -> None:

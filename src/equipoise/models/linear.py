@@ -24,7 +24,7 @@ class LAE(LinearAutoencoder):
     Parameters
     ----------
     l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the size of the data.
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
     dropout
         p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.
@@ -54,7 +54,7 @@ class EASE(LinearAutoencoder):
     Parameters
     ----------
     l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the size of the data.
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
     dropout
         p of the denoising form (EDLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.
@@ -85,7 +85,7 @@ class RLAE(LinearAutoencoder):
     Parameters
     ----------
     l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the size of the data.
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
     dropout
         p of the denoising form (RDLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.

@@ -6,6 +6,7 @@ is smoothed by products with H. The score of a person and an item is the product
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -176,7 +177,7 @@ class XSimGCL(GraphEmbedding):
         return XSimGCLTask(self, interactions, torch.cat(parts))
 
 
-class GraphTask:
+class GraphTask(ABC):
     """A table in training, on the device it is given on."""
 
     def __init__(self, model: Any, interactions: Interactions, first: Tensor) -> None:
@@ -191,9 +192,9 @@ class GraphTask:
         """E_0."""
         return {"table": self.table}
 
+    @abstractmethod
     def smoothed(self) -> Tensor:
         """Return E without noise."""
-        raise NotImplementedError
 
     def scorer(self, judge: Judge) -> Scorer:
         """Return a function that scores all items for rows of the judge's people."""

@@ -62,10 +62,10 @@ class Separate:
     @classmethod
     def of(cls, models: list[Recommender], grid: Any) -> Separate:
         """Check the grid, or take the model's own."""
-        kind = type(models[0])
+        kind: Any = type(models[0])  # a dataclass
         if len(models) > 1:
             raise SettingError("only linear autoencoders can be tuned several at a time")
-        fields = [entry.name for entry in dataclasses.fields(kind) if entry.init]  # type: ignore[arg-type]
+        fields = [entry.name for entry in dataclasses.fields(kind) if entry.init]
         if grid is None:
             if kind.__name__ not in SPACES:
                 raise SettingError(

@@ -10,7 +10,10 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
+
+import numpy as np
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
@@ -91,8 +94,15 @@ def checked_values(values: Any, names: Sequence[str]) -> Values:
                 f"the models have no {name!r} to tune; there are {', '.join(names)}"
             )
         listed = [given] if isinstance(given, (str, int, float)) else list(given)
+        listed = [each.item() if isinstance(each, np.generic) else each for each in listed]
         if not listed:
             raise SettingError(f"grid has no values for {name!r}")
+        for each in listed:
+            if not isinstance(each, (str, int, float, NoneType)):
+                raise SettingError(
+                    f"the values of {name!r} in a grid must be numbers or words, got {each!r}; "
+                    "give the model itself the object, and tune once for each"
+                )
         out[name] = tuple(dict.fromkeys(listed))
     return out
 
