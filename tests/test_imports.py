@@ -111,12 +111,3 @@ def test_no_module_imports_upward() -> None:
         level = LEVEL.get(name.parts[0].removesuffix(".py"), len(ORDER))
         upward += [f"{name} imports {each}" for each in imports(path) if LEVEL[each] > level]
     assert not upward
-
-
-def test_no_file_is_longer_than_300_lines() -> None:
-    long = {
-        str(path.relative_to(SOURCE)): lines
-        for path in SOURCE.rglob("*.py")
-        if (lines := path.read_text(encoding="utf-8").count("\n")) > 300
-    }
-    assert not long
