@@ -142,10 +142,34 @@ def test_integers_are_not_found_among_text_ids() -> None:
     assert 1 not in index
 
 
-@pytest.mark.parametrize("single", ["ann", 5])
-def test_a_single_id_in_place_of_a_list_is_refused(single: object) -> None:
-    with pytest.raises(DataError, match="give a list of user ids, got the single value"):
-        IdIndex(["ann"], "user").positions(single)
+@pytest.mark.parametrize("single", ["ann", np.str_("ann"), np.array("ann")])
+def test_a_single_id_in_place_of_a_list_is_one_id(single: object) -> None:
+    assert IdIndex(["a", "n", "ann"], "user").positions(single).tolist() == [2]
+
+
+@pytest.mark.parametrize("single", [7, np.int64(7), np.array(7)])
+def test_a_single_number_in_place_of_a_list_is_one_id(single: object) -> None:
+    assert IdIndex([5, 7], "user").positions(single).tolist() == [1]
+
+
+def test_bytes_are_one_id_of_a_foreign_kind() -> None:
+    index = IdIndex([97, 98], "user")
+    with pytest.raises(UnknownIdError, match="unknown user b'ab'; the ids of this data are int"):
+        index.positions(b"ab")
+    assert index.positions(b"ab", unknown="skip").tolist() == [-1]
+
+
+def test_the_position_of_one_unknown_id_is_refused_with_known_ones() -> None:
+    index = IdIndex(["tea", "milk", "salt", "rice"], "item")
+    assert index.position("salt") == 2
+    with pytest.raises(
+        UnknownIdError, match="unknown item 'gin'; known are 'tea', 'milk', 'salt'"
+    ):
+        index.position("gin")
+    with pytest.raises(UnknownIdError, match="unknown item 3; the ids of this data are text"):
+        index.position(3)
+    with pytest.raises(DataError, match=r"one item id is needed, got \['tea'\]"):
+        index.position(["tea"])
 
 
 def test_an_unknown_setting_for_unknown_ids_is_refused() -> None:

@@ -109,8 +109,7 @@ def test_select_takes_raw_ids_in_the_given_order() -> None:
         sessions().select(users=[40])
     with pytest.raises(DataError, match="item 'a' is asked for twice"):
         sessions().select(items=["a", "a"])
-    with pytest.raises(DataError, match="give a list of item ids"):
-        sessions().select(items="a")
+    assert sessions().select(items="a").items.tolist() == ["a"]
 
 
 def test_entries_drop_the_events_of_dropped_pairs() -> None:
@@ -207,3 +206,10 @@ def test_an_empty_matrix_can_be_sliced() -> None:
     assert data.density == 0
     assert titles(sessions().columns([])) == {}
     assert Interactions(np.zeros((0, 0))).density == 0
+
+
+def test_a_text_in_place_of_ids_is_one_id() -> None:
+    data = Interactions(np.ones((3, 3)), ["a", "b", "ab"], ["a", "b", "ab"])
+    assert data.select(users="ab").users.tolist() == ["ab"]
+    assert data.select(items="ab").items.tolist() == ["ab"]
+    assert data.with_items("ab", unknown="skip").items.tolist() == ["ab"]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
-from equipoise.ids import SHOWN, IdIndex
+from equipoise.ids import SHOWN, IdIndex, as_list
 from equipoise.interactions import Interactions
 from equipoise.metrics.lists import Vectors, unit_rows
 from equipoise.metrics.named import ITEM_SLICES, USER_SLICES, known
@@ -46,7 +46,10 @@ class Rankable(Protocol):
         """Of the training data."""
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> RankedLists:
-        """Return the k best items of each row, as positions in the model's items."""
+        """Return the k best items of each row, as positions in the model's items.
+
+        An empty row is ranked as the model recommends to it.
+        """
 
     def settings(self) -> dict[str, Any]:
         """Return "name" and the hyper-parameters as plain values."""
@@ -184,14 +187,14 @@ def as_groups(
     for name, members in (groups or {}).items():
         if not isinstance(name, str) or not name.isidentifier() or name in taken:
             raise SettingError(f"a group cannot be called {name!r}; choose another word")
-        ids = np.asarray(members) if not isinstance(members, (list, tuple, set)) else members
-        if isinstance(ids, np.ndarray) and ids.dtype == bool:
-            if ids.shape != (target.n_items,):
-                raise DataError(f"group {name!r} has {ids.size} flags for {target.n_items} items")
-            ids = target.items[ids]
-            places = items.positions(ids, unknown="skip")
+        listed = as_list(members)
+        if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
+            if len(listed) != target.n_items:
+                sizes = f"{len(listed)} flags for {target.n_items} items"
+                raise DataError(f"group {name!r} has {sizes}; give one flag per item of the part")
+            places = items.positions(target.items[np.array(listed)], unknown="skip")
         else:
-            places = items.positions(ids)
+            places = items.positions(listed)
         out[name] = np.zeros(len(items), bool)
         out[name][places[places >= 0]] = True
     return out

@@ -54,6 +54,23 @@ def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
     raise DataError(f"{axis} ids must be all integers or all text, got {names}")
 
 
+def is_id(value: Any) -> bool:
+    """Whether this is one value rather than a collection of ids: a text is one id."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0
+    return isinstance(value, (str, bytes, bytearray)) or not isinstance(value, Iterable)
+
+
+def as_list(given: Any) -> list[Any]:
+    """Return ids given in any form as a list; a single one is a list of one.
+
+    >>> as_list("ab"), as_list(np.array([1, 2])), as_list(iter("ab"))
+    (['ab'], [1, 2], ['a', 'b'])
+    """
+    values = given.tolist() if isinstance(given, np.ndarray) else given
+    return [values] if is_id(values) else list(values)
+
+
 class IdIndex:
     """Unique ids of one axis with look-up in both directions.
 
@@ -92,6 +109,11 @@ class IdIndex:
         except UnicodeEncodeError as error:
             wrong = error.object
             raise DataError(f"{self.axis} id {wrong!r} is not valid Unicode text") from error
+
+    @property
+    def kind(self) -> type[pl.Int64] | type[pl.String]:
+        """Type of a column of these ids."""
+        return pl.Int64 if self._are_integers else pl.String
 
     @property
     def _are_integers(self) -> bool:
@@ -140,24 +162,33 @@ class IdIndex:
         """Whether both hold the same ids in the same order."""
         return self.values is other.values or np.array_equal(self.values, other.values)
 
-    def positions(
-        self, wanted: Iterable[Any], *, unknown: Unknown = "error"
-    ) -> npt.NDArray[np.int64]:
+    def position(self, wanted: Any) -> int:
+        """Position of one id; an unknown one is an error that names some of the known."""
+        if not is_id(wanted):
+            raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
+        found = self.positions(wanted, unknown="skip")
+        if found[0] < 0:
+            some = ", ".join(repr(value) for value in self.values[:SHOWN].tolist())
+            more = ", ..." if len(self) > SHOWN else ""
+            raise UnknownIdError(self._not_found([wanted], found, f"known are {some}{more}"))
+        return int(found[0])
+
+    def positions(self, wanted: Any, *, unknown: Unknown = "error") -> npt.NDArray[np.int64]:
         """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
 
-        An id is found only under its own type: 1 is neither 1.0 nor True nor "1".
+        An id is found only under its own type: 1 is neither 1.0 nor True nor "1". A text is one
+        id, not a list of its letters.
         """
         check_unknown(unknown)
-        if isinstance(wanted, str) or not isinstance(wanted, Iterable):
-            raise DataError(f"give a list of {self.axis} ids, got the single value {wanted!r}")
         if self._are_integers and _is_integer_array(wanted):
             listed: Any = wanted
             found = self._integer_positions(listed.astype(np.int64, copy=False))
         else:
-            listed = wanted.tolist() if isinstance(wanted, np.ndarray) else list(wanted)
+            listed = as_list(wanted)
             found = self._listed_positions(listed)
         if unknown == "error" and (found < 0).any():
-            raise UnknownIdError(self._not_found(listed, found))
+            hint = "pass unknown='skip' to leave them out"
+            raise UnknownIdError(self._not_found(listed, found, hint))
         return found
 
     def _integer_positions(self, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -185,12 +216,11 @@ class IdIndex:
             found = (self._position.get(v, -1) if type(v) in fit else -1 for v in wanted)
         return np.fromiter(found, np.int64, len(wanted))
 
-    def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64]) -> str:
+    def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64], hint: str) -> str:
         places = np.flatnonzero(found < 0)
         shown = [wanted[place] for place in places[:SHOWN]]
         named = ", ".join(repr(v.item() if isinstance(v, np.generic) else v) for v in shown)
         more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
-        hint = "pass unknown='skip' to leave them out"
         kind = (int, np.integer) if self._are_integers else str
         if not any(isinstance(value, kind) for value in shown):
             hint = f"the ids of this data are {'integers' if self._are_integers else 'text'}"

@@ -15,7 +15,7 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.ids import IdIndex, Unknown, check_unknown
+from equipoise.ids import IdIndex, Unknown, check_unknown, is_id
 from equipoise.matrix import as_positions, cell_keys, checked_matrix, entry_rows, keep_entries
 from equipoise.sequences import Sequences, segments
 
@@ -130,7 +130,7 @@ class Interactions:
 
     def history(self, user: Any) -> list[Any]:
         """Raw ids of a user's items, in order of events for sessions, else of position."""
-        row = int(self.user_index.positions([user])[0])
+        row = self.user_index.position(user)
         if self.sequences is not None:
             return list(self.items[self.sequences[row]].tolist())
         start, stop = self.matrix.indptr[row : row + 2]
@@ -140,7 +140,7 @@ class Interactions:
         """Return the title of an item, or the id as text where there is none."""
         if self.labels is None or not self.labels.width:
             return str(item)
-        text = self.labels[int(self.item_index.positions([item])[0]), 0]
+        text = self.labels[self.item_index.position(item), 0]
         return str(item) if text is None else str(text)
 
     def rows(self, positions: npt.ArrayLike) -> Interactions:
@@ -195,7 +195,10 @@ class Interactions:
         Used items that the list lacks are an error, or left out with ``unknown="skip"``.
         """
         check_unknown(unknown)
-        index = items if isinstance(items, IdIndex) else IdIndex(items, "item")
+        if isinstance(items, IdIndex):
+            index = items
+        else:
+            index = IdIndex([items] if is_id(items) else items, "item")
         if self.item_index.same_as(index):
             return self
         new = index.positions(self.items, unknown="skip")

@@ -123,6 +123,14 @@ def test_update_equals_a_refit(shop: Path, answer: Answer, tmp_path: Path) -> No
     assert eq.load(out).recommend(histories).items == refit.recommend(histories).items
 
 
+def test_a_user_named_twice_is_forgotten_once(shop: Path, answer: Answer, tmp_path: Path) -> None:
+    before = eq.load(shop / "model").interactions_
+    first = str(before.users[0])
+    out = tmp_path / "smaller"
+    answer("update", "model", "--forget", first, "--forget", first, "--out", out)
+    assert eq.load(out).interactions_.n_users == before.n_users - 1
+
+
 def test_update_forgets_and_removes(shop: Path, answer: Answer, tmp_path: Path) -> None:
     train = eq.split.Split.load(shop / "split").train
     first, second = train.users[:2].tolist()

@@ -408,6 +408,8 @@ def test_users_and_items_without_interactions_are_refused_or_left_out(caplog, ce
 
 def test_ids_that_do_not_fit_the_matrix_are_refused():
     assert "users= has 1 ids for 2 users" in refusal(np.eye(2), users=["a"])
+    assert "users= has 1 ids for 2 users" in refusal(np.eye(2), users="ab")
+    assert "items= has 1 ids for 2 items" in refusal(np.eye(2), items=7)
 
 
 def test_a_folder_without_tables_is_refused(tmp_path):

@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise.errors import SettingError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.report.collect import collect, concentration
-from equipoise.report.people import LISTED, sampled
+from equipoise.report.people import LISTED, named, sampled
 from equipoise.report.sentences import glance
 from equipoise.report.trials import settings_text
 
@@ -117,6 +117,11 @@ def test_people_can_be_named(split: eq.split.Split) -> None:
     assert [person["user"] for person in found["people"]] == [user]
     with pytest.raises(UnknownIdError, match="nobody in the test part is 'zoe'"):
         collect(split, persons=["zoe"], **QUICK)
+
+
+def test_a_text_names_one_user_of_a_report(split: eq.split.Split) -> None:
+    user = split.test.history.users[3]
+    assert named(split.test, user) == [3]
 
 
 def test_sample_people_differ_in_activity(split: eq.split.Split) -> None:

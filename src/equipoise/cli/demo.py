@@ -172,7 +172,7 @@ def _dial(model: EASE, history: list[Any]) -> dict[str, int]:
 def _is_tail(model: EASE, item: Any) -> bool:
     from equipoise.metrics import head_items
 
-    return not head_items(model.item_counts_)[int(model.item_index_.positions([item])[0])]
+    return not head_items(model.item_counts_)[model.item_index_.position(item)]
 
 
 def _facts(

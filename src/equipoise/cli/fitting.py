@@ -145,7 +145,7 @@ def _removed(
     train = model.interactions_
     gone = None
     if forget:
-        gone = train.select(users=find_users(train, forget))
+        gone = train.select(users=list(dict.fromkeys(find_users(train, forget))))
     if remove is not None:
         listed = reading.load_change(remove)
         gone = listed if gone is None else gone.union(listed)

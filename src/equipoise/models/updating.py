@@ -78,12 +78,14 @@ def changed_data(old: Interactions, added: Interactions | None, removed: Any) ->
     new = old
     if removed is not None:
         if not isinstance(removed, Interactions):
-            removed = old.select(users=list(removed))
+            removed = old.rows(np.unique(old.user_index.positions(removed)))
         strange = removed.difference(old)
         if strange.n_interactions:
             raise DataError(f"{strange.n_interactions:,} pairs to remove are not in the data")
         new = new.difference(removed)
     if added is not None:
+        if not isinstance(added, Interactions):
+            raise DataError("added must be Interactions; make them with eq.read(...)")
         new = new.union(added)
     if not new.n_interactions:
         raise DataError("the update would leave no interactions")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.ids import as_ids
+from equipoise.ids import as_ids, as_list
 from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows, keep_entries
 from equipoise.readers.build import logger, refuse_single
@@ -55,7 +55,7 @@ def from_matrix(matrix: Any, options: Options, name: str = "the matrix") -> Inte
 def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
     if given is None:
         return np.arange(size, dtype=np.int64)
-    ids = as_ids(given if isinstance(given, np.ndarray) else list(given), axis)
+    ids = as_ids(given if isinstance(given, np.ndarray) else as_list(given), axis)
     if len(ids) != size:
         raise DataError(f"{axis}s= has {len(ids):,} ids for {size:,} {axis}s of the matrix")
     return ids

@@ -110,7 +110,7 @@ def case_study(
         raise UnknownIdError(f"the data have no user {user!r}; choose among {some}, ...")
     if k < 1:
         raise SettingError(f"k must be >= 1, got {k}")
-    row = int(data.user_index.positions([user])[0])
+    row = data.user_index.position(user)
     others = data.rows(np.arange(data.n_users) != row)
     train = others.columns(others.item_counts > 0)
     person = data.rows([row]).with_items(train.item_index, unknown="skip")
@@ -157,7 +157,7 @@ def _list(
 
 
 def _row(model: LAE, person: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any]:
-    place = int(model.item_index_.positions([item])[0])
+    place = model.item_index_.position(item)
     return {
         "item": item,
         "title": person.label(item),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import SettingError, UnknownIdError
+from equipoise.ids import as_list
 from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
 from equipoise.models import Recommender
@@ -37,16 +38,17 @@ def sampled(part: Part, count: int, seed: int) -> list[int]:
     return [int(rng.choice(group)) for group in groups]
 
 
-def named(part: Part, users: Sequence[Any]) -> list[int]:
+def named(part: Part, users: Any) -> list[int]:
     """Return the rows of people that were asked for by id."""
     index = part.history.user_index
-    for user in users:
+    wanted = as_list(users)
+    for user in wanted:
         if user not in index:
             some = ", ".join(str(each) for each in index.values[:5])
             raise UnknownIdError(
                 f"nobody in the {part.name} part is {user!r}; choose among {some}, ..."
             )
-    return [int(row) for row in index.positions(list(users))]
+    return [int(row) for row in index.positions(wanted)]
 
 
 def portraits(
