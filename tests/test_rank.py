@@ -89,6 +89,7 @@ def brute_scores(terms: Sequence[Term], history: Csr) -> npt.NDArray[np.float64]
 
 def assert_lists(ranked: Ranked, scores: npt.NDArray[Any], barred: Any, k: int) -> None:
     """Compare with a stable sort of all scores, user by user."""
+    k = min(k, scores.shape[1])  # a list has no more room than there are items
     assert ranked.items.shape == ranked.scores.shape == (len(scores), k)
     for user, row in enumerate(scores):
         order = np.argsort(-row, kind="stable")

@@ -36,7 +36,7 @@ class Ranked:
     Parameters
     ----------
     items
-        One row per user; -1 after the end of the list.
+        One row per user, k wide or as wide as there are items; -1 after the end of the list.
     scores
         Scores of these items; NaN after the end of the list.
     lengths
@@ -52,6 +52,21 @@ class Ranked:
         """Return lists of length 0 with room for k items."""
         items = np.full((n_users, k), -1, np.int32)
         return cls(items, np.full((n_users, k), np.nan, dtype), np.zeros(n_users, np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[npt.NDArray[np.int64], Ranked]]) -> Ranked:
+        """Put the lists of groups of users, each with its rows, into one order."""
+        if len(parts) == 1:
+            return parts[0][1]
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+        names = ("items", "scores", "lengths")
+        return cls(*(np.concatenate([getattr(p, n) for _, p in parts])[order] for n in names))
+
+    def put(self, users: npt.NDArray[np.int64], lists: Ranked) -> None:
+        """Take over the lists of these users."""
+        self.items[users] = lists.items
+        self.scores[users] = lists.scores
+        self.lengths[users] = lists.lengths
 
     def part(self, users: slice) -> Ranked:
         """View the lists of some users."""
@@ -145,9 +160,7 @@ class Job:
                 for tile in tiles:
                     tile.offer(room, low, part)
         sort_heaps(lists.items, lists.scores, lists.lengths)
-        ranked.items[users, : self.k] = lists.items
-        ranked.scores[users, : self.k] = lists.scores
-        ranked.lengths[users] = lists.lengths
+        ranked.put(users, lists)
         return users[bad]
 
     def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:

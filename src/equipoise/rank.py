@@ -44,7 +44,7 @@ def top_k(
     history
         Users x items; values are weights, 1 for an interaction.
     k
-        Length of the lists.
+        Length of the lists; there is room for no more than there are items.
     exclude_seen
         Leave out the items of the history.
     exclude
@@ -73,7 +73,7 @@ def top_k(
         found = f"{allowed.dtype} {allowed.shape}"
         raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
     job = Job(terms, history, hidden, allowed, min(k, n_items))
-    ranked = Ranked.empty(n_users, k, sum_dtype(terms))
+    ranked = Ranked.empty(n_users, job.k, sum_dtype(terms))
     with limited(threads):
         chunks = job.chunks(count())
         bad = [np.empty(0, np.int64)] * len(chunks)

@@ -135,6 +135,15 @@ def test_equal_scores_are_ordered_by_position(k: int, rng: np.random.Generator) 
         np.testing.assert_array_equal(found.scores, expected.scores)
 
 
+def test_lists_on_a_device_have_room_for_the_items_there_are() -> None:
+    ones = np.ones(4, np.float32)
+    there = device.DeviceMatrix.from_host(np.eye(4, dtype=np.float32), torch.device("cpu"))
+    history = sp.csr_array(np.eye(3, 4, dtype=np.float32))
+    found = top_k([OnDevice(there, ones, ones)], history, 10**6)
+    assert found.items.shape == found.scores.shape == (3, 4)
+    assert found.lengths.tolist() == [3, 3, 3]
+
+
 def test_scores_that_are_not_numbers_are_refused() -> None:
     P = np.full((4, 4), np.nan, np.float32)
     there = device.DeviceMatrix.from_host(P, torch.device("cpu"))

@@ -85,6 +85,7 @@ def device_top_k(
         raise DataError(f"exclude must have shape {history.shape}, got {exclude.shape}")
     scorer = _Scorer(terms, history.shape[1])
     n_users, n_items = history.shape
+    k = min(k, n_items)
     items = np.full((n_users, k), -1, np.int32)
     scores = np.full((n_users, k), np.nan, scorer.dtype)
     lengths = np.zeros(n_users, np.int32)
@@ -98,13 +99,12 @@ def device_top_k(
             batch[_cells(matrix[rows], scorer.device)] = -np.inf
         if barred is not None:
             batch[:, barred] = -np.inf
-        values, places = _best(batch, min(k, n_items))
+        values, places = _best(batch, k)
         found = values.cpu().numpy()
         _refuse_nan(np.isnan(found[:, 0]), low)
         listed = found > -np.inf
-        width = found.shape[1]
-        items[rows, :width] = np.where(listed, places.cpu().numpy(), -1)
-        scores[rows, :width] = np.where(listed, found, np.nan)
+        items[rows] = np.where(listed, places.cpu().numpy(), -1)
+        scores[rows] = np.where(listed, found, np.nan)
         lengths[rows] = listed.sum(axis=1)
     return items, scores, lengths
 
