@@ -8,10 +8,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from polars.testing import assert_frame_equal
 
+import equipoise as eq
 from equipoise import metrics
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
+from equipoise.matrix import entry_rows
 from tests.evaluated import Part, Popular, halves, make_drinks
 
 
@@ -141,6 +143,35 @@ def test_a_cut_off_beyond_the_catalogue_works(drinks):
     assert result["recall@1000"] == 1
     assert result["precision@1000"] == pytest.approx(2 / 1000)
     assert drinks[0].asked == [(3, 6, True)]
+
+
+def test_a_group_given_as_a_text_is_one_item():
+    data = Interactions(np.tri(3)[:, ::-1], None, ["a", "b", "ab"])
+    part = Part(data.rows([1]), data.rows([1]))
+    result = evaluate(Popular(data), part, 1, groups={"some": "ab"}, exclude_seen=False)
+    mask = np.array([False, False, True])
+    other = evaluate(Popular(data), part, 1, groups={"some": mask}, exclude_seen=False)
+    assert result["some_recall@1"] == other["some_recall@1"]
+    listed = evaluate(Popular(data), part, 1, groups={"some": iter(["ab"])}, exclude_seen=False)
+    assert listed["some_recall@1"] == result["some_recall@1"]
+    with pytest.raises(UnknownIdError, match="'ba'"):
+        evaluate(Popular(data), part, 1, groups={"some": "ba"})
+
+
+def test_an_empty_history_is_judged_by_the_list_that_is_recommended(synthetic):
+    train, part = halves(synthetic)
+    order = np.random.default_rng(2).permutation(train.n_items)
+    train = train.columns(order)  # popular items do not come first
+    rows = entry_rows(part.history.matrix)
+    history = part.history.entries(rows % 3 > 0)
+    model = eq.EASE(l2=3.0).fit(train)
+    result = evaluate(model, (history, part.target), 5, metrics=["hit", "recall_full"])
+    found = model.recommend(history, 5)
+    assert found.source.count("popular") == -(-part.history.n_users // 3)
+    for place, user in enumerate(found.users):
+        hits = set(found.items[place]) & set(part.target.history(user))
+        want = len(hits) / len(part.target.history(user))
+        assert result.per_user["recall_full@5"][place] == pytest.approx(want)
 
 
 def test_groups_are_masks_or_ids(drinks):

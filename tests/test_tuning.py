@@ -9,6 +9,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.interactions import Interactions
+from equipoise.matrix import entry_rows
 from equipoise.solve import dense
 from equipoise.split import Split
 from equipoise.tuning import Progress, contrast, frontier_svg
@@ -244,6 +245,16 @@ def test_lists_read_off_are_those_of_the_model(split: Split) -> None:
         for model, found in zip(models, lists, strict=True):
             alone = model.rank(split.valid.history, 15, exclude_seen=seen)
             np.testing.assert_array_equal(found, alone.items)
+
+
+def test_lists_read_off_for_an_empty_history_are_those_of_the_model(split: Split) -> None:
+    model = eq.EASE(l2=3.0, normalizer=eq.DAN(0.2, 0.1)).fit(split.train)
+    some = split.valid.history.rows([0, 1, 2, 3])
+    history = some.entries(np.isin(entry_rows(some.matrix), [1, 3]))
+    (lists,) = read_off([model], history, 15)
+    np.testing.assert_array_equal(lists, model.rank(history, 15).items)
+    best = np.argsort(-split.train.item_counts, kind="stable")[:15]
+    np.testing.assert_array_equal(lists[0], best)
 
 
 def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:

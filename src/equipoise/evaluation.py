@@ -62,7 +62,8 @@ def evaluate(
 
     "recall@k" divides hits by min(k, targets), in the weak protocol by the number of targets, as
     the numbers published under it do; "recall_capped" and "recall_full" name one form in any
-    protocol. Every definition is in `Result.definitions` and in docs/metrics.md.
+    protocol. Every definition is in `Result.definitions` and in docs/metrics.md. A user with an
+    empty history is judged by the list `recommend` would give, which is that of popularity.
 
     Parameters
     ----------
@@ -279,7 +280,6 @@ def _table(
 
 
 def _per_user_frame(history: Interactions, values: Mapping[str, Floats]) -> pl.DataFrame:
-    kind = pl.String if history.users.dtype == object else pl.Int64
-    users = pl.Series("user", history.users.tolist(), dtype=kind)
+    users = history.user_index.to_series().alias("user")
     frame = pl.DataFrame([users, *(pl.Series(name, column) for name, column in values.items())])
     return frame.with_columns(pl.col(pl.Float64).fill_nan(None))

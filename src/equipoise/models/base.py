@@ -5,25 +5,20 @@ from __future__ import annotations
 import dataclasses
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import scipy.sparse as sp
 
-from equipoise.errors import NotFittedError, SettingError
-from equipoise.ids import IdIndex, Unknown
+from equipoise.errors import DataError, NotFittedError, SettingError
+from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
-from equipoise.models.recommendations import Explanation, Recommendations, add_up, in_order
-from equipoise.models.requests import (
-    Request,
-    by_candidates,
-    history_rows,
-    is_id,
-    parse_request,
-    per_person,
-)
+from equipoise.matrix import Csr
+from equipoise.models.recommendations import Explanation, Recommendations, add_up
+from equipoise.models.requests import Request, empty_rows, parse_request
 from equipoise.rank import Ranked, score, score_items
 from equipoise.solve.device_rank import top_k
 from equipoise.storage import Stored
@@ -102,37 +97,42 @@ class Recommender(ABC):
         alpha: float | None = None,
         threads: int | None = None,
     ) -> Ranked:
-        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        rows = history.with_items(self.item_index_).matrix
-        return top_k(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
+        """Rank items for the rows of `history`, by position; what `evaluate` works from.
+
+        An empty row is ranked by popularity, as in `recommend`.
+        """
+        rows = self._request(history, "error").history
+        return self._ranked(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
 
     def recommend(
         self,
         users_or_histories: Any,
         k: int = 20,
         *,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
         exclude: Any = None,
         candidates: Any = None,
         alpha: float | None = None,
         unknown: Unknown = "error",
         threads: int | None = None,
     ) -> Recommendations:
-        """Return the k best items for each person, as raw ids.
+        """Return the k best items for each user, as raw ids.
+
+        An empty history gets the items with most training users; `source` says so.
 
         Parameters
         ----------
         users_or_histories
-            Ids of training users; or histories of anybody: a list of lists of item ids, a
-            mapping from names to such lists, or Interactions.
+            Ids of training users; or histories of any users: a list of lists of item ids, a
+            mapping from names to such lists, or Interactions. A text is one id.
         k
             Length of the lists.
         exclude_seen
-            Leave out the items of the history.
+            Leave out the items of the history; left out: yes, except for session models.
         exclude
-            Item ids to leave out for everybody, or a list of such lists, one per person.
+            Item ids to leave out for all users, or a list of such lists, one per user.
         candidates
-            Item ids to choose from, for everybody, or a list of such lists, one per person.
+            Item ids to choose from, for all users, or a list of such lists, one per user.
         alpha
             The popularity dial: takes the place of the normalizer's alpha, no refit.
         unknown
@@ -141,16 +141,8 @@ class Recommender(ABC):
             Number of threads; None uses all.
         """
         request = self._request(users_or_histories, unknown)
-        exclude = per_person(exclude, len(request), self.item_index_, unknown)
-        candidates = per_person(candidates, len(request), self.item_index_, unknown)
-        terms = self.terms(alpha)
-        parts = []
-        for rows, allowed in by_candidates(candidates, len(request)):
-            part = Request([request.users[row] for row in rows], request.history[rows])
-            block = exclude[rows] if exclude is not None else None
-            options = {"exclude_seen": exclude_seen, "exclude": block, "candidates": allowed}
-            parts.append((rows, self._answer(part, terms, k, threads, **options)))
-        return in_order(parts)
+        request = request.limited(exclude, candidates, self.item_index_, unknown)
+        return self._answer(request, self.terms(alpha), k, exclude_seen, threads)
 
     def recommend_to(
         self,
@@ -159,40 +151,60 @@ class Recommender(ABC):
         k: int = 20,
         *,
         batch_size: int = BATCH,
+        exclude_seen: bool | None = None,
+        exclude: Any = None,
+        candidates: Any = None,
+        alpha: float | None = None,
         unknown: Unknown = "error",
-        **options: Any,
+        threads: int | None = None,
     ) -> int:
-        """Write the k best items of any number of people to a Parquet file, batch by batch.
+        """Write the k best items of any number of users to a Parquet file, batch by batch.
 
-        Columns as in `Recommendations.to_frame`. Everybody of the training data is answered
-        when nobody is named. Returns the number of people. Options as for `recommend`.
+        The file holds what `Recommendations.to_frame` returns. All training users are answered
+        when none are named. Returns the number of users. Options as for `recommend`.
         """
         if batch_size < 1:
             raise SettingError(f"batch_size must be >= 1, got {batch_size}")
-        everybody = self._fitted if users_or_histories is None else users_or_histories
-        request = self._request(everybody, unknown)
+        wanted = self._fitted if users_or_histories is None else users_or_histories
+        request = self._request(wanted, unknown)
+        request = request.limited(exclude, candidates, self.item_index_, unknown)
+        terms = self.terms(alpha)
 
         def batches() -> Iterator[pl.DataFrame]:
             for start in range(0, len(request), batch_size):
-                part = request.rows(start, start + batch_size)
-                data = Interactions(part.history, part.users, self.item_index_)
-                yield self.recommend(data, k, **options).to_frame()
+                some = request.take(np.arange(start, min(start + batch_size, len(request))))
+                yield self._answer(some, terms, k, exclude_seen, threads).to_frame()
 
         from equipoise.models.streaming import write_parquet
 
         write_parquet(path, batches())
         return len(request)
 
-    def score(self, histories: Any, *, alpha: float | None = None) -> npt.NDArray[Any]:
-        """Return the scores of all items for each history, people x items, dense."""
-        return score(self.terms(alpha), self._request(histories, "error").history)
+    def score(
+        self, histories: Any, *, alpha: float | None = None, unknown: Unknown = "error"
+    ) -> npt.NDArray[Any]:
+        """Return the scores of all items for each user or history, users x items, dense.
+
+        Those of an empty history are the numbers of training users of each item.
+        """
+        history = self._request(histories, unknown).history
+        scores = score(self.terms(alpha), history)
+        scores[empty_rows(history)] = self.item_counts_
+        return scores
 
     def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
-        """Return the items that most follow from this one alone."""
-        found = self.recommend({item: [item]}, k, alpha=alpha)
-        return dataclasses.replace(found, users=[item])
+        """Return the items that most follow from this one alone, itself left out."""
+        self.item_index_.position(item)
+        return self.recommend({item: [item]}, k, exclude_seen=True, alpha=alpha)
 
-    def explain(self, history: Any, item: Any, *, alpha: float | None = None) -> Explanation:
+    def explain(
+        self,
+        history: Any,
+        item: Any,
+        *,
+        alpha: float | None = None,
+        unknown: Unknown = "error",
+    ) -> Explanation:
         """Return what each item of a history adds to the score of an item.
 
         Parameters
@@ -201,20 +213,21 @@ class Recommender(ABC):
             Item ids, or the id of a training user.
         item
             The item to explain.
-        alpha
-            The popularity dial, as for `recommend`.
+        alpha, unknown
+            As for `recommend`; `unknown` is about the history.
         """
-        request = self._request(history if is_id(history) else [history], "error")
-        sources = request.history.indices
-        target = self.item_index_.positions([item])
+        if isinstance(history, (Mapping, Interactions)):
+            raise DataError("explain takes one history: item ids, or the id of a training user")
+        target = self.item_index_.position(item)
+        rows = self._request(history if is_id(history) else [history], unknown).history
+        if not rows.nnz:
+            raise DataError("the history is empty, so there is nothing to explain; give items")
+        sources = rows.indices
         terms = self.terms(alpha)
-        alone = history_rows(
-            [[source] for source in self.item_index_.values[sources]], self.item_index_, "error"
-        )
-        alone.data *= request.history.data
-        everyone = np.arange(len(sources))
-        parts = score_items(terms, alone, everyone, np.repeat(target, len(sources)))
-        total = float(score_items(terms, request.history, np.zeros(1, np.int64), target)[0])
+        each = np.arange(len(sources) + 1)
+        alone = sp.csr_array((rows.data, sources, each), shape=(len(sources), rows.shape[1]))
+        parts = score_items(terms, alone, each[:-1], np.full(len(sources), target))
+        total = float(score_items(terms, rows, [0], [target])[0])
         return self._explained(item, total, sources, parts.astype(np.float64))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -222,6 +235,11 @@ class Recommender(ABC):
         from equipoise.models.saving import save_model
 
         save_model(self, path)
+
+    @property
+    def _hides_seen(self) -> bool:
+        """Whether `recommend` leaves out items of the history unless told."""
+        return True
 
     def _request(self, wanted: Any, unknown: Unknown) -> Request:
         """Return who is asked about, as rows over the model's items."""
@@ -245,23 +263,49 @@ class Recommender(ABC):
             titles = [self._fitted.label(source) for source in sources]
         return Explanation(item, total, sources.tolist(), parts.tolist(), titles)
 
-    def _answer(
-        self, request: Request, terms: list[Term], k: int, threads: int | None, **options: Any
-    ) -> Recommendations:
-        ranked = top_k(terms, request.history, k, threads=threads, **options)
-        source = np.full(len(request), "model", object)
-        empty = np.flatnonzero(np.diff(request.history.indptr) == 0)
+    def _ranked(
+        self,
+        terms: list[Term],
+        history: Csr,
+        k: int,
+        *,
+        exclude: Csr | None = None,
+        **options: Any,
+    ) -> Ranked:
+        """Rank items for rows over the model's items, empty ones by popularity."""
+        ranked = top_k(terms, history, k, exclude=exclude, **options)
+        empty = empty_rows(history)
         if len(empty):
-            block = options["exclude"]
-            options["exclude"] = block[empty] if block is not None else None
             popular = [Constant(self.item_counts_.astype(np.float32))]
-            fallback = top_k(popular, request.history[empty], k, threads=threads, **options)
-            for name in ("items", "scores", "lengths"):
-                getattr(ranked, name)[empty] = getattr(fallback, name)
-            source[empty] = "popular"
-        return self._named(request.users, ranked, source.tolist())
+            hidden = None if exclude is None else exclude[empty]
+            ranked.put(empty, top_k(popular, history[empty], k, exclude=hidden, **options))
+        return ranked
 
-    def _named(self, users: list[Any], ranked: Ranked, source: list[str]) -> Recommendations:
+    def _answer(
+        self,
+        request: Request,
+        terms: list[Term],
+        k: int,
+        exclude_seen: bool | None,
+        threads: int | None,
+    ) -> Recommendations:
+        hide = self._hides_seen if exclude_seen is None else exclude_seen
+        parts = []
+        for rows, allowed in request.by_candidates():
+            some = request.take(rows)
+            found = self._ranked(
+                terms,
+                some.history,
+                k,
+                exclude_seen=hide,
+                exclude=some.exclude,
+                candidates=allowed,
+                threads=threads,
+            )
+            parts.append((rows, found))
+        return self._named(request, Ranked.joined(parts))
+
+    def _named(self, request: Request, ranked: Ranked) -> Recommendations:
         rows = [row[:length] for row, length in zip(ranked.items, ranked.lengths, strict=True)]
         items = [self.item_index_.values[row].tolist() for row in rows]
         scores = [row[:length] for row, length in zip(ranked.scores, ranked.lengths, strict=True)]
@@ -272,7 +316,10 @@ class Recommender(ABC):
                 [str(names[place] or item) for place, item in zip(row, ids, strict=True)]
                 for row, ids in zip(rows, items, strict=True)
             ]
-        return Recommendations(users, items, scores, source, titles)
+        source = np.full(len(request), "model", object)
+        source[empty_rows(request.history)] = "popular"
+        kinds = {"user": request.kind, "item": self.item_index_.kind}
+        return Recommendations(request.users, items, scores, source.tolist(), titles, kinds)
 
 
 def plain(value: Any) -> Any:

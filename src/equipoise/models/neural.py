@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError
+from equipoise.ids import Unknown
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.neural_judging import Judge
@@ -164,7 +165,14 @@ class NeuralModel(Recommender):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
         return self._built
 
-    def explain(self, history: Any, item: Any, *, alpha: float | None = None) -> Explanation:
+    def explain(
+        self,
+        history: Any,
+        item: Any,
+        *,
+        alpha: float | None = None,
+        unknown: Unknown = "error",
+    ) -> Explanation:
         """Refuse: a score of these models is not a sum over the items of the history."""
         raise DataError(
             f"{type(self).__name__} cannot explain a score, which is not a sum over the items of "

@@ -12,20 +12,22 @@ import polars as pl
 
 @dataclass(frozen=True)
 class Recommendations:
-    """Ranked lists, one per person, best first.
+    """Ranked lists, one per user, best first.
 
     Parameters
     ----------
     users
         Who each list is for: user ids, names of histories, or their positions.
     items
-        Raw item ids, a list per person; shorter than k where fewer candidates are left.
+        Raw item ids, a list per user; shorter than k where fewer candidates are left.
     scores
         The scores of these items.
     source
-        "model", or "popular" where the person has no history the model knows.
+        "model", or "popular" where the user has no history the model knows.
     titles
         Display names of the items, where the data came with labels.
+    kinds
+        Types of the columns of `to_frame`, which lists without items do not tell.
     """
 
     users: list[Any]
@@ -33,6 +35,7 @@ class Recommendations:
     scores: list[npt.NDArray[Any]]
     source: list[str]
     titles: list[list[str]] | None = field(default=None, repr=False)
+    kinds: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -40,20 +43,27 @@ class Recommendations:
     def to_frame(self, *, details: bool = False) -> pl.DataFrame:
         """One row per recommended item: user, item, score, rank (from 1).
 
-        With ``details=True`` also `source`, and `title` where there are labels.
+        With ``details=True`` also `source`, and `title` where there are labels. Names of
+        histories are integers where all of them are, else text.
         """
         lengths = [len(row) for row in self.items]
+        users = self.users
+        if self.kinds.get("user") == pl.String:
+            users = [str(user) for user in users]
         columns: dict[str, Any] = {
-            "user": _repeat(self.users, lengths),
+            "user": _repeat(users, lengths),
             "item": [item for row in self.items for item in row],
             "score": np.concatenate([*self.scores, np.empty(0, np.float32)]),
             "rank": [rank + 1 for length in lengths for rank in range(length)],
         }
+        kinds = {"rank": pl.Int64, **self.kinds}
         if details:
             columns["source"] = _repeat(self.source, lengths)
+            kinds["source"] = pl.String
             if self.titles is not None:
                 columns["title"] = [title for row in self.titles for title in row]
-        return pl.DataFrame(columns)
+                kinds["title"] = pl.String
+        return pl.DataFrame(columns, schema_overrides=kinds)
 
     def _repr_html_(self) -> str:
         return str(self.to_frame(details=True)._repr_html_())
@@ -96,22 +106,6 @@ class Explanation:
 
 def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:
     return [value for value, times in zip(values, lengths, strict=True) for _ in range(times)]
-
-
-def in_order(parts: list[tuple[npt.NDArray[np.int64], Recommendations]]) -> Recommendations:
-    """Put answers for groups of people back into the order of the request."""
-    if len(parts) == 1:
-        return parts[0][1]
-    pairs = [(int(row), part, at) for rows, part in parts for at, row in enumerate(rows)]
-    picked = [(part, at) for _, part, at in sorted(pairs, key=lambda pair: pair[0])]
-    titles = [part.titles[at] for part, at in picked if part.titles is not None]
-    return Recommendations(
-        [part.users[at] for part, at in picked],
-        [part.items[at] for part, at in picked],
-        [part.scores[at] for part, at in picked],
-        [part.source[at] for part, at in picked],
-        titles or None,
-    )
 
 
 def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:

@@ -3,105 +3,193 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.ids import IdIndex, Unknown
+from equipoise.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
 
+Positions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
-class Request:
-    """People to answer: a name for each row, and their histories over the model's items."""
+class Asked:
+    """Whom a caller asks about.
+
+    Parameters
+    ----------
+    users
+        A name for each of them.
+    kind
+        The type of a column of these names.
+    source
+        Positions of training users, histories, or Interactions.
+    known
+        A flag for each user or history the caller passed: False where it was skipped.
+    """
 
     users: list[Any]
-    history: Csr
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def rows(self, start: int, stop: int) -> Request:
-        """Return the people from `start` to `stop`."""
-        return Request(self.users[start:stop], self.history[start:stop])
+    kind: Any
+    source: Positions | list[Any] | Interactions
+    known: Mask
 
 
-def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request:
-    """Turn user ids, histories or Interactions into rows over the items of `train`.
+def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
+    """Tell user ids, histories and Interactions apart.
 
     A single id or a list of ids means known users; a list of lists, a mapping from names to lists
     and Interactions mean histories.
     """
     if isinstance(wanted, Interactions):
-        data = wanted.with_items(train.item_index, unknown=unknown)
-        return Request(data.users.tolist(), data.matrix)
+        index = wanted.user_index
+        return Asked(wanted.users.tolist(), index.kind, wanted, np.ones(len(index), np.bool_))
     if isinstance(wanted, Mapping):
-        return Request(list(wanted), history_rows(wanted.values(), train.item_index, unknown))
-    if is_id(wanted):
-        wanted = [wanted]
-    listed = wanted.tolist() if isinstance(wanted, np.ndarray) else list(wanted)
-    ids = [is_id(value) for value in listed]
-    if all(ids):
+        users, histories = list(wanted), list(wanted.values())
+        return Asked(users, _kind(users), histories, np.ones(len(users), np.bool_))
+    listed = as_list(wanted)
+    if _are_ids(listed, "user ids or histories (lists of item ids)"):
         place = train.user_index.positions(listed, unknown=unknown)
-        known = train.rows(place[place >= 0])
-        return Request(known.users.tolist(), known.matrix)
-    if any(ids):
-        raise DataError("pass either user ids or histories (lists of item ids), not a mixture")
-    return Request(list(range(len(listed))), history_rows(listed, train.item_index, unknown))
+        known = place >= 0
+        users = train.users[place[known]].tolist()
+        return Asked(users, train.user_index.kind, place[known], known)
+    return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Users to answer, their histories over the model's items, and what may be listed.
+
+    Parameters
+    ----------
+    users, kind
+        As of `Asked`.
+    history
+        A row for each of them.
+    known
+        As of `Asked`.
+    allowed
+        Mask of the items that may be listed for all of them; None stands for all items.
+    exclude, candidates
+        Items that may not, and that alone may be listed, a row for each user.
+    """
+
+    users: list[Any]
+    kind: Any
+    history: Csr
+    known: Mask
+    allowed: Mask | None = None
+    exclude: Csr | None = None
+    candidates: Csr | None = None
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def take(self, rows: Positions) -> Self:
+        """Return the users at these rows."""
+        return replace(
+            self,
+            users=[self.users[row] for row in rows],
+            history=self.history[rows],
+            exclude=None if self.exclude is None else self.exclude[rows],
+            candidates=None if self.candidates is None else self.candidates[rows],
+        )
+
+    def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknown) -> Self:
+        """Return the request with item lists of the caller, each looked up once.
+
+        One list for all users becomes a mask, which all of them share.
+        """
+        each: dict[str, Csr] = {}
+        allowed = None
+        for name, given in (("exclude", exclude), ("candidates", candidates)):
+            if given is None:
+                continue
+            found = _item_lists(given, self.known, items, unknown)
+            if isinstance(found, np.ndarray):
+                mask = np.isin(np.arange(len(items)), found, invert=name == "exclude")
+                allowed = mask if allowed is None else allowed & mask
+            else:
+                each[name] = found
+        exclude, candidates = each.get("exclude"), each.get("candidates")
+        return replace(self, allowed=allowed, exclude=exclude, candidates=candidates)
+
+    def by_candidates(self) -> Iterator[tuple[Positions, Mask | None]]:
+        """Rows of the users who choose from the same items, and these items as a mask."""
+        if self.candidates is None or not len(self):
+            yield np.arange(len(self)), self.allowed
+            return
+        groups: dict[bytes, list[int]] = {}
+        rows = np.split(self.candidates.indices, self.candidates.indptr[1:-1])
+        for row, listed in enumerate(rows):
+            groups.setdefault(listed.tobytes(), []).append(row)
+        for group in groups.values():
+            mask = np.zeros(self.candidates.shape[1], np.bool_)
+            mask[rows[group[0]]] = True
+            yield np.array(group), mask if self.allowed is None else mask & self.allowed
+
+
+def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request:
+    """Turn user ids, histories or Interactions into rows over the items of `train`."""
+    asked = parse_asked(wanted, train, unknown)
+    if isinstance(asked.source, Interactions):
+        history = asked.source.with_items(train.item_index, unknown=unknown).matrix
+    elif isinstance(asked.source, np.ndarray):
+        history = train.matrix[asked.source]
+    else:
+        history = history_rows(asked.source, train.item_index, unknown)
+    return Request(asked.users, asked.kind, history, asked.known)
 
 
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:
     """Return one row per history, with a 1 for each of its items."""
-    rows = [item_positions(history, items, unknown) for history in histories]
+    rows = [_item_positions(history, items, unknown) for history in histories]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     columns = np.concatenate([*rows, np.empty(0, np.int64)])
     ones = np.ones(len(columns), np.float32)
     return sp.csr_array((ones, columns, offsets), shape=(len(rows), len(items)))
 
 
-def item_positions(listed: Any, items: IdIndex, unknown: Unknown) -> npt.NDArray[np.int64]:
+def empty_rows(history: Csr) -> Positions:
+    """Rows of the users of whom nothing is known."""
+    return np.flatnonzero(np.diff(history.indptr) == 0)
+
+
+def _item_positions(listed: Any, items: IdIndex, unknown: Unknown) -> Positions:
     """Sorted positions of item ids, each once."""
-    if is_id(listed):
-        raise DataError(f"expected a list of item ids, got {listed!r}")
     place = items.positions(listed, unknown=unknown)
     return np.unique(place[place >= 0])
 
 
-def is_id(value: Any) -> bool:
-    """Whether this is one id rather than a collection."""
-    return isinstance(value, (str, int, np.integer, np.str_))
+def _item_lists(given: Any, known: Mask, items: IdIndex, unknown: Unknown) -> Positions | Csr:
+    """Item ids for all users as positions, or lists of them as one row per known user."""
+    if isinstance(given, Mapping):
+        raise DataError("give item ids, or a list of such lists, one per user, not a mapping")
+    listed = as_list(given)
+    if _are_ids(listed, "item ids or lists of item ids"):
+        return _item_positions(listed, items, unknown)
+    if len(listed) != len(known):
+        raise DataError(f"got {len(listed)} lists of items for {len(known)} users; give one each")
+    kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
+    return history_rows(kept, items, unknown)
 
 
-def per_person(given: Any, n_people: int, items: IdIndex, unknown: Unknown) -> Csr | None:
-    """Item lists as one row per person; one flat list counts for everybody."""
-    if given is None:
-        return None
-    listed = given.tolist() if isinstance(given, np.ndarray) else list(given)
-    if all(is_id(value) for value in listed):
-        listed = [listed] * n_people
-    elif len(listed) != n_people:
-        raise DataError(f"got {len(listed)} lists of items for {n_people} people")
-    return history_rows(listed, items, unknown)
+def _are_ids(listed: list[Any], choice: str) -> bool:
+    """Whether all of these are ids; otherwise none may be."""
+    ids = [is_id(value) for value in listed]
+    if any(ids) and not all(ids):
+        raise DataError(f"pass either {choice}, not a mixture")
+    return all(ids)
 
 
-def by_candidates(
-    candidates: Csr | None, n_people: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]]:
-    """People who choose from the same candidates, and these as a mask."""
-    if candidates is None:
-        yield np.arange(n_people), None
-        return
-    groups: dict[bytes, list[int]] = {}
-    for row in range(n_people):
-        start, stop = candidates.indptr[row : row + 2]
-        groups.setdefault(candidates.indices[start:stop].tobytes(), []).append(row)
-    for rows in groups.values():
-        mask = np.zeros(candidates.shape[1], np.bool_)
-        start, stop = candidates.indptr[rows[0] : rows[0] + 2]
-        mask[candidates.indices[start:stop]] = True
-        yield np.array(rows), mask
+def _kind(names: list[Any]) -> Any:
+    """Type of a column of names: integers where all of them are, else text."""
+    whole = all(isinstance(name, (int, np.integer)) and type(name) is not bool for name in names)
+    return pl.Int64 if whole and all(abs(int(name)) < 2**63 for name in names) else pl.String

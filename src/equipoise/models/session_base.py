@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
-from equipoise.ids import Unknown
+from equipoise.ids import Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.models.base import Recommender
@@ -24,7 +24,7 @@ from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
 from equipoise.rank import Ranked
 from equipoise.solve.conjugate import System
 from equipoise.solve.device import DeviceMatrix
-from equipoise.solve.device_rank import OnDevice, top_k
+from equipoise.solve.device_rank import OnDevice
 from equipoise.solve.plan import plan
 from equipoise.storage import Stored
 from equipoise.terms import Dense, Sparse, Term
@@ -206,6 +206,10 @@ class SessionModel(Recommender):
             C = self.system_.rows(np.arange(n_items), self.dtype_)
         return np.asarray(source[:, None] * C * target, self.dtype_)
 
+    @property
+    def _hides_seen(self) -> bool:
+        return not self.repeats
+
     def _request(self, wanted: Any, unknown: Unknown) -> Request:
         return session_request(wanted, self._fitted, unknown, self.decay_inference)
 
@@ -219,8 +223,7 @@ class SessionModel(Recommender):
         threads: int | None = None,
     ) -> Ranked:
         """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        rows = self._request(history, "error").history
-        return top_k(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
+        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
 
     def recommend(
         self,
@@ -254,20 +257,15 @@ class SessionModel(Recommender):
         if (session is None) == (users_or_histories is None):
             raise SettingError("give either session=[...] or users or histories")
         return super().recommend(
-            users_or_histories if session is None else [list(session)],
+            users_or_histories if session is None else [as_list(session)],
             k,
-            exclude_seen=not self.repeats if exclude_seen is None else exclude_seen,
+            exclude_seen=exclude_seen,
             exclude=exclude,
             candidates=candidates,
             alpha=alpha,
             unknown=unknown,
             threads=threads,
         )
-
-    def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
-        """Return the items that most follow a click on this one, itself left out."""
-        found = self.recommend([[item]], k, alpha=alpha, exclude_seen=True)
-        return replace(found, users=[item])
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state = {"normalizer": self.normalizer_, "dtype": self.dtype_}

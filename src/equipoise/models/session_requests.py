@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from equipoise.errors import DataError
-from equipoise.ids import SHOWN, Unknown
+from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
-from equipoise.models.requests import Request, is_id
+from equipoise.models.requests import Request, parse_asked
 from equipoise.models.session_matrices import recency
 from equipoise.sequences import Sequences
 
@@ -28,7 +26,7 @@ def session_request(
     Parameters
     ----------
     wanted
-        As for `parse_request`.
+        As for `parse_asked`.
     train
         What the model was fitted on.
     unknown
@@ -36,43 +34,28 @@ def session_request(
     decay
         d_inf, how fast earlier clicks lose weight.
     """
-    if isinstance(wanted, Interactions):
-        data = wanted.with_items(train.item_index, unknown=unknown)
-        if data.sequences is None:
-            return Request(data.users.tolist(), data.matrix)
-        if wanted.sequences is not None:
-            _report(len(wanted.sequences.items) - len(data.sequences.items), [])
-        return _weighted(data.users.tolist(), data.sequences, train, decay)
-    if isinstance(wanted, Mapping):
-        users, listed = list(wanted), list(wanted.values())
-        return _weighted(users, _clicks(listed, train, unknown), train, decay)
-    listed = [wanted] if is_id(wanted) else list(wanted)
-    ids = [is_id(value) for value in listed]
-    if all(ids):
-        place = train.user_index.positions(listed, unknown=unknown)
-        known = place[place >= 0]
+    asked = parse_asked(wanted, train, unknown)
+    if isinstance(asked.source, Interactions):
+        data = asked.source.with_items(train.item_index, unknown=unknown)
+        clicks = data.sequences
+        if clicks is None:
+            return Request(asked.users, asked.kind, data.matrix, asked.known)
+        assert asked.source.sequences is not None
+        _report(len(asked.source.sequences.items) - len(clicks.items), [])
+    elif isinstance(asked.source, np.ndarray):
         assert train.sequences is not None
-        users = train.users[known].tolist()
-        return _weighted(users, train.sequences.take(known), train, decay)
-    if any(ids):
-        raise DataError("pass either session ids or lists of item ids, not a mixture")
-    clicks = _clicks(listed, train, unknown)
-    return _weighted(list(range(len(listed))), clicks, train, decay)
-
-
-def _weighted(
-    users: list[Any], clicks: Sequences, train: Interactions, decay: float | None
-) -> Request:
-    return Request(users, recency(clicks, train.n_items, decay))
+        clicks = train.sequences.take(asked.source)
+    else:
+        clicks = _clicks(asked.source, train, unknown)
+    rows = recency(clicks, train.n_items, decay)
+    return Request(asked.users, asked.kind, rows, asked.known)
 
 
 def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
     """Return the clicks of each session in their order, repeats included."""
     rows, strange = [], []
     for listed in sessions:
-        if is_id(listed):
-            raise DataError(f"expected a list of item ids, got {listed!r}")
-        clicks = listed if isinstance(listed, np.ndarray) else list(listed)
+        clicks = as_list(listed)
         place = train.item_index.positions(clicks, unknown=unknown)
         strange += [clicks[at] for at in np.flatnonzero(place < 0)]
         rows.append(place[place >= 0])

@@ -20,7 +20,7 @@ def write_parquet(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame])
         raise DataError(f"{target} is a folder; give the path of a file")
     first = next(batches, None)
     if first is None:
-        raise DataError("there is nobody to recommend to")
+        raise DataError("there is no user to recommend to; name at least one")
 
     def source(
         columns: list[str] | None,

@@ -37,6 +37,7 @@ def read_off(
     is ranked by itself, and so are all where items of the history may be listed.
     """
     depth = min(k, history.n_items)
+    empty = np.flatnonzero(history.user_counts == 0)
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
     for place, model in enumerate(models):
@@ -48,6 +49,9 @@ def read_off(
             out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
     for members in groups.values():
         lists = _ranked([term for _, term in members], history.matrix, depth)
+        if len(empty):
+            # they are ranked by popularity, which the term does not know
+            lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
         out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
     return [out[place] for place in range(len(models))]
 
