@@ -135,8 +135,8 @@ def test_lists_of_items_are_looked_up_once_for_all_users(
     assert sum(size for axis, size in asked if axis == "item") == 2
 
 
-def test_a_list_for_all_users_takes_no_memory_for_each(toy: Interactions) -> None:
-    n_items, n_users = 1_000, 4_000
+def test_a_list_for_all_users_takes_no_memory_for_each() -> None:
+    n_items, n_users = 4_000, 500
     data = Interactions(np.eye(2, n_items))
     model = eq.Popularity().fit(data)
     histories = [[0]] * n_users
@@ -190,7 +190,7 @@ def test_skipped_users_take_their_own_lists_along(model: eq.EASE) -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["exclude", "candidates"])
-def test_lists_of_items_that_fit_nobody_are_refused(
+def test_lists_of_items_that_do_not_fit_the_users_are_refused(
     model: eq.EASE, tmp_path: Path, option: str, given: Any, message: str
 ) -> None:
     with pytest.raises(EquipoiseError, match=message):
