@@ -74,7 +74,7 @@ def tune(
         bool, typer.Option("--early-stop", help="On a grid: leave directions that keep falling.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the search in OUT.")
+        bool, typer.Option("--resume", help="Go on with the same search in OUT.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     dtype: Annotated[DType, typer.Option(help="Precision of the solves.")] = DType.float32,
@@ -108,7 +108,7 @@ def tune(
     if as_json:
         emit({**_facts(found), **written})
         return
-    _print(found, out, written)
+    _print(found, written)
 
 
 def _check_out(out: Path, resume: bool) -> None:
@@ -152,7 +152,7 @@ def _facts(found: Tuned) -> dict[str, Any]:
     }
 
 
-def _print(found: Tuned, out: Path, written: dict[str, str]) -> None:
+def _print(found: Tuned, written: dict[str, str]) -> None:
     from equipoise.machine import duration
 
     say(describe(found.model), "bold")
@@ -164,7 +164,7 @@ def _print(found: Tuned, out: Path, written: dict[str, str]) -> None:
         f"{duration(found.seconds)}"
     )
     if not found.complete:
-        say(f"the budget ran out: `equipoise tune SPLIT {out} --resume` goes on", "yellow")
+        say("the budget ran out: the same command with --resume goes on", "yellow")
     if len(found.objectives) > 1:
         columns = [name for name in found.frontier.columns if name != "solve"]
         rows = table(*columns)

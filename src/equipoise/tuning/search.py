@@ -23,7 +23,7 @@ from equipoise.tuning.judge import Judge, Objective
 from equipoise.tuning.ledger import Ledger
 from equipoise.tuning.run import Run, too_small
 from equipoise.tuning.separate import Separate, Space
-from equipoise.tuning.space import Shared, prototypes, vary
+from equipoise.tuning.space import Shared, fixed_settings, prototypes, vary
 from equipoise.tuning.tuned import Progress, Tuned
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -79,7 +79,8 @@ def tune(
         direction of beta, of dropout or of l2 once the best behind it fell twice in a row, to
         0.3% below the best of its line or more. Off, a grid is exact.
     storage
-        A file for finished solves: a search that was killed goes on from there.
+        A file for finished solves: the same search goes on from there after a kill, or with more
+        trials. Any other file is refused and not changed. One process at a time may use it.
     resume
         Whether a storage that exists is gone on with; False refuses it.
     seed
@@ -116,10 +117,16 @@ def tune(
     limit = parse_budget(budget)
     if limit is not None and limit < 2 * cost.seconds:
         raise too_small(limit, cost.seconds)
-    bound = [space.signature(), [goal.name for goal in goals], dtype]
-    data = f"{split.train.fingerprint}-{split.valid.fingerprint}"
-    ledger = Ledger(storage, data, bound, resume=resume)
-    with limited(threads):
+    search = {
+        "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
+        "protocol": split.valid.protocol,
+        "metrics": [goal.name for goal in goals],
+        "values": space.searched(grid is None),
+        "models": [fixed_settings(each, space.values) for each in space.models],
+        "dtype": dtype,
+        "seed": seed,
+    }
+    with Ledger(storage, search, resume=resume) as ledger, limited(threads):
         run = Run(split, space, judge, ledger, cost.seconds, limit, started, progress)
         whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
         complete = run.search(whole, trials, early_stop, seed, dtype, memory)

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
-from equipoise.tuning.space import Point, Shared, Values, checked_values
+from equipoise.tuning.space import Point, Shared, Values, checked_values, in_orders
 
 # What is searched where no grid is given. Factors fall: a smaller spectrum is cut from a larger
 # one, so one SVD serves them all.
@@ -75,9 +75,9 @@ class Separate:
             grid = SPACES[kind.__name__]
         return cls(models, checked_values(grid, fields))
 
-    def signature(self) -> list[Any]:
-        """Return what a storage is bound to."""
-        return [model.settings() for model in self.models]
+    def searched(self, free: bool) -> dict[str, Any]:
+        """Return what a storage is bound to: the grid, whether it was given or is the model's."""
+        return in_orders(self.values)
 
     @property
     def size(self) -> int:

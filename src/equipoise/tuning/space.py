@@ -21,6 +21,7 @@ from equipoise.models.autoencoder import LinearAutoencoder
 from equipoise.models.base import Recommender
 from equipoise.normalize import DAN, Normalizer
 from equipoise.tuning.solver import Solver
+from equipoise.tuning.walk import in_order
 
 OUTER = ("beta", "l2", "dropout")
 COMPANION = ("strength", "exponent")  # of a `LowPass`
@@ -107,6 +108,24 @@ def checked_values(values: Any, names: Sequence[str]) -> Values:
     return out
 
 
+def in_orders(values: Values) -> dict[str, Any]:
+    """Return a grid with its numbers sorted: in whatever order it was written, it is the same."""
+    return {name: list(in_order(listed)) for name, listed in values.items()}
+
+
+def fixed_settings(model: Recommender, searched: Values) -> Point:
+    """Return the settings of a model, its parts included, without those that are searched."""
+
+    def kept(settings: Point) -> Point:
+        return {
+            name: kept(value) if isinstance(value, dict) else value
+            for name, value in settings.items()
+            if name not in searched
+        }
+
+    return kept(model.settings())
+
+
 @dataclass(frozen=True, eq=False)
 class Shared:
     """Linear autoencoders that are read off common solves.
@@ -146,17 +165,10 @@ class Shared:
         beside = [*COMPANION] if any(each.lowpass is not None for each in self.models) else []
         return [*own, "l2", "dropout", *bound, *beside]
 
-    def signature(self) -> list[Any]:
-        """Return what a storage is bound to: the models and what is read off each solve."""
-        inner = {name: list(self.values[name]) for name in INNER if name in self.values}
-        fixed = []
-        for model in self.models:
-            settings = model.settings()
-            for named in (settings, settings["normalizer"], settings["lowpass"] or {}):
-                for name in set(named) & set(self.values):  # every solve says what it was
-                    named.pop(name)
-            fixed.append(settings)
-        return [fixed, inner]
+    def searched(self, free: bool) -> dict[str, Any]:
+        """Return what a storage is bound to: the values of each name, ranges where it is free."""
+        ranges = {name: "range" for name in OUTER if free and name in self.names}
+        return {**ranges, **in_orders(self.values)}
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, l2 running fastest."""
