@@ -40,6 +40,13 @@ def test_families_share_the_solves(tmp_path: Path, answer: Answer) -> None:
     assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
 
 
+def test_denoising_families_share_the_solves_too(tmp_path: Path, answer: Answer) -> None:
+    families = ("--family", "edlae", "--family", "dlae", "--family", "rdlae")
+    found = answer("tune", "split", tmp_path / "tuned", "--trials", 2, *families)
+    assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
+    assert found["settings"]["model"] == found["best"]["family"] in ("DLAE", "EDLAE", "RDLAE")
+
+
 @pytest.mark.parametrize(
     ("family", "points"), [("gf-cf", 30), ("turbo-cf", 48), ("svd-ae", 5), ("item-knn", 20)]
 )

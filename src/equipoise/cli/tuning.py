@@ -42,6 +42,9 @@ class Family(StrEnum):
     ease = "ease"
     lae = "lae"
     rlae = "rlae"
+    edlae = "edlae"
+    dlae = "dlae"
+    rdlae = "rdlae"
     gf_cf = "gf-cf"
     bspm = "bspm"
     turbo_cf = "turbo-cf"
@@ -59,7 +62,7 @@ def tune(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     family: Annotated[
         list[Family] | None,
-        typer.Option(help="What to tune; ease, lae and rlae share solves. [ease]"),
+        typer.Option(help="What to tune; ease to rdlae share solves. [ease]"),
     ] = None,
     metric: Annotated[str, typer.Option(help="What to make large on valid.")] = "ndcg@20",
     objective: Annotated[

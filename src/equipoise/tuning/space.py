@@ -133,7 +133,7 @@ class Shared:
     Parameters
     ----------
     models
-        Prototypes; they differ in family, or in settings that are not searched.
+        Prototypes; they differ in family, or in settings that are read off a solve.
     values
         What a grid gives; other settings stay as the prototypes have them.
     origin
@@ -154,7 +154,12 @@ class Shared:
             values: Values = {name: FREE[name] for name in INNER if name in names}
         else:
             values = checked_values(grid, names)
-        return cls([_settled(each, values, train) for each in models], values, models[0])
+        settled = [_settled(each, values, train) for each in models]
+        if grid is not None and len({_penalty(each, values, train) for each in settled}) > 1:
+            raise SettingError(
+                "models that are tuned together need the same l2 and dropout, or a grid with both"
+            )
+        return cls(settled, values, models[0])
 
     @property
     def names(self) -> list[str]:
@@ -241,6 +246,12 @@ def _settled(model: LinearAutoencoder, values: Values, train: Interactions) -> L
     given = {name: values[name][0] for name in EXPONENTS if name in values}
     model = vary(model, given)
     return dataclasses.replace(model, normalizer=model.normalizer.resolve(train))
+
+
+def _penalty(model: LinearAutoencoder, values: Values, train: Interactions) -> tuple[float, float]:
+    """Return l2 and dropout of the first solve."""
+    given = {name: values[name][0] for name in ("l2", "dropout") if name in values}
+    return vary(model, given)._numbers(train, model.normalizer)
 
 
 def beta_of(normalizer: Normalizer) -> Any:
