@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
@@ -20,6 +20,7 @@ from equipoise.interactions import Interactions
 from equipoise.models.autoencoder import LinearAutoencoder
 from equipoise.models.base import Recommender
 from equipoise.normalize import DAN, Normalizer
+from equipoise.solve.plan import plan
 from equipoise.tuning.solver import Solver
 from equipoise.tuning.walk import in_order
 
@@ -138,14 +139,19 @@ class Shared:
         What a grid gives; other settings stay as the prototypes have them.
     origin
         The first prototype as it was given, with "auto" where it has that.
+    options
+        What every solve and the last fit are given: dtype and memory.
     """
 
     models: list[LinearAutoencoder]
     values: Values
     origin: LinearAutoencoder
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, models: list[LinearAutoencoder], grid: Any, train: Interactions) -> Shared:
+    def of(
+        cls, models: list[LinearAutoencoder], grid: Any, train: Interactions, **options: Any
+    ) -> Shared:
         """Check that the models can share their solves, and the grid."""
         if len({(type(each.normalizer), beta_of(each.normalizer)) for each in models}) > 1:
             raise SettingError("models that are tuned together need the same normalizer")
@@ -159,7 +165,7 @@ class Shared:
             raise SettingError(
                 "models that are tuned together need the same l2 and dropout, or a grid with both"
             )
-        return cls(settled, values, models[0])
+        return cls(settled, values, models[0], options)
 
     @property
     def names(self) -> list[str]:
@@ -194,6 +200,19 @@ class Shared:
         if "beta" in self.names:
             first["beta"] = normalizer.exponents()[1]
         return first
+
+    def seconds(self, train: Interactions) -> float:
+        """Return the expected time of a solve, and of the last fit."""
+        return plan(train, **self.options).seconds
+
+    def solver(self, train: Interactions) -> Solver:
+        """Return what `candidates` works with."""
+        return Solver(train, **self.options)
+
+    def fitted(self, point: Point, train: Interactions) -> Recommender:
+        """Return the model with the settings of a point, fitted."""
+        settings = {name: point[name] for name in self.names if name in point}
+        return vary(self.models[point["prototype"]], settings).fit(train, **self.options)
 
     def candidates(self, outer: Point, solver: Solver) -> list[tuple[int, Recommender]]:
         """Solve once and return every model that can be read off, fitted, by its prototype."""
@@ -250,7 +269,7 @@ def _settled(model: LinearAutoencoder, values: Values, train: Interactions) -> L
 
 def _penalty(model: LinearAutoencoder, values: Values, train: Interactions) -> tuple[float, float]:
     """Return l2 and dropout of the first solve."""
-    given = {name: values[name][0] for name in ("l2", "dropout") if name in values}
+    given = {name: values[name][0] for name in values if name in ("l2", "dropout")}
     return vary(model, given)._numbers(train, model.normalizer)
 
 
