@@ -173,3 +173,18 @@ def test_search_of_another_split_is_refused(tmp_path: Path, run: Run) -> None:
     done = run("tune", tmp_path / "other", tmp_path / "tuned", "--trials", 1, "--resume")
     assert done.exit_code == 1
     assert "belongs to other data" in done.stderr
+
+
+def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "search.jsonl").write_text("my notes")
+    done = run("tune", "split", tmp_path, "--trials", 1, "--resume")
+    assert done.exit_code == 1
+    assert "is not the storage of a search" in done.stderr.replace("\n", " ")
+    assert (tmp_path / "search.jsonl").read_text() == "my notes"
+
+
+def test_precision_a_family_does_not_take_is_refused(tmp_path: Path, run: Run) -> None:
+    family = ("--family", "item-knn", "--dtype", "float64")
+    done = run("tune", "split", tmp_path / "tuned", *family)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "ItemKNN is fitted without dtype" in done.stderr

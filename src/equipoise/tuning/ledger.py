@@ -230,7 +230,7 @@ def _hold(path: Path) -> io.FileIO:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
                     return stream
-            stream.close()  # whoever held it before has removed it
+            stream.close()  # the process that held it has removed it
     except OSError as error:
         raise DataError(f"could not write {path}: {error.strerror}") from error
 

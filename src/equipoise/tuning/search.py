@@ -119,7 +119,7 @@ def tune(
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
         "protocol": split.valid.protocol,
         "metrics": [goal.name for goal in goals],
-        "values": space.searched(grid is None),
+        "values": space.searched(),
         "models": [fixed_settings(each, space.values) for each in space.models],
         "dtype": dtype,
         "seed": seed,

@@ -82,7 +82,7 @@ class Separate:
             grid = SPACES[kind.__name__]
         return cls(models, checked_values(grid, fields), taken(models[0], options))
 
-    def searched(self, free: bool) -> dict[str, Any]:
+    def searched(self) -> dict[str, Any]:
         """Return what a storage is bound to: the grid, whether it was given or is the model's."""
         return in_orders(self.values)
 

@@ -141,12 +141,15 @@ class Shared:
         The first prototype as it was given, with "auto" where it has that.
     options
         What every solve and the last fit are given: dtype and memory.
+    in_ranges
+        Whether the solves are searched in ranges instead of on a grid.
     """
 
     models: list[LinearAutoencoder]
     values: Values
     origin: LinearAutoencoder
     options: dict[str, Any] = field(default_factory=dict)
+    in_ranges: bool = False
 
     @classmethod
     def of(
@@ -165,7 +168,7 @@ class Shared:
             raise SettingError(
                 "models that are tuned together need the same l2 and dropout, or a grid with both"
             )
-        return cls(settled, values, models[0], options)
+        return cls(settled, values, models[0], options, in_ranges=grid is None)
 
     @property
     def names(self) -> list[str]:
@@ -176,9 +179,9 @@ class Shared:
         beside = [*COMPANION] if any(each.lowpass is not None for each in self.models) else []
         return [*own, "l2", "dropout", *bound, *beside]
 
-    def searched(self, free: bool) -> dict[str, Any]:
-        """Return what a storage is bound to: the values of each name, ranges where it is free."""
-        ranges = {name: "range" for name in OUTER if free and name in self.names}
+    def searched(self) -> dict[str, Any]:
+        """Return what a storage is bound to: the values of each name, or that it has a range."""
+        ranges = {name: "range" for name in OUTER if self.in_ranges and name in self.names}
         return {**ranges, **in_orders(self.values)}
 
     def outer(self) -> list[Point]:
