@@ -95,7 +95,7 @@ def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
 
 def replayed(storage: Path, made: list[Key], whole: Tuned) -> float:
     """Return the seconds of some of the solves in a storage, and of all that is not a solve."""
-    lines = [json.loads(line) for line in storage.read_text().splitlines()[1:]]
+    lines = [json.loads(line) for line in storage.read_text().splitlines() if "outer" in line]
     seconds = {tuple(each["outer"][name] for name in OUTER): each["seconds"] for each in lines}
     total = whole.seconds - sum(seconds.values()) + sum(seconds[key] for key in made)
     for beta in {key[0] for key in made}:  # the first solve of a beta made its Gram matrix

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows
 from equipoise.solve import dense
@@ -191,6 +192,38 @@ def test_lowpass_is_kept_and_judged(split: Split) -> None:
     assert found.model.lowpass == model.lowpass
     result = eq.evaluate(found.model, split.valid, bootstrap=0)
     assert result["ndcg@20"] == found.best["ndcg@20"]
+
+
+@pytest.mark.parametrize("kind", [eq.DLAE, eq.EDLAE, eq.RDLAE])
+def test_denoising_forms_are_tuned_like_their_families(split: Split, kind: Any) -> None:
+    grid = {"l2": [2.0, 20.0], "dropout": [0.2, 0.5], "alpha": [0.0, 0.3]}
+    found = eq.tune(kind, split, grid=grid)
+    named = eq.tune(kind.__name__.lower(), split, grid=grid)
+    family = eq.tune(kind.__base__, split, grid=grid)
+    assert found.trials.equals(named.trials)
+    assert found.trials.drop("family").equals(family.trials.drop("family"))
+    assert type(found.model) is kind
+    assert found.best["family"] == kind.__name__
+
+
+def test_denoising_form_without_a_grid_begins_at_its_own_dropout(split: Split) -> None:
+    assert eq.tune(eq.EDLAE, split, trials=1).trials["dropout"][0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("models", "grid"),
+    [
+        ([eq.LAE(l2=1.0), eq.EASE(l2=100.0)], {"dropout": [0.5]}),
+        ([eq.EASE(l2=1.0), eq.EDLAE(l2=1.0)], {"l2": [1.0]}),
+        ([eq.EASE, eq.DLAE], {"alpha": [0.0, 0.2]}),
+    ],
+)
+def test_models_that_need_solves_of_their_own_are_not_read_off_one(
+    split: Split, models: list[Any], grid: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingError, match="need the same l2 and dropout"):
+        eq.tune(models, split, grid=grid)
+    assert eq.tune(models, split, grid={"l2": [1.0], "dropout": [0.5]}).trials.height == 2
 
 
 def test_other_models_are_fitted_point_by_point(split: Split) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import equipoise as eq
+from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.sequences import Sequences
@@ -116,3 +118,80 @@ def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
         lowpass = eq.LowPass(rank=4, strength=row["strength"], exponent=row["exponent"])
         alone = eq.LAE(l2=5.0, dropout=0.2, lowpass=lowpass).fit(split.train)
         assert eq.evaluate(alone, split.valid, bootstrap=0)["ndcg@20"] == row["ndcg@20"]
+
+
+def test_a_budget_is_held_against_the_fits_of_the_model_itself() -> None:
+    """A solve of this many items would take hours; item neighbourhoods take no time."""
+
+    def wide(*rows: list[int]) -> Interactions:
+        lengths = [len(row) for row in rows]
+        matrix = (np.ones(sum(lengths)), np.concatenate(rows), np.cumsum([0, *lengths]))
+        return Interactions(sp.csr_array(matrix, shape=(len(rows), 200_000)))
+
+    train = wide([0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [0, 5, 199_999])
+    parts = [
+        eq.split.Part(wide([0, 1], [3, 4]), wide([2], [5]), "strong", name)
+        for name in ("valid", "test")
+    ]
+    split = Split(train, *parts, "strong")
+    grid = {"neighbours": [2, 5]}
+    found = eq.tune(eq.ItemKNN, split, grid=grid, budget="5m", objectives=())
+    assert (found.solves, found.complete) == (2, True)
+    with pytest.raises(SettingError, match="too small: one fit takes about"):
+        eq.tune(eq.EASE, split, grid={"l2": [1.0]}, budget="5m", objectives=())
+
+
+def test_a_budget_that_is_spent_before_the_first_fit_is_refused(split: Split) -> None:
+    with pytest.raises(SettingError, match="too small: it was spent before the first fit"):
+        eq.tune(eq.ItemKNN, split, budget="0.000001s")
+
+
+class Recorded(eq.GFCF):
+    """A GFCF that remembers how it was fitted."""
+
+    seen: ClassVar[list[tuple[str, int | None]]] = []
+
+    def fit(
+        self, interactions: Interactions, *, dtype: str = "float32", threads: int | None = None
+    ) -> Self:
+        self.seen.append((dtype, threads))
+        return super().fit(interactions, dtype=dtype, threads=threads)
+
+
+def test_run_options_reach_every_fit(split: Split) -> None:
+    Recorded.seen.clear()
+    grid = {"factors": [4, 8]}
+    found = eq.tune(Recorded, split, grid=grid, dtype="float64", threads=1)
+    assert Recorded.seen == [("float64", 1)] * 3  # both points and the last fit
+    assert found.model.dtype_ == "float64"
+
+
+@pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE])
+def test_filters_are_tuned_in_the_precision_asked_for(split: Split, kind: Any) -> None:
+    name, values = next(iter(SPACES[kind.__name__].items()))
+    found = eq.tune(kind, split, grid={name: values[-1]}, dtype="float64")
+    assert found.model.dtype_ == "float64"
+    result = eq.evaluate(found.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == found.best["ndcg@20"]
+
+
+def test_sessions_are_tuned_in_the_precision_asked_for(visits: Split) -> None:
+    grid = {"l2": [1.0]}
+    found = eq.tune(eq.SLIS, visits, grid=grid, objectives=(), dtype="float64", memory="1GB")
+    assert found.model.dtype_ == "float64"
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "name"),
+    [
+        (eq.ItemKNN, {"dtype": "float64"}, "dtype"),
+        (eq.ItemKNN, {"memory": "2GB"}, "memory"),
+        (eq.GFCF, {"memory": "2GB"}, "memory"),
+        (eq.MultVAE, {"dtype": "float64", "grid": {"epochs": [1]}}, "dtype"),
+    ],
+)
+def test_run_options_a_model_does_not_take_are_refused(
+    split: Split, model: Any, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(SettingError, match=f"{model.__name__} is fitted without {name}; leave"):
+        eq.tune(model, split, **options)

@@ -139,8 +139,7 @@ def _locked(root: Path, kind: str) -> Iterator[None]:
     The system drops the lock when the process dies.
     """
     existed = root.exists()
-    if existed:
-        _check_ours(root, kind)
+    check_ours(root, kind)
     root.mkdir(parents=True, exist_ok=True)
     handle = None if os.name == "nt" else _lock(root)
     try:
@@ -171,8 +170,10 @@ def _lock(root: Path) -> int:
     return handle
 
 
-def _check_ours(root: Path, kind: str) -> None:
+def check_ours(root: Path, kind: str) -> None:
     """Refuse to write over anything but an earlier save of the same kind."""
+    if not root.exists():
+        return
     if not root.is_dir():
         raise DataError(f"{root} is a file; give the path of a directory to save to")
     present = [file.name for file in root.iterdir()]

@@ -40,6 +40,13 @@ def test_families_share_the_solves(tmp_path: Path, answer: Answer) -> None:
     assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
 
 
+def test_denoising_families_share_the_solves_too(tmp_path: Path, answer: Answer) -> None:
+    families = ("--family", "edlae", "--family", "dlae", "--family", "rdlae")
+    found = answer("tune", "split", tmp_path / "tuned", "--trials", 2, *families)
+    assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
+    assert found["settings"]["model"] == found["best"]["family"] in ("DLAE", "EDLAE", "RDLAE")
+
+
 @pytest.mark.parametrize(
     ("family", "points"), [("gf-cf", 30), ("turbo-cf", 48), ("svd-ae", 5), ("item-knn", 20)]
 )
@@ -88,13 +95,14 @@ def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> N
     assert b"of 275 solves" in process.stderr.readline()
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    done = len((out / "search.jsonl").read_bytes().split(b"\n")[1:-1])
+    whole = (out / "search.jsonl").read_bytes().split(b"\n")[:-1]
+    done = sum(line.startswith(b'{"outer"') for line in whole)
     assert 1 <= done < 275
     assert not (out / "model").exists()
     found = answer("tune", "split", out, "--paper-grid", "--resume")
     assert (found["solves"], found["resumed"]) == (275 - done, done)
-    lines = (out / "search.jsonl").read_text().splitlines()[1:]
-    solved = [json.dumps(json.loads(line)["outer"]) for line in lines]
+    lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
+    solved = [json.dumps(line["outer"]) for line in lines if "outer" in line]
     assert len(set(solved)) == len(solved) == 275
 
 
@@ -165,3 +173,18 @@ def test_search_of_another_split_is_refused(tmp_path: Path, run: Run) -> None:
     done = run("tune", tmp_path / "other", tmp_path / "tuned", "--trials", 1, "--resume")
     assert done.exit_code == 1
     assert "belongs to other data" in done.stderr
+
+
+def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "search.jsonl").write_text("my notes")
+    done = run("tune", "split", tmp_path, "--trials", 1, "--resume")
+    assert done.exit_code == 1
+    assert "is not the storage of a search" in done.stderr.replace("\n", " ")
+    assert (tmp_path / "search.jsonl").read_text() == "my notes"
+
+
+def test_precision_a_family_does_not_take_is_refused(tmp_path: Path, run: Run) -> None:
+    family = ("--family", "item-knn", "--dtype", "float64")
+    done = run("tune", "split", tmp_path / "tuned", *family)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "ItemKNN is fitted without dtype" in done.stderr

@@ -156,6 +156,24 @@ def test_checkpoint_of_other_settings_or_data_is_refused(split: Split, tmp_path:
     assert len(model.history_) == 2
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_checkpoint_that_could_not_be_written_is_refused_before_training(
+    split: Split, tmp_path: Path, resume: bool
+) -> None:
+    file, folder, model = tmp_path / "notes", tmp_path / "letters", tmp_path / "model"
+    file.write_text("of a year")
+    folder.mkdir()
+    (folder / "dear.txt").write_text("how are you")
+    eq.Popularity().fit(split.train).save(model)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for taken in (file, folder, model):
+        with pytest.raises(DataError, match=f"{taken.name} (is a file|exists and is not|holds)"):
+            CASES["LightGCN"](epochs=2).fit(
+                split.train, checkpoint=taken, resume=resume, threads=1, progress=pytest.fail
+            )
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_damaged_checkpoint_is_refused(split: Split, tmp_path: Path) -> None:
     make, state = CASES["LightGCN"], tmp_path / "state"
     make(epochs=1).fit(split.train, checkpoint=state, threads=1)

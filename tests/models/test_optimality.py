@@ -122,15 +122,24 @@ def test_dan_holds_random_walk_and_symmetric(
     np.testing.assert_array_equal(one.weights_, two.weights_)
 
 
-@pytest.mark.parametrize(
-    ("dropout", "plain", "denoising"),
-    [(0.5, eq.LAE, eq.DLAE), (0.5, eq.EASE, eq.EDLAE), (0.5, eq.RLAE, eq.RDLAE)],
-)
-def test_denoising_names_are_the_same_classes(
-    dropout: float, plain: type, denoising: type
+DENOISING = [(eq.LAE, eq.DLAE), (eq.EASE, eq.EDLAE), (eq.RLAE, eq.RDLAE)]
+
+
+@pytest.mark.parametrize(("plain", "denoising"), DENOISING)
+def test_denoising_forms_are_their_families_with_a_dropout(
+    data: Interactions, plain: type[eq.LAE], denoising: type[eq.LAE]
 ) -> None:
-    assert type(denoising(l2=2.0)) is plain
-    assert denoising(l2=2.0).settings() == plain(l2=2.0, dropout=dropout).settings()
+    made = denoising(l2=2.0)
+    assert isinstance(made, plain)
+    assert made.settings() == {
+        **plain(l2=2.0, dropout=0.5).settings(),
+        "model": denoising.__name__,
+    }
+    for dropout in (0.5, 0.2):
+        one = plain(l2=2.0, dropout=dropout).fit(data)
+        two = denoising(l2=2.0, dropout=dropout).fit(data)
+        np.testing.assert_array_equal(one.weights_, two.weights_)
+    np.testing.assert_array_equal(plain(l2=2.0, dropout=0.2).reuse(two).weights_, two.weights_)
 
 
 def test_published_denoising_form_of_random_walk_and_symmetric(data: Interactions) -> None:

@@ -53,6 +53,18 @@ def test_golden_model_of_format_1_still_answers_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [eq.DLAE, eq.EDLAE, eq.RDLAE])
+def test_denoising_forms_keep_their_name_on_disk(
+    tmp_path: Path, toy: Interactions, kind: type[eq.LAE]
+) -> None:
+    model = kind(l2=2.0, dropout=0.3).fit(toy)
+    model.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    assert type(again) is kind
+    assert again.settings() == model.settings()
+    np.testing.assert_array_equal(again.weights_, model.weights_)
+
+
 def test_labels_and_titles_survive(tmp_path: Path, toy: Interactions) -> None:
     import polars as pl
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from equipoise.errors import DataError
-from equipoise.reproduce.cells import comparison, is_done, merged, status
+from equipoise.reproduce.cells import comparison, is_done, merged, read_results, status
 from equipoise.reproduce.config import Config, Row, load_config, names, number
+from equipoise.reproduce.figures import read_points
 
 PAPER = Path(__file__).resolve().parents[2] / "paper"
 COLUMNS = ["dataset", "row", "ndcg", "users", "interactions", "density"]
@@ -108,3 +110,33 @@ def test_unknown_table_names_the_known_ones() -> None:
 def test_every_table_and_figure_of_the_paper_has_a_config() -> None:
     tables = [f"table{n}" for n in (1, 2, 3, 4, 5, 6, 8)]
     assert {*tables, *(f"figure{n}" for n in range(1, 10))} <= set(names(PAPER))
+
+
+@pytest.mark.parametrize("read", [read_results, read_points])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"name,value\nmine,1\n",
+        b"dataset,row,column\nGowalla,EASE,ndcg\n",
+        b"my notes",
+        b"\x89PNG\x00\xff\n" * 9,
+        b",".join([b"a"] * 14) + b"\n",
+    ],
+)
+def test_a_file_that_is_no_table_of_ours_is_refused(
+    read: Callable[[Path], pl.DataFrame], content: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.csv"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"out.csv cannot be read: .*; choose another .* remove"):
+        read(file)
+
+
+@pytest.mark.parametrize("read", [read_results, read_points])
+def test_an_empty_file_and_none_hold_no_lines(
+    read: Callable[[Path], pl.DataFrame], tmp_path: Path
+) -> None:
+    (tmp_path / "empty.csv").touch()
+    assert read(tmp_path / "empty.csv").equals(read(tmp_path / "none.csv"))
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path)

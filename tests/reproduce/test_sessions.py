@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from tests.models.sessions import drawn
 
+from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.reproduce import load_config
 from equipoise.reproduce.cells import SCHEMA, read_results
@@ -118,7 +119,8 @@ def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> N
     grid = {**GRID, "row_norm": ["l1", None]}
     search = Search("SLIS", train, (history, target), path, grid=grid)
     plain, dan = search.pair({"l2": 3.0, "decay_inference": 1.0})
-    seen = {text: values["mrr@20"] for text, values in json.loads(path.read_text()).items()}
+    seen = {text: values["mrr@20"] for text, values in search.seen.items()}
+    assert Search("SLIS", train, (history, target), path, grid=grid).seen == search.seen
     assert len(seen) == 8 + 4 * 2  # the grid, then a third and three times the l2 of both
     assert max(seen.values()) == pytest.approx(
         measure(make("SLIS", dan).fit(train), (history, target)).values["mrr@20"]
@@ -128,6 +130,53 @@ def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> N
         measure(make("SLIS", plain).fit(train), (history, target)).values["mrr@20"]
     )
     assert is_plain(plain)
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"[]", b'{"tea": 2}', b"\xff\xfe\x00", b""])
+def test_a_search_never_takes_the_place_of_another_file(content: bytes, tmp_path: Path) -> None:
+    sessions = drawn(60, 25, seed=1)
+    path = tmp_path / "search.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"search.json is not a file of an earlier run; move it"):
+        Search("SLIS", sessions, reveal(sessions), path)
+    assert path.read_bytes() == content
+
+
+def test_a_search_does_not_go_on_with_values_of_other_data(tmp_path: Path) -> None:
+    train, other = drawn(60, 25, seed=1), drawn(60, 25, seed=2)
+    path = tmp_path / "search.json"
+    Search("SLIT", train, reveal(train), path)._fit([{"l2": 3.0, "decay_inference": 1.0}])
+    before = path.read_bytes()
+    for data in ((other, train), (train, other)):
+        with pytest.raises(DataError, match=r"search.json belongs to other data; move it away"):
+            Search("SLIT", data[0], reveal(data[1]), path)
+    assert path.read_bytes() == before
+
+
+def test_an_answer_never_takes_the_place_of_another_text(
+    config: Config, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text("# My shop\n")
+    with pytest.raises(DataError, match=r"README.md is no answer of an earlier run"):
+        run_sessions(config, data, tmp_path / "README.csv")
+    assert (tmp_path / "README.md").read_text() == "# My shop\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "data"}
+
+
+def test_a_fit_of_other_data_is_made_again(config: Config, data: Path, tmp_path: Path) -> None:
+    rows = [row for row in config.rows if (row.dataset, row.name) == ("Diginetica", "SLIS")]
+    rows = [dataclasses.replace(row, settings={"model": "SLIS", "l2": 5.0}) for row in rows]
+    table = dataclasses.replace(config, rows=rows)
+    out = tmp_path / "out" / "table7.csv"
+    first = run_sessions(table, data, out)
+    out.unlink()
+    assert run_sessions(table, data, out).equals(first)
+    out.unlink()
+    reseeded = dataclasses.replace(table, options={**table.options, "seed": 1})
+    other = run_sessions(reseeded, data, out)
+    assert not other["ours"].equals(first["ours"])
+    fresh = run_sessions(reseeded, data, tmp_path / "fresh" / "table7.csv")
+    assert other["ours"].equals(fresh["ours"])
 
 
 def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> None:

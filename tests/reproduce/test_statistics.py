@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.reproduce import load_config
 from equipoise.reproduce import statistics as table1
@@ -39,3 +40,11 @@ def test_known_statistics_are_not_computed_again(
     first = table1.run_statistics(config, small, tmp_path / "out.csv")
     monkeypatch.setattr(table1, "describe", pytest.fail)
     assert table1.run_statistics(config, small, tmp_path / "out.csv").equals(first)
+
+
+def test_results_never_take_the_place_of_another_file(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "prices.csv"
+    out.write_text("item,price\ntea,2\n")
+    with pytest.raises(DataError, match=r"prices.csv cannot be read"):
+        table1.run_statistics(load_config(PAPER / "table1.toml"), small, out)
+    assert out.read_text() == "item,price\ntea,2\n"

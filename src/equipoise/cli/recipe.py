@@ -115,8 +115,7 @@ class Recipe:
     def build(self) -> Recommender:
         """Return the unfitted model; options that it would ignore are refused."""
         name = str(self.model or "ease")
-        make = model_class(name)
-        kind = make if isinstance(make, type) else type(make())  # EDLAE() makes an EASE
+        kind = model_class(name)
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
         asked = {key: value for key, value in self._options() if value is not None}
         for key in asked:
@@ -132,7 +131,7 @@ class Recipe:
         }
         if "normalizer" in taken:
             chosen["normalizer"] = self._normalizer()
-        built: Recommender = make(**chosen)
+        built: Recommender = kind(**chosen)
         return built
 
     def _options(self) -> Iterator[tuple[str, Any]]:

@@ -42,6 +42,9 @@ class Family(StrEnum):
     ease = "ease"
     lae = "lae"
     rlae = "rlae"
+    edlae = "edlae"
+    dlae = "dlae"
+    rdlae = "rdlae"
     gf_cf = "gf-cf"
     bspm = "bspm"
     turbo_cf = "turbo-cf"
@@ -59,7 +62,7 @@ def tune(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     family: Annotated[
         list[Family] | None,
-        typer.Option(help="What to tune; ease, lae and rlae share solves. [ease]"),
+        typer.Option(help="What to tune; ease to rdlae share solves. [ease]"),
     ] = None,
     metric: Annotated[str, typer.Option(help="What to make large on valid.")] = "ndcg@20",
     objective: Annotated[
@@ -74,7 +77,7 @@ def tune(
         bool, typer.Option("--early-stop", help="On a grid: leave directions that keep falling.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the search in OUT.")
+        bool, typer.Option("--resume", help="Go on with the same search in OUT.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     dtype: Annotated[DType, typer.Option(help="Precision of the solves.")] = DType.float32,
@@ -108,7 +111,7 @@ def tune(
     if as_json:
         emit({**_facts(found), **written})
         return
-    _print(found, out, written)
+    _print(found, written)
 
 
 def _check_out(out: Path, resume: bool) -> None:
@@ -152,7 +155,7 @@ def _facts(found: Tuned) -> dict[str, Any]:
     }
 
 
-def _print(found: Tuned, out: Path, written: dict[str, str]) -> None:
+def _print(found: Tuned, written: dict[str, str]) -> None:
     from equipoise.machine import duration
 
     say(describe(found.model), "bold")
@@ -164,7 +167,7 @@ def _print(found: Tuned, out: Path, written: dict[str, str]) -> None:
         f"{duration(found.seconds)}"
     )
     if not found.complete:
-        say(f"the budget ran out: `equipoise tune SPLIT {out} --resume` goes on", "yellow")
+        say("the budget ran out: the same command with --resume goes on", "yellow")
     if len(found.objectives) > 1:
         columns = [name for name in found.frontier.columns if name != "solve"]
         rows = table(*columns)

@@ -6,10 +6,10 @@ Each is B = I - P diag(s) on the same P = (X^T W X + L)^-1; only the vector s di
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from equipoise.automatic import Auto
 from equipoise.errors import SettingError
 from equipoise.models.autoencoder import LinearAutoencoder, Vector
 from equipoise.normalize import check_number
@@ -108,16 +108,60 @@ class RLAE(LinearAutoencoder):
         return np.maximum(penalty, (1 - self.diag_bound) / diagonal)
 
 
-def DLAE(*, dropout: float = 0.5, **settings: Any) -> LAE:
-    """Return a denoising `LAE`: an LAE with `dropout`."""
-    return LAE(dropout=dropout, **settings)
+@dataclass(kw_only=True, eq=False)
+class DLAE(LAE):
+    """Denoising `LAE`: an LAE with `dropout`.
+
+    Parameters
+    ----------
+    l2
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
+    dropout
+        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
+    normalizer
+        How users and items are weighted, such as `DAN(alpha, beta)`.
+    lowpass
+        A `LowPass` companion that adds the large-scale structure of the data; None for none.
+    """
+
+    dropout: float | Auto | None = 0.5
 
 
-def EDLAE(*, dropout: float = 0.5, **settings: Any) -> EASE:
-    """Return a denoising `EASE`: an EASE with `dropout` (Steck, NeurIPS 2020)."""
-    return EASE(dropout=dropout, **settings)
+@dataclass(kw_only=True, eq=False)
+class EDLAE(EASE):
+    """Denoising `EASE`: an EASE with `dropout` (Steck, NeurIPS 2020).
+
+    Parameters
+    ----------
+    l2
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
+    dropout
+        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
+    normalizer
+        How users and items are weighted, such as `DAN(alpha, beta)`.
+    lowpass
+        A `LowPass` companion that adds the large-scale structure of the data; None for none.
+    """
+
+    dropout: float | Auto | None = 0.5
 
 
-def RDLAE(*, dropout: float = 0.5, **settings: Any) -> RLAE:
-    """Return a denoising `RLAE`: an RLAE with `dropout` (Moon et al., SIGIR 2023)."""
-    return RLAE(dropout=dropout, **settings)
+@dataclass(kw_only=True, eq=False)
+class RDLAE(RLAE):
+    """Denoising `RLAE`: an RLAE with `dropout` (Moon et al., SIGIR 2023).
+
+    Parameters
+    ----------
+    l2
+        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
+    dropout
+        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
+    normalizer
+        How users and items are weighted, such as `DAN(alpha, beta)`.
+    lowpass
+        A `LowPass` companion that adds the large-scale structure of the data; None for none.
+    diag_bound
+        xi, between 0 (EDLAE) and 1 (DLAE).
+    """
+
+    dropout: float | Auto | None = 0.5

@@ -148,7 +148,7 @@ class NeuralModel(Recommender):
                 },
             )
             training = Training(task, course, judge, generator)
-            if course.checkpoint and resume and has_checkpoint(course.checkpoint):
+            if course.checkpoint and has_checkpoint(course.checkpoint) and resume:
                 training.resume(course.checkpoint)
             training.run(progress)
             with torch.no_grad():

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from equipoise.errors import DataError, FileFormatError, MissingExtraError, SolveError
 from equipoise.models.neural_judging import Judge, Scorer
 from equipoise.solve.card import Tensor, load_torch, send
-from equipoise.storage import MANIFEST, Stored, read_directory, write_directory
+from equipoise.storage import MANIFEST, Stored, check_ours, read_directory, write_directory
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,11 @@ class Training:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether there is something to resume from."""
+    """Whether there is something to resume from; a path that cannot hold a checkpoint is refused.
+
+    Epochs later, when the first one is written, is too late to learn that.
+    """
+    check_ours(path, KIND)
     return (path / MANIFEST).is_file()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 import equipoise
+from equipoise.errors import DataError
 from equipoise.reproduce.config import Config, Row
 
 NOT_RUN = "not run here"
@@ -121,7 +122,51 @@ def status(published: float | None, ours: float, note: str, unit: float = 1e-4) 
 
 def read_results(path: Path) -> pl.DataFrame:
     """Return the results of earlier runs, an empty frame where there are none."""
-    return pl.read_csv(path, schema=SCHEMA) if path.is_file() else pl.DataFrame(schema=SCHEMA)
+    return read_table(path, SCHEMA)
+
+
+def read_table(path: Path, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """Return a CSV with these columns; a file that is no such table is refused.
+
+    What a run was stopped in the middle of cannot be seen: the file is replaced whole.
+    """
+    if not path.exists():
+        return pl.DataFrame(schema=schema)
+    try:
+        if not path.stat().st_size:
+            return pl.DataFrame(schema=schema)
+        found = pl.read_csv(path, schema_overrides=schema, glob=False)
+        if found.columns == list(schema):
+            return found
+        reason = f"its columns are not {', '.join(schema)}"
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).partition("\n")[0]
+    raise DataError(
+        f"{path} cannot be read: {reason}; choose another path, or remove it to begin anew"
+    )
+
+
+def read_kept(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return what an earlier run kept in a JSON file, None where there is no file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    names
+        What it must hold; any other file is refused.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not set(names) <= set(found):
+        raise DataError(
+            f"{path} is not a file of an earlier run; move it away or choose another path"
+        )
+    return found
 
 
 def write_results(path: Path, results: pl.DataFrame) -> None:

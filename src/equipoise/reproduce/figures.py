@@ -10,7 +10,7 @@ import polars as pl
 
 from equipoise.errors import DataError, EquipoiseError
 from equipoise.reproduce import distributions, people, points
-from equipoise.reproduce.cells import machine_name, versions, write_text
+from equipoise.reproduce.cells import machine_name, read_table, versions, write_text
 from equipoise.reproduce.config import Config
 from equipoise.reproduce.data import find_ratings
 from equipoise.reproduce.drawing import draw
@@ -128,16 +128,8 @@ def panels(config: Config, found: pl.DataFrame) -> pl.DataFrame:
 
 
 def read_points(path: Path) -> pl.DataFrame:
-    """Return the points of earlier runs, an empty frame where there are none.
-
-    Lines that a run which was cut short left incomplete cannot occur: the file is replaced whole.
-    """
-    if not path.is_file():
-        return pl.DataFrame(schema=FIGURE_SCHEMA)
-    try:
-        return pl.read_csv(path, schema=FIGURE_SCHEMA)
-    except pl.exceptions.PolarsError as error:
-        raise DataError(f"{path} cannot be read: {error}; remove it to begin anew") from error
+    """Return the points of earlier runs, an empty frame where there are none."""
+    return read_table(path, FIGURE_SCHEMA)
 
 
 def _tasks(config: Config) -> list[Task]:

@@ -10,6 +10,7 @@ import polars as pl
 
 MODELS = ("SLIS", "SLIT", "SLIST")
 WITH_DAN = "_DAN"
+START = "| set | model |"  # what every answer begins with
 HEADS = {"all": "aoa_", "tail": "tail_", "unbiased": "unbiased_"}
 
 
@@ -29,9 +30,9 @@ def answer(results: pl.DataFrame, kept: Path) -> str:
         for line in results.filter(pl.col("ours").is_not_null()).to_dicts()
     }
     heads = [f"{head} R@20 / MRR@20 | published" for head in HEADS]
-    first = [f"| set | model | {' | '.join(heads)} |", "|---|---|" + "---|" * 6]
+    first = [f"{START} {' | '.join(heads)} |", "|---|---|" + "---|" * 6]
     heads = [f"{head} MRR@20" for head in HEADS]
-    second = [f"| set | model | {' | '.join(heads)} |", "|---|---|" + "---|" * 3]
+    second = [f"{START} {' | '.join(heads)} |", "|---|---|" + "---|" * 3]
     changes: dict[str, dict[tuple[str, str], float]] = {part: {} for part in HEADS}
     for name, model in itertools.product(dict.fromkeys(results["dataset"]), MODELS):
         rows = [row for row in (model, model + WITH_DAN) if (name, row, "aoa_mrr@20") in values]

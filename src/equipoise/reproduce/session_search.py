@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.errors import DataError
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
 from equipoise.models.session import SLIS, SLIST, SLIT
 from equipoise.models.session_base import SessionModel
 from equipoise.normalize import DAN, NoNorm
 from equipoise.readers import read
-from equipoise.reproduce.cells import write_text
+from equipoise.reproduce.cells import read_kept, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -164,8 +165,16 @@ class Search:
     seen: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.path.is_file():
-            self.seen = json.loads(self.path.read_text())
+        parts = (self.train, *self.valid)
+        self._data = "-".join(part.fingerprint for part in parts)
+        kept = read_kept(self.path, ("data", "seen"))
+        if kept is None:
+            return
+        if kept["data"] != self._data:
+            raise DataError(
+                f"{self.path} belongs to other data; move it away, or choose another path"
+            )
+        self.seen = kept["seen"]
 
     def own(self, start: Settings) -> Settings:
         """Return the settings of the model itself, chosen without DAN."""
@@ -210,7 +219,7 @@ class Search:
         for one in missing:
             model.decay_inference = one["decay_inference"]
             self.seen[_key(one)] = measure(model, self.valid, one.get("alpha", 0.0)).values
-        write_text(self.path, json.dumps(self.seen, indent=1))
+        write_text(self.path, json.dumps({"data": self._data, "seen": self.seen}, indent=1))
         done = time.perf_counter()
         best = self._best(missing)
         logger.info(

@@ -19,7 +19,7 @@ from equipoise.models.saving import build
 from equipoise.models.session_base import SessionModel
 from equipoise.reproduce import cells
 from equipoise.reproduce.config import Config, Row
-from equipoise.reproduce.session_answer import WITH_DAN, answer
+from equipoise.reproduce.session_answer import START, WITH_DAN, answer
 from equipoise.reproduce.session_search import Pair, Search, all_sessions, make, measure, sample
 from equipoise.split import Split
 
@@ -65,6 +65,9 @@ def run_sessions(
         Called with a sentence when a row is done.
     """
     target = Path(out)
+    words = target.with_suffix(".md")
+    if words.exists() and not words.read_bytes().startswith(START.encode()):
+        raise DataError(f"{words} is no answer of an earlier run; choose another path than {out}")
     done = cells.read_results(target)
     wanted = set(datasets) if datasets is not None else {row.dataset for row in config.rows}
     rows, fresh = [], False
@@ -88,7 +91,7 @@ def run_sessions(
     results = complete(replace(config, rows=rows), done)
     if fresh:
         text = answer(results, kept_folder(config, target))
-        cells.write_text(target.with_suffix(".md"), text)
+        cells.write_text(words, text)
     return results
 
 
@@ -184,10 +187,10 @@ class SetRun:
     def finished(self, row: Row) -> dict[str, Any]:
         """Fit a row and measure it on test, or return what an earlier run found."""
         path = self.kept / f"{self.name}-{row.name}.json"
-        if path.is_file():
-            stored: dict[str, Any] = json.loads(path.read_text())
-            if stored["settings"] == row.settings:
-                return stored
+        data = self.parts.fingerprint
+        stored = cells.read_kept(path, ("data", "settings", "values", "seconds", "machine"))
+        if stored is not None and (stored["data"], stored["settings"]) == (data, row.settings):
+            return stored
         model = build(row.settings)
         if not isinstance(model, SessionModel):
             raise DataError(f"{row.name} on {self.name} is not a session model")
@@ -197,7 +200,7 @@ class SetRun:
         test: Pair = (self.parts.test.history, self.parts.test.target)
         found = measure(model, test)
         seconds = {"fit": fitted - began, "rank": time.perf_counter() - fitted}
-        made: dict[str, Any] = {"settings": row.settings, "values": found.values}
+        made: dict[str, Any] = {"data": data, "settings": row.settings, "values": found.values}
         made |= {
             "seconds": seconds,
             "machine": cells.machine_name(self.device),

@@ -1,64 +1,98 @@
 """Finished solves on disk, so that a search that was killed goes on where it was.
 
-A text file with one JSON document per line: first what the search is, then one line for every
-finished solve with all that was read off it. A line is written and synced in one go; what a kill
-left of the last line is dropped. So a solve is either there with everything, or not at all.
+A text file with one JSON document per line: first what the search is, then a line for every
+process that worked on it and one for every finished solve with all that was read off it. A line is
+written and synced in one go; what a kill left of the last line is dropped. So a solve is either
+there with everything, or not at all. Nothing is written before the file is known to be this
+search, and one process at a time holds its lock.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from equipoise.errors import DataError, FileFormatError, SettingError
 
 logger = logging.getLogger(__name__)
 
 KIND = "equipoise-tuning"
-VERSION = 1
+VERSION = 2
+MARK = json.dumps({"format": KIND})[:-1].encode()  # what every storage begins with
+FAR = 1 << 40  # a byte that no storage reaches
+LONGEST = 200  # characters of a value in a message
 
 Solved = dict[str, Any]
 
 
 def key_of(outer: dict[str, Any]) -> str:
-    """Return what tells one solve from another."""
-    return json.dumps(outer, sort_keys=True)
+    """Return what tells one solve from another; 10 and 10.0 are the same setting."""
+    same = {name: float(value) if type(value) is int else value for name, value in outer.items()}
+    return json.dumps(same, sort_keys=True)
 
 
 class Ledger:
-    """Solves by their settings, in the order they were made.
+    """Solves by their settings, in the order they were made; a context that holds the file.
 
     Parameters
     ----------
     path
         The file; None keeps everything in memory.
-    data
-        Fingerprint of the data that were searched on.
     search
-        What else must agree: models, metrics and what is read off a solve.
+        What must agree for a file to be gone on with: "data", the fingerprint of what was
+        searched on, and everything else that a solve or the choice of the best depends on.
     resume
         Whether to go on with a file that exists; otherwise it is refused.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, data: str, search: Any, *, resume: bool
+        self, path: str | os.PathLike[str] | None, search: Mapping[str, Any], *, resume: bool
     ) -> None:
         self.path = None if path is None else Path(path)
-        self.header = {"format": KIND, "version": VERSION, "data": data, "search": search}
-        self.header = json.loads(json.dumps(self.header))
+        header = {"format": KIND, "version": VERSION, **search}
+        self._header: dict[str, Any] = json.loads(json.dumps(header))
         self.solves: dict[str, Solved] = {}
-        self._begun = False
+        self._stream: io.FileIO | None = None
         if self.path is None:
             return
-        if self.path.exists():
-            if not resume:
-                raise SettingError(f"{self.path} exists; resume it or choose another storage")
-            self._read()
-        else:
-            self._make_room()
+        self._created = not self.path.exists()
+        if not (self._created or resume):
+            raise SettingError(f"{self.path} exists; resume it or choose another storage")
+        self._stream = _hold(self.path)
+        try:
+            self._take_up(self._stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; one that was made here and holds no solve is removed."""
+        if self._stream is None or self.path is None:
+            return
+        if self._created and not self.solves:
+            with suppress(OSError):
+                self.path.unlink()
+        self._stream.close()
 
     @property
     def points(self) -> list[dict[str, Any]]:
@@ -68,78 +102,163 @@ class Ledger:
     def add(self, outer: dict[str, Any], solved: Solved) -> None:
         """Keep a finished solve; on disk once this returns."""
         self.solves[key_of(outer)] = solved
-        if self.path is not None:
-            first = [] if self._begun else [self.header]
-            self._append(*first, {"outer": outer, **solved})
-            self._begun = True
+        if self._stream is not None:
+            self._append(self._stream, {"outer": outer, **solved})
 
-    def _append(self, *documents: Any) -> None:
-        assert self.path is not None
-        lines = "".join(json.dumps(document) + "\n" for document in documents)
+    def _append(self, stream: io.FileIO, *documents: Any) -> None:
+        left = memoryview("".join(json.dumps(each) + "\n" for each in documents).encode())
         try:
-            with self.path.open("ab") as stream:
-                stream.write(lines.encode())
-                stream.flush()
-                os.fsync(stream.fileno())
+            while left:
+                left = left[stream.write(left) :]
+            os.fsync(stream.fileno())
         except OSError as error:
             raise DataError(f"could not write {self.path}: {error.strerror}") from error
 
-    def _make_room(self) -> None:
-        """Make the folder now: an hour of solves later is too late to learn that it cannot be."""
-        assert self.path is not None
+    def _take_up(self, stream: io.FileIO) -> None:
+        """Check all of the file; only then drop a line that was cut short, and sign."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"could not write {self.path}: {error.strerror}") from error
-        if not os.access(self.path.parent, os.W_OK):
-            raise DataError(f"could not write {self.path}: the folder is not writable")
-
-    def _read(self) -> None:
-        assert self.path is not None
-        try:
-            content = self.path.read_bytes()
+            stream.seek(0)
+            whole = self._read(stream)
+            if whole < stream.tell():
+                logger.info("%s: dropped a line that was cut short", self.path)
+                stream.truncate(whole)
         except OSError as error:
             raise FileFormatError(f"{self.path} cannot be read: {error.strerror}") from error
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            logger.info("%s: dropped a line that was cut short", self.path)
-            os.truncate(self.path, len(whole))
+        signed = {"process": os.getpid(), "host": socket.gethostname()}
+        self._append(stream, *([] if whole else [self._header]), signed)
+
+    def _read(self, stream: io.FileIO) -> int:
+        """Take the solves of the file and return how many of its bytes are whole lines."""
+        foreign = FileFormatError(
+            f"{self.path} is not the storage of a search; choose another path"
+        )
+        content = stream.read(len(MARK))
+        if not MARK.startswith(content):
+            raise foreign  # however large it is, no more of it is read
+        content += stream.readall()
+        whole = content.rfind(b"\n") + 1
         if not whole:
-            return
-        self._begun = True
-        lines = whole.decode(errors="replace").splitlines()
+            if not json.dumps(self._header).encode().startswith(content):
+                raise foreign
+            return 0
+        lines = content[:whole].decode(errors="replace").splitlines()
         self._check(self._parsed(lines[0], 1))
         for number, line in enumerate(lines[1:], start=2):
             document = self._parsed(line, number)
-            try:
-                outer, points = document.pop("outer"), document["points"]
-                self.solves[key_of(outer)] = document
-                if not (isinstance(outer, dict) and all(isinstance(p, dict) for p in points)):
-                    raise TypeError
-            except (KeyError, TypeError) as error:
-                raise FileFormatError(f"{self.path} is damaged in line {number}") from error
+            if "process" in document:
+                continue
+            outer, points = document.pop("outer", None), document.get("points")
+            if not (isinstance(outer, dict) and _are_points(points)):
+                raise FileFormatError(f"{self.path} is damaged in line {number}")
+            self.solves[key_of(outer)] = document
+        return whole
 
     def _parsed(self, line: str, number: int) -> dict[str, Any]:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"{self.path} is damaged in line {number}") from error
-        if not isinstance(document, dict):
+        document = _document(line)
+        if document is None:
             raise FileFormatError(f"{self.path} is damaged in line {number}")
         return document
 
     def _check(self, found: dict[str, Any]) -> None:
-        if found.get("format") != KIND:
-            raise FileFormatError(f"{self.path} is not the storage of a search; choose another")
         if found.get("version") != VERSION:
             raise FileFormatError(f"{self.path} is of another version; choose another storage")
-        if found.get("data") != self.header["data"]:
+        if found.get("data") != self._header.get("data"):
             raise DataError(
                 f"{self.path} belongs to other data ({found.get('data')}, not "
-                f"{self.header['data']}); choose another storage, or the split it was made with"
+                f"{self._header.get('data')}); choose another storage, or the split it was made "
+                "with"
             )
-        if found.get("search") != self.header["search"]:
+        if found != self._header:
             raise SettingError(
-                f"{self.path} belongs to a search with other models, metrics or values; choose "
-                "another storage"
+                f"{self.path} belongs to another search: its {_difference(found, self._header)}; "
+                "choose another storage, or tune with what it was made with"
             )
+
+
+def _are_points(points: Any) -> bool:
+    return isinstance(points, list) and all(isinstance(each, dict) for each in points)
+
+
+def _document(line: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line, None if it holds none."""
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _difference(theirs: Any, mine: Any, name: str = "") -> str:
+    """Say where two JSON values differ first, such as "values.l2 is [1.0], not [2.0]"."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        for key in [*theirs, *mine]:
+            inner = f"{name}.{key}" if name else key
+            if key not in mine:
+                return f"{inner} is {_short(theirs[key])}, and here there is none"
+            if key not in theirs:
+                return f"{inner} is not there, and here it is {_short(mine[key])}"
+            if theirs[key] != mine[key]:
+                return _difference(theirs[key], mine[key], inner)
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        pairs = enumerate(zip(theirs, mine, strict=True))
+        place = next(place for place, (one, other) in pairs if one != other)
+        if isinstance(theirs[place], dict):
+            return _difference(theirs[place], mine[place], f"{name}[{place}]")
+    return f"{name} is {_short(theirs)}, not {_short(mine)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _hold(path: Path) -> io.FileIO:
+    """Open a file for reading and appending, and lock it; nothing in it is changed."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "not a plain file"
+        raise DataError(f"could not write {path}: it is {what}; give the path of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            stream = path.open("a+b", buffering=0)
+            if not _lock(stream.fileno()):
+                with stream:
+                    raise DataError(
+                        f"{path} is in use by {_holder(stream)}; wait for it to end, or choose "
+                        "another storage"
+                    )
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                    return stream
+            stream.close()  # the process that held it has removed it
+    except OSError as error:
+        raise DataError(f"could not write {path}: {error.strerror}") from error
+
+
+def _lock(handle: int) -> bool:
+    """Lock a file unless another process has; the system drops the lock with the process."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(handle, FAR, os.SEEK_SET)  # locked bytes cannot be read by others
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # some network file systems have no locks
+        logger.debug("the storage of a search cannot be locked here")
+    return True
+
+
+def _holder(stream: io.FileIO) -> str:
+    """Name the last process that signed a file."""
+    stream.seek(0)
+    for line in reversed(stream.readall().splitlines()):
+        document = _document(line)
+        if document is not None and "process" in document:
+            return f"process {document['process']} on {document.get('host')}"
+    return "another process"

@@ -17,7 +17,6 @@ from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.readoff import read_off
 from equipoise.tuning.sampling import GridSampler, RangeSampler, import_optuna
 from equipoise.tuning.separate import Space
-from equipoise.tuning.solver import Solver
 from equipoise.tuning.space import Shared, describe
 from equipoise.tuning.tuned import Progress
 from equipoise.tuning.walk import Walk
@@ -27,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 def too_small(limit: float, fit_seconds: float) -> SettingError:
     """Return the error for a budget without room for one solve and the last fit."""
+    if not fit_seconds:
+        return SettingError(
+            f"a budget of {duration(limit)} is too small: it was spent before the first fit"
+        )
     return SettingError(
         f"a budget of {duration(limit)} is too small: one fit takes about "
         f"{duration(fit_seconds)}, and there must be time for a solve and the last fit"
@@ -42,7 +45,7 @@ class Run:
     split, space, judge, ledger
         The data, what is searched, how it is judged and where it is kept.
     fit_seconds
-        Expected time of one fit.
+        Expected time of one fit; 0 where only a fit can tell.
     limit
         Seconds there are; None for no limit.
     started
@@ -70,15 +73,7 @@ class Run:
         self.resumed = len(self.ledger.solves)
         self.longest = self.fit_seconds
 
-    def search(
-        self,
-        on_grid: bool,
-        trials: int,
-        early_stop: bool,
-        seed: int,
-        dtype: str,
-        memory: str | float | None,
-    ) -> bool:
+    def search(self, on_grid: bool, trials: int, early_stop: bool, seed: int) -> bool:
         """Make the solves that are missing; return whether all were made."""
         wanted: Iterator[dict[str, Any]]
         if not on_grid:
@@ -98,7 +93,7 @@ class Run:
                 logger.info("the budget is used up after %d solves", self.solves)
                 return False
             if fresh:
-                solver = self._solver(dtype, memory) if solver is None else solver
+                solver = self.space.solver(self.split.train) if solver is None else solver
                 self._solve(outer, solver)
             self._passed += 1
             # what comes next is asked for first: by then it is known what is left out
@@ -107,14 +102,10 @@ class Run:
                 self._report(last, trials)
         return True
 
-    def _solver(self, dtype: str, memory: str | float | None) -> Any:
-        if isinstance(self.space, Shared):
-            return Solver(self.split.train, dtype=dtype, memory=memory)
-        return self.split
-
     def _solve(self, outer: dict[str, Any], solver: Any) -> None:
         start = time.perf_counter()
         models = self.space.candidates(outer, solver)
+        self.fit_seconds = max(self.fit_seconds, time.perf_counter() - start)
         history, depth = self.judge.part.history, self.judge.depth
         found = read_off(
             [model for _, model in models], history, depth, exclude_seen=self.judge.exclude_seen

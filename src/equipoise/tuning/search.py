@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +11,8 @@ import polars as pl
 
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation_input import as_count
-from equipoise.interactions import Interactions
 from equipoise.models.autoencoder import LinearAutoencoder
 from equipoise.models.base import Recommender
-from equipoise.solve.plan import plan
 from equipoise.split.parts import Split
 from equipoise.threads import limited
 from equipoise.tuning.frontier import frontier
@@ -23,7 +20,7 @@ from equipoise.tuning.judge import Judge, Objective
 from equipoise.tuning.ledger import Ledger
 from equipoise.tuning.run import Run, too_small
 from equipoise.tuning.separate import Separate, Space
-from equipoise.tuning.space import Shared, prototypes, vary
+from equipoise.tuning.space import Shared, fixed_settings, prototypes
 from equipoise.tuning.tuned import Progress, Tuned
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -73,19 +70,21 @@ def tune(
         where it has no more points than `trials`.
     budget
         Time for everything, such as "10m" or seconds: the search ends when the next solve and the
-        last fit would not fit in.
+        last fit would not fit in. A solve is expected to take what `plan` says, a fit of any
+        other model what the longest one so far took.
     early_stop
         Walk a grid outwards from the automatic settings (of other models: their own), and leave a
         direction of beta, of dropout or of l2 once the best behind it fell twice in a row, to
         0.3% below the best of its line or more. Off, a grid is exact.
     storage
-        A file for finished solves: a search that was killed goes on from there.
+        A file for finished solves: the same search goes on from there after a kill, or with more
+        trials. Any other file is refused and not changed. One process at a time may use it.
     resume
         Whether a storage that exists is gone on with; False refuses it.
     seed
         Of Optuna. The same seed gives the same search, interrupted or not.
     dtype, memory, threads
-        As for `fit`.
+        As for `fit`; a dtype or memory that the model's `fit` does not take is refused.
     progress
         Called with a `Progress` after every solve.
 
@@ -111,20 +110,26 @@ def tune(
     goals = [Objective(name) for name in dict.fromkeys([metric, *extra])]
     judge = Judge(split.valid, split.train.item_counts, goals)
     models = prototypes(model)
-    space = _space(models, grid, split)
-    cost = plan(split.train, dtype=dtype, memory=memory)
+    space = _space(models, grid, split, dtype=dtype, memory=memory, threads=threads)
+    expected = space.seconds(split.train)
     limit = parse_budget(budget)
-    if limit is not None and limit < 2 * cost.seconds:
-        raise too_small(limit, cost.seconds)
-    bound = [space.signature(), [goal.name for goal in goals], dtype]
-    data = f"{split.train.fingerprint}-{split.valid.fingerprint}"
-    ledger = Ledger(storage, data, bound, resume=resume)
-    with limited(threads):
-        run = Run(split, space, judge, ledger, cost.seconds, limit, started, progress)
+    if limit is not None and limit < 2 * expected:
+        raise too_small(limit, expected)
+    search = {
+        "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
+        "protocol": split.valid.protocol,
+        "metrics": [goal.name for goal in goals],
+        "values": space.searched(),
+        "models": [fixed_settings(each, space.values) for each in space.models],
+        "dtype": dtype,
+        "seed": seed,
+    }
+    with Ledger(storage, search, resume=resume) as ledger, limited(threads):
+        run = Run(split, space, judge, ledger, expected, limit, started, progress)
         whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
-        complete = run.search(whole, trials, early_stop, seed, dtype, memory)
+        complete = run.search(whole, trials, early_stop, seed)
         best = run.best()
-        fitted = _fitted(space, best, split.train, dtype, memory)
+        fitted = space.fitted(best, split.train)
     return _tuned(fitted, best, run, goals, complete, time.perf_counter() - started)
 
 
@@ -142,24 +147,19 @@ def parse_budget(budget: str | float | None) -> float | None:
     return float(match[1]) * UNITS[match[2]]
 
 
-def _space(models: list[Recommender], grid: Any, split: Split) -> Space:
+def _space(
+    models: list[Recommender],
+    grid: Any,
+    split: Split,
+    *,
+    dtype: str,
+    memory: str | float | None,
+    threads: int | None,
+) -> Space:
     linear = [each for each in models if isinstance(each, LinearAutoencoder)]
     if len(linear) == len(models):
-        return Shared.of(linear, grid, split.train)
-    return Separate.of(models, grid)
-
-
-def _fitted(
-    space: Space, best: dict[str, Any], train: Interactions, dtype: str, memory: Any
-) -> Recommender:
-    """Return the best settings, fitted."""
-    prototype = space.models[best["prototype"]]
-    if isinstance(prototype, LinearAutoencoder):
-        settings = {name: best[name] for name in space.names if name in best}
-        return vary(prototype, settings).fit(train, dtype=dtype, memory=memory)
-    other: Any = prototype
-    model: Recommender = dataclasses.replace(other, **{n: best[n] for n in space.names})
-    return model.fit(train)
+        return Shared.of(linear, grid, split.train, dtype=dtype, memory=memory)
+    return Separate.of(models, grid, dtype=dtype, memory=memory, threads=threads)
 
 
 def _tuned(

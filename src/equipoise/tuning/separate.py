@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
-from equipoise.tuning.space import Point, Shared, Values, checked_values
+from equipoise.tuning.space import Point, Shared, Values, checked_values, in_orders
 
 # What is searched where no grid is given. Factors fall: a smaller spectrum is cut from a larger
 # one, so one SVD serves them all.
@@ -44,6 +45,9 @@ SPACES: dict[str, Values] = {
 }
 
 
+UNASKED = {"dtype": "float32", "memory": None, "threads": None}  # the defaults of a search
+
+
 @dataclass(frozen=True, eq=False)
 class Separate:
     """Models of any kind, each fitted by itself.
@@ -54,14 +58,17 @@ class Separate:
         Prototypes of one class.
     values
         The grid over their settings.
+    options
+        What every fit is given: those options of the search that the model takes.
     """
 
     models: list[Recommender]
     values: Values
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, models: list[Recommender], grid: Any) -> Separate:
-        """Check the grid, or take the model's own."""
+    def of(cls, models: list[Recommender], grid: Any, **options: Any) -> Separate:
+        """Check the options of the run and the grid, or take the model's own."""
         kind: Any = type(models[0])  # a dataclass
         if len(models) > 1:
             raise SettingError("only linear autoencoders can be tuned several at a time")
@@ -73,11 +80,11 @@ class Separate:
                     f"{', '.join(fields) or 'none'}"
                 )
             grid = SPACES[kind.__name__]
-        return cls(models, checked_values(grid, fields))
+        return cls(models, checked_values(grid, fields), taken(models[0], options))
 
-    def signature(self) -> list[Any]:
-        """Return what a storage is bound to."""
-        return [model.settings() for model in self.models]
+    def searched(self) -> dict[str, Any]:
+        """Return what a storage is bound to: the grid, whether it was given or is the model's."""
+        return in_orders(self.values)
 
     @property
     def size(self) -> int:
@@ -102,10 +109,38 @@ class Separate:
         """What is searched."""
         return list(self.values)
 
-    def candidates(self, outer: Point, solver: Any) -> list[tuple[int, Recommender]]:
+    def seconds(self, train: Interactions) -> float:
+        """Return the expected time of a fit: these models have no plan, so the first one tells."""
+        return 0.0
+
+    def solver(self, train: Interactions) -> Interactions:
+        """Return what `candidates` works with."""
+        return train
+
+    def candidates(self, outer: Point, solver: Interactions) -> list[tuple[int, Recommender]]:
         """Fit one model."""
-        model: Any = self.models[0]
-        return [(0, dataclasses.replace(model, **outer).fit(solver.train))]
+        return [(0, self.fitted(outer, solver))]
+
+    def fitted(self, point: Point, train: Interactions) -> Recommender:
+        """Return the model with the settings of a point, fitted."""
+        prototype: Any = self.models[0]
+        model: Any = dataclasses.replace(prototype, **{name: point[name] for name in self.values})
+        fitted: Recommender = model.fit(train, **self.options)
+        return fitted
+
+
+def taken(model: Recommender, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the fit of a model takes; what it would ignore is refused."""
+    known = inspect.signature(model.fit).parameters
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    out = {}
+    for name, value in options.items():
+        asked = value != UNASKED[name]
+        if name in known or (open_ended and asked):
+            out[name] = value
+        elif asked and name != "threads":  # the whole search is limited to those
+            raise SettingError(f"{type(model).__name__} is fitted without {name}; leave it out")
+    return out
 
 
 Space = Shared | Separate

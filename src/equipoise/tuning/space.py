@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
@@ -20,7 +20,9 @@ from equipoise.interactions import Interactions
 from equipoise.models.autoencoder import LinearAutoencoder
 from equipoise.models.base import Recommender
 from equipoise.normalize import DAN, Normalizer
+from equipoise.solve.plan import plan
 from equipoise.tuning.solver import Solver
+from equipoise.tuning.walk import in_order
 
 OUTER = ("beta", "l2", "dropout")
 COMPANION = ("strength", "exponent")  # of a `LowPass`
@@ -107,6 +109,24 @@ def checked_values(values: Any, names: Sequence[str]) -> Values:
     return out
 
 
+def in_orders(values: Values) -> dict[str, Any]:
+    """Return a grid with its numbers sorted: in whatever order it was written, it is the same."""
+    return {name: list(in_order(listed)) for name, listed in values.items()}
+
+
+def fixed_settings(model: Recommender, searched: Values) -> Point:
+    """Return the settings of a model, its parts included, without those that are searched."""
+
+    def kept(settings: Point) -> Point:
+        return {
+            name: kept(value) if isinstance(value, dict) else value
+            for name, value in settings.items()
+            if name not in searched
+        }
+
+    return kept(model.settings())
+
+
 @dataclass(frozen=True, eq=False)
 class Shared:
     """Linear autoencoders that are read off common solves.
@@ -114,19 +134,27 @@ class Shared:
     Parameters
     ----------
     models
-        Prototypes; they differ in family, or in settings that are not searched.
+        Prototypes; they differ in family, or in settings that are read off a solve.
     values
         What a grid gives; other settings stay as the prototypes have them.
     origin
         The first prototype as it was given, with "auto" where it has that.
+    options
+        What every solve and the last fit are given: dtype and memory.
+    in_ranges
+        Whether the solves are searched in ranges instead of on a grid.
     """
 
     models: list[LinearAutoencoder]
     values: Values
     origin: LinearAutoencoder
+    options: dict[str, Any] = field(default_factory=dict)
+    in_ranges: bool = False
 
     @classmethod
-    def of(cls, models: list[LinearAutoencoder], grid: Any, train: Interactions) -> Shared:
+    def of(
+        cls, models: list[LinearAutoencoder], grid: Any, train: Interactions, **options: Any
+    ) -> Shared:
         """Check that the models can share their solves, and the grid."""
         if len({(type(each.normalizer), beta_of(each.normalizer)) for each in models}) > 1:
             raise SettingError("models that are tuned together need the same normalizer")
@@ -135,7 +163,12 @@ class Shared:
             values: Values = {name: FREE[name] for name in INNER if name in names}
         else:
             values = checked_values(grid, names)
-        return cls([_settled(each, values, train) for each in models], values, models[0])
+        settled = [_settled(each, values, train) for each in models]
+        if grid is not None and len({_penalty(each, values, train) for each in settled}) > 1:
+            raise SettingError(
+                "models that are tuned together need the same l2 and dropout, or a grid with both"
+            )
+        return cls(settled, values, models[0], options, in_ranges=grid is None)
 
     @property
     def names(self) -> list[str]:
@@ -146,17 +179,10 @@ class Shared:
         beside = [*COMPANION] if any(each.lowpass is not None for each in self.models) else []
         return [*own, "l2", "dropout", *bound, *beside]
 
-    def signature(self) -> list[Any]:
-        """Return what a storage is bound to: the models and what is read off each solve."""
-        inner = {name: list(self.values[name]) for name in INNER if name in self.values}
-        fixed = []
-        for model in self.models:
-            settings = model.settings()
-            for named in (settings, settings["normalizer"], settings["lowpass"] or {}):
-                for name in set(named) & set(self.values):  # every solve says what it was
-                    named.pop(name)
-            fixed.append(settings)
-        return [fixed, inner]
+    def searched(self) -> dict[str, Any]:
+        """Return what a storage is bound to: the values of each name, or that it has a range."""
+        ranges = {name: "range" for name in OUTER if self.in_ranges and name in self.names}
+        return {**ranges, **in_orders(self.values)}
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, l2 running fastest."""
@@ -177,6 +203,19 @@ class Shared:
         if "beta" in self.names:
             first["beta"] = normalizer.exponents()[1]
         return first
+
+    def seconds(self, train: Interactions) -> float:
+        """Return the expected time of a solve, and of the last fit."""
+        return plan(train, **self.options).seconds
+
+    def solver(self, train: Interactions) -> Solver:
+        """Return what `candidates` works with."""
+        return Solver(train, **self.options)
+
+    def fitted(self, point: Point, train: Interactions) -> Recommender:
+        """Return the model with the settings of a point, fitted."""
+        settings = {name: point[name] for name in self.names if name in point}
+        return vary(self.models[point["prototype"]], settings).fit(train, **self.options)
 
     def candidates(self, outer: Point, solver: Solver) -> list[tuple[int, Recommender]]:
         """Solve once and return every model that can be read off, fitted, by its prototype."""
@@ -229,6 +268,12 @@ def _settled(model: LinearAutoencoder, values: Values, train: Interactions) -> L
     given = {name: values[name][0] for name in EXPONENTS if name in values}
     model = vary(model, given)
     return dataclasses.replace(model, normalizer=model.normalizer.resolve(train))
+
+
+def _penalty(model: LinearAutoencoder, values: Values, train: Interactions) -> tuple[float, float]:
+    """Return l2 and dropout of the first solve."""
+    given = {name: values[name][0] for name in values if name in ("l2", "dropout")}
+    return vary(model, given)._numbers(train, model.normalizer)
 
 
 def beta_of(normalizer: Normalizer) -> Any:
