@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from equipoise.errors import DataError
-from equipoise.reproduce.cells import comparison, is_done, merged, status
+from equipoise.reproduce.cells import comparison, is_done, merged, read_results, status
 from equipoise.reproduce.config import Config, Row, load_config, names, number
 
 PAPER = Path(__file__).resolve().parents[2] / "paper"
@@ -108,3 +108,14 @@ def test_unknown_table_names_the_known_ones() -> None:
 def test_every_table_and_figure_of_the_paper_has_a_config() -> None:
     tables = [f"table{n}" for n in (1, 2, 3, 4, 5, 6, 8)]
     assert {*tables, *(f"figure{n}" for n in range(1, 10))} <= set(names(PAPER))
+
+
+def test_results_are_read_from_the_path_itself_even_if_it_looks_like_a_pattern(
+    tmp_path: Path,
+) -> None:
+    frame = read_results(tmp_path / "none.csv")
+    row = {name: None if kind == pl.String else 1 for name, kind in frame.schema.items()}
+    stored = pl.DataFrame([row], schema=frame.schema)
+    frame.write_csv(tmp_path / "r1.csv")
+    stored.write_csv(tmp_path / "r[1].csv")
+    assert read_results(tmp_path / "r[1].csv").equals(stored)

@@ -121,7 +121,11 @@ def status(published: float | None, ours: float, note: str, unit: float = 1e-4) 
 
 def read_results(path: Path) -> pl.DataFrame:
     """Return the results of earlier runs, an empty frame where there are none."""
-    return pl.read_csv(path, schema=SCHEMA) if path.is_file() else pl.DataFrame(schema=SCHEMA)
+    return (
+        pl.read_csv(path, schema=SCHEMA, glob=False)
+        if path.is_file()
+        else pl.DataFrame(schema=SCHEMA)
+    )
 
 
 def write_results(path: Path, results: pl.DataFrame) -> None:

@@ -135,7 +135,7 @@ def read_points(path: Path) -> pl.DataFrame:
     if not path.is_file():
         return pl.DataFrame(schema=FIGURE_SCHEMA)
     try:
-        return pl.read_csv(path, schema=FIGURE_SCHEMA)
+        return pl.read_csv(path, schema=FIGURE_SCHEMA, glob=False)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{path} cannot be read: {error}; remove it to begin anew") from error
 
