@@ -43,7 +43,7 @@ time_cells = st.sampled_from(["1700000000", "1700000001.5", "2023-11-14", "", "0
 rows = st.lists(st.tuples(user_cells, item_cells, play_cells, time_cells), min_size=1, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=rows, header=st.booleans(), told=st.booleans(), data=st.data())
 def test_parts_of_a_csv_give_the_same_interactions_as_the_whole(
     tmp_path_factory, rows, header, told, data

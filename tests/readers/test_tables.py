@@ -452,6 +452,19 @@ def test_a_first_line_of_words_that_is_taken_as_a_header_is_said(tmp_path):
     assert note == "the first line, 'ann', 'tea', is taken as the header; header=False if not"
 
 
+def test_one_usual_name_among_numbers_only_is_data(tmp_path):
+    titles = tmp_path / "titles.csv"
+    titles.write_text("1,Video\n2,Tea\n")
+    data = eq.read([(1, 1), (2, 2)], labels=titles)
+    assert data.label(1) == "Video"
+
+
+def test_an_empty_cell_in_the_first_line_says_nothing_about_a_header(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("1,10,,1700000000\n2,20,4,1700000001\n")
+    assert eq.read(path).users.tolist() == [1, 2]
+
+
 def test_a_first_line_with_dates_is_data(tmp_path):
     path = tmp_path / "events.csv"
     path.write_text("ann,tea,2024-01-31\nbob,milk,2024-02-01\n")

@@ -25,7 +25,7 @@ from equipoise.errors import DataError
 from equipoise.readers import scan
 from equipoise.readers.columns import SPELLINGS, spelled_like
 from equipoise.readers.opening import NAMES, SAMPLE, first_bytes, sniff, text_contents
-from equipoise.readers.options import COLUMNS, OnBad, Options
+from equipoise.readers.options import OnBad, Options
 from equipoise.readers.table import Source, Table, added, bad_row, located, other_columns
 
 REASONS = {
@@ -372,30 +372,38 @@ def _header(
     """Say whether the first record names the columns, with a note where that may be wrong.
 
     Words alone are names, and so are two usual names of columns with anything beside them.
-    Numbers or dates mean data, but not where a word is a usual name or where a column goes on
-    with the other kind of cell: that is refused.
+    Numbers or dates mean data, but not where one of several words is a usual name or where a
+    column goes on with the other kind of cell: that is refused.
     """
     if options.header is not None:
         return options.header, []
     shown = ", ".join(repr(field) for field in first[:6])
     said = [f"the first line, {shown}, is taken as the header; header=False if not"]
-    asked = (getattr(options, role) for role in COLUMNS)
+    roles = ("user", "item", "session", "time", "rating", "weight")
+    asked = [getattr(options, role) for role in roles]
     usual = [role for role in SPELLINGS if spelled_like(tuple(first), role)]
     sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in asked)
     values = [_is_value(field, separator) for field in first]
     if sure or not any(values):
         return True, said if any(values) or not sure else []
-    rows = [row for row in body if len(row) == len(first)]
-    turns = False
-    for place, value in enumerate(values):
-        cells = [row[place] for row in rows if row[place].strip()]
-        turns |= bool(cells) and all(_is_value(cell, separator) != value for cell in cells)
-    if turns or usual:
+    words = [place for place, value in enumerate(values) if not value and first[place].strip()]
+    if _turns(first, body, separator) or (usual and len(words) > 1):
         raise DataError(
             f"{path}, line 1: {shown} may be the names of the columns or data; "
             "pass header=True or header=False (for labels, a frame in place of the file)"
         )
     return False, []
+
+
+def _turns(first: list[str], body: list[list[str]], separator: str) -> bool:
+    """Whether a column starts with a word and goes on with numbers or dates, or the reverse."""
+    rows = [row for row in body if len(row) == len(first)]
+    for place, top in enumerate(first):
+        cells = [row[place] for row in rows if row[place].strip()]
+        kinds = {_is_value(cell, separator) for cell in cells}
+        if top.strip() and kinds == {not _is_value(top, separator)}:
+            return True
+    return False
 
 
 def _is_value(field: str, separator: str) -> bool:
