@@ -51,14 +51,22 @@ def _single_precision(csr: Csr) -> Csr:
         raise DataError(f"weights must be finite and >= 0, found {_first_cell(csr, wrong)}")
     if csr.dtype == np.float32:
         return csr
-    with np.errstate(over="ignore", under="ignore"):
-        single = csr.data.astype(np.float32)
-    wrong = ~np.isfinite(single) | ((single == 0) & (csr.data != 0))
+    wrong = lost_in_single(csr.data)
     if wrong.any():
         found = _first_cell(csr, wrong)
         raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {found}")
     # `csr.astype` would add up duplicates, and so part the values from their times.
-    return sp.csr_array((single, csr.indices, csr.indptr), csr.shape)
+    return sp.csr_array((csr.data.astype(np.float32), csr.indices, csr.indptr), csr.shape)
+
+
+def lost_in_single(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Mark the finite values that single precision turns into infinity or into zero."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+    lost: npt.NDArray[np.bool_] = np.isfinite(values) & (
+        ~np.isfinite(single) | ((single == 0) & (values != 0))
+    )
+    return lost
 
 
 def _first_cell(csr: Csr, wrong: npt.NDArray[np.bool_]) -> str:

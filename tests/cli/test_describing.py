@@ -38,6 +38,23 @@ def test_reading_options_reach_the_reader(tmp_path: Path, answer: Answer) -> Non
     assert (found["n_users"], found["n_items"], found["n_interactions"]) == (2, 2, 3)
 
 
+def test_the_unit_of_times_is_an_option(tmp_path: Path, run: Run, answer: Answer) -> None:
+    table = tmp_path / "clicks.csv"
+    table.write_text("user,item,time\n1,x,1700000000\n2,y,1700000001000\n3,x,1700000002000\n")
+    assert "time_unit='ms'" in run("stats", table).output
+    (found,) = answer("stats", table, "--time-unit", "ms")
+    assert found["n_users"] == 3
+
+
+def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
+    tmp_path: Path, answer: Answer
+) -> None:
+    (tmp_path / "r1.csv").write_text("user,item\n1,x\n2,y\n")
+    (tmp_path / "r[1].csv").write_text("user,item\n1,x\n2,y\n3,x\n")
+    (found,) = answer("stats", tmp_path / "r[1].csv")
+    assert found["n_users"] == 3
+
+
 def test_k_core_options_filter(answer: Answer) -> None:
     (all_data,), (core,) = (
         answer("stats", "events.csv"),

@@ -73,6 +73,13 @@ def test_netflix_keeps_good_ratings_of_users_with_five(tmp_path: Path, layout: s
     assert [data.label(item) for item in (1, 2, 3)] == ["Dinosaur Planet", "Amélie, encore", "3"]
 
 
+def test_netflix_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    write(tmp_path / "n1/combined_data_1.txt", netflix_lines(range(2, 7)))
+    write(tmp_path / "n[1]/combined_data_1.txt", netflix_lines(range(1, 6)))
+    data = datasets.load("netflix", path=tmp_path / "n[1]")
+    assert data.items.tolist() == [1, 2, 3, 4, 5]
+
+
 def test_netflix_without_titles_has_no_labels(tmp_path: Path) -> None:
     write(tmp_path / "combined_data_1.txt", netflix_lines(range(1, 6)))
     assert datasets.load("netflix", path=tmp_path).labels is None

@@ -42,6 +42,18 @@ def test_diginetica_orders_views_by_the_time_within_the_session(
     assert data.times.max() == 1462752003.0
 
 
+def test_diginetica_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    lines = [
+        f"{session};NA;{item};{1500 * place};2016-05-09"
+        for session, items in EVENTS.items()
+        for place, item in enumerate(items)
+    ]
+    folder = tmp_path / "d[1]"
+    folder.mkdir()
+    save(folder / "train-item-views.csv", lines)
+    assert histories(datasets.load("diginetica", path=folder)) == KEPT
+
+
 def test_diginetica_session_past_midnight_keeps_its_order(tmp_path: Path) -> None:
     lines = [f"1;NA;8;{300_000 + place};2016-05-10" for place in range(5)]
     lines += [f"1;NA;7;{60_000 * place};2016-05-09" for place in range(5)]

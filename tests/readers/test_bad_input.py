@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
@@ -256,7 +258,7 @@ def test_ids_of_mixed_types_in_json_lines_are_refused(tmp_path):
 def test_ids_of_mixed_types_in_parquet_parts_are_refused(tmp_path):
     pl.DataFrame({"user": [1, 2], "item": [1, 2]}).write_parquet(tmp_path / "a.parquet")
     pl.DataFrame({"user": ["1", "x"], "item": [1, 2]}).write_parquet(tmp_path / "b.parquet")
-    assert "column 'user' holds Int64, String in different parts" in refusal(tmp_path)
+    assert "column 'user' holds Int64 in" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [pl.Boolean, pl.Date, pl.Binary])
@@ -317,6 +319,65 @@ def test_a_wrong_rating_or_weight_is_refused_or_skipped(tmp_path, caplog, role, 
     data = skipped(path, caplog, **settings)
     assert data.users.tolist() == ["ann", "bob", "cleo"]
     assert f"skipped 1 bad row: 1 where 'rating' {reason} {role}" in data.notes
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("1e39", "is a weight beyond 3e38"), ("1e-50", "is a weight below 1e-45")],
+)
+def test_a_weight_that_single_precision_loses_is_refused_or_skipped(
+    tmp_path, caplog, value, reason
+):
+    path = write(tmp_path, GOOD + f"dan,tea,{value},1700000300\n".encode())
+    message = refusal(path, weight="rating")
+    assert f"events.csv, line 5: column 'rating' ({float(value)!r}) {reason}" in message
+    data = skipped(path, caplog, weight="rating")
+    assert data.users.tolist() == ["ann", "bob", "cleo"]
+    assert f"skipped 1 bad row: 1 where 'rating' {reason}" in data.notes
+    assert eq.read(path, min_rating=0).n_users == 4  # a rating only filters
+
+
+def test_the_least_and_the_largest_weight_are_kept():
+    data = eq.read([(1, 1, 1e-45), (2, 2, 3.4e38)])
+    assert (data.matrix.data > 0).all()
+    assert np.isfinite(data.matrix.data).all()
+
+
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_weights_that_add_up_beyond_single_precision_are_refused(on_bad):
+    rows = [("ann", "tea", 3e38), ("bob", "tea", 1.0), ("ann", "tea", 3e38), ("bob", "milk", 1.0)]
+    message = refusal(rows, on_bad=on_bad)
+    assert "the weights of user 'ann' and item 'tea' add up to 6e+38" in message
+
+
+cells = st.tuples(
+    st.sampled_from(["a", "b", "", " "]),
+    st.sampled_from(["x", "y", ""]),
+    st.sampled_from(["1", "0", "-1", "", "nan", "1e39", "1e-50", "few", "2.5"]),
+    st.sampled_from(["1700000000", "1700000000000", "-5", "", "soon"]),
+    st.sampled_from(["", "", "", ",more", "\x00"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(cells, max_size=10), st.sampled_from([None, 0, 2]))
+def test_every_row_is_kept_or_left_out_exactly_once(tmp_path_factory, rows, min_rating):
+    path = tmp_path_factory.mktemp("rows") / "events.csv"
+    lines = [f"good{n},{n},3,1700000000" for n in range(11)]
+    # The number of the row makes every user another one, so that no pair is merged.
+    lines += [
+        f"{user}{n if user.strip() else ''},{item},{weight},{time}{tail}"
+        for n, (user, item, weight, time, tail) in enumerate(rows)
+    ]
+    path.write_text("user,item,weight,time\n" + "\n".join(lines) + "\n")
+    rating = {} if min_rating is None else {"rating": "weight", "min_rating": min_rating}
+    data = eq.read(path, weight="weight", on_bad="skip", **rating)
+    counts = [
+        int(note.split()[1 if note.startswith("skipped") else 0])
+        for note in data.notes
+        if note.startswith("skipped") or "rating below" in note or "with weight 0" in note
+    ]
+    assert data.n_interactions + sum(counts) == len(lines)
 
 
 def test_an_unused_rating_column_is_not_judged(tmp_path):
@@ -389,6 +450,17 @@ def test_a_matrix_with_a_wrong_value_is_refused_or_skipped(caplog, value, form):
     data = skipped(matrix, caplog)
     assert data.n_interactions == 4
     assert "skipped 1 cells that are NaN, infinite or negative" in data.notes
+
+
+@pytest.mark.parametrize("value", [1e39, 1e-50])
+def test_a_matrix_with_a_weight_that_single_precision_loses_is_refused_or_skipped(caplog, value):
+    matrix = np.array([[1.0, 1.0], [0.0, 1.0], [1.0, value]])
+    assert "the matrix, row 2, column 1: " in refusal(matrix)
+    assert "between 1e-45 and 3e38" in refusal(matrix)
+    data = skipped(matrix, caplog)
+    assert data.n_interactions == 4
+    assert "skipped 1 cells that are not between 1e-45 and 3e38" in data.notes
+    assert eq.read(matrix, min_rating=0).n_interactions == 5  # a rating only filters
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,25 @@ def test_strong_folders_share_items_and_align_history_with_targets(tmp_path):
         eq.read(tmp_path, min_rating=3)
 
 
+@pytest.mark.parametrize("wrong", [np.array([1.5, 2.0]), np.array([True, False])])
+def test_ids_of_an_npz_part_that_are_no_whole_numbers_are_refused(tmp_path, wrong):
+    np.savez(tmp_path / "train.npz", users=np.array([1, 2]), items=np.array([1, 2]))
+    np.savez(tmp_path / "test.npz", users=wrong, items=np.array([1, 2]))
+    with pytest.raises(DataError, match=r"column 'users'"):
+        read_weak(tmp_path)
+
+
+def test_npz_parts_may_have_text_ids_but_only_in_all_parts(tmp_path):
+    np.savez(tmp_path / "train.npz", users=np.array([1, 2]), items=np.array(["tea", "milk"]))
+    np.savez(tmp_path / "test.npz", users=np.array([1, 2]), items=np.array(["salt", "tea"]))
+    parts = read_weak(tmp_path)
+    assert parts["train"].items.tolist() == ["milk", "salt", "tea"]
+    assert parts["test"].history(1) == ["salt"]
+    np.savez(tmp_path / "test.npz", users=np.array([1, 2]), items=np.array([1, 2]))
+    with pytest.raises(DataError, match="item ids are String in train and Int64 in test"):
+        read_weak(tmp_path)
+
+
 def test_a_strong_folder_that_lacks_a_part_is_refused(tmp_path):
     write_npz(tmp_path, train=([0], [0]))
     with pytest.raises(DataError, match=r"there is no file .*valid_in\.npz"):

@@ -288,3 +288,196 @@ def test_any_text_survives_a_csv_file(tmp_path_factory, pairs):
     expected = users if users.dtype == pl.Int64 else frame["user"]
     assert set(data.users.tolist()) == set(expected.to_list())
     assert data.n_interactions == len(set(pairs))
+
+
+BRACKETS = ["r[1]", "r?", "r*", "[", "r[!x]"]
+
+
+@pytest.mark.parametrize("name", BRACKETS)
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl", "parquet"])
+def test_a_path_that_exists_is_never_a_pattern(tmp_path, name, kind):
+    decoy = tmp_path / f"r1.{kind}"
+    FRAME[:2].write_parquet(decoy)
+    path = written(tmp_path, kind).rename(tmp_path / f"{name}.{kind}")
+    check(eq.read(path))
+    check(eq.read(str(path)))
+
+
+@pytest.mark.parametrize("name", BRACKETS)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_folder_that_exists_is_never_a_pattern(tmp_path, name, kind):
+    for folder in ("r1", name):
+        (tmp_path / folder).mkdir()
+    written(tmp_path / name, kind)
+    FRAME[:1].write_parquet(tmp_path / "r1" / f"events.{kind}")
+    check(eq.read(tmp_path / name))
+    check(eq.read(str(tmp_path / name / "ev*")))
+
+
+def test_labels_whose_path_looks_like_a_pattern_are_read_from_it(tmp_path):
+    (tmp_path / "t1.csv").write_text("item,title\ntea,Wrong\n")
+    (tmp_path / "t[1].csv").write_text("item,title\ntea,Tea\n")
+    assert eq.read(FRAME, labels=tmp_path / "t[1].csv").label("tea") == "Tea"
+
+
+def test_a_missing_file_with_brackets_has_a_neighbour_too(tmp_path):
+    (tmp_path / "r[1].csv.bak").write_text("x")
+    with pytest.raises(DataError, match=r"did you mean 'r\[1\]\.csv\.bak'"):
+        eq.read(tmp_path / "r[1].csv", format="npz")
+
+
+def test_what_a_pattern_matched_is_said(tmp_path):
+    path = written(tmp_path, "csv")
+    assert "read 1 part" in eq.read(str(path.with_name("event[s].csv"))).notes
+
+
+def test_a_blank_before_an_integer_in_the_last_of_many_rows_keeps_the_column_text(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item\n" + "".join(f"{n},{n % 7}\n" for n in range(2000)) + " 7,1\n")
+    data = eq.read(path)
+    assert {" 7", "7"} <= set(data.users)
+
+
+@pytest.mark.parametrize("cells", [["true", "false", "true"], ["1", "0", "TRUE"]])
+def test_true_and_false_are_weights_whatever_the_other_columns_hold(tmp_path, cells):
+    path = tmp_path / "events.csv"
+    rows = [f"{n},{n % 3},{cells[n % 3]}" for n in range(3)]
+    path.write_text("user,item,liked\n" + "\n".join(rows))
+    short = eq.read(path, weight="liked")
+    assert short.users.tolist() == [0, 2]
+    # Words after many numbers make the parser start over with text.
+    late = [f"{n},{n % 3},{cells[n % 3]}" for n in range(3, 1500)]
+    path.write_text("user,item,liked\n" + "\n".join([*rows, *late, "ann,1,true"]))
+    assert eq.read(path, weight="liked").n_users == 1001
+
+
+EUROPEAN = ["1;10;3,5", "2;20;4", "3;10;0,25", "1;20;12,75"]
+
+
+@pytest.mark.parametrize("name", ["events.csv", "events.txt"])
+@pytest.mark.parametrize("header", [True, False])
+def test_decimal_commas_are_understood_between_semicolons(tmp_path, name, header):
+    path = tmp_path / name
+    path.write_text("\n".join(["user;item;rating"] * header + EUROPEAN))
+    data = eq.read(path, weight="rating" if header else 2)
+    assert data.matrix.toarray().tolist() == [[3.5, 12.75], [0, 4], [0.25, 0]]
+    column = "rating" if header else "column 2"
+    assert f"the commas in {column!r} are decimal commas" in data.notes
+    high = eq.read(path, min_rating=3.5)
+    assert high.users.tolist() == [1, 2]
+
+
+def test_decimal_commas_are_understood_in_times(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user;item;time\n1;10;1700000000,5\n2;20;1700000001\n")
+    assert eq.read(path).times.tolist() == [1_700_000_000.5, 1_700_000_001]
+
+
+def test_words_and_decimal_commas_without_a_header_are_data(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("ann;tea;3,5\nbob;milk;4,5\n")
+    assert eq.read(path).users.tolist() == ["ann", "bob"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        (["1,234", "2,500"], r"line 2: .*'1,234'.* thousands or decimals"),
+        (["1,5", "2.5"], r"line 2: .*'1,5'.* decimal point"),
+        (["1.234,5", "2"], r"line 2: .*'1\.234,5'.* decimal point"),
+    ],
+)
+def test_commas_in_numbers_that_could_mean_two_things_are_refused(tmp_path, cells, wrong):
+    path = tmp_path / "events.csv"
+    path.write_text("user;item;w\n" + "".join(f"{n};{n};{cell}\n" for n, cell in enumerate(cells)))
+    with pytest.raises(DataError, match=wrong):
+        eq.read(path, weight="w")
+
+
+def test_a_comma_in_a_number_between_commas_is_refused(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text('user,item,w\n1,10,"3,5"\n2,20,4\n')
+    with pytest.raises(DataError, match=r"line 2: column 'w' \('3,5'\) .* decimal point"):
+        eq.read(path, weight="w")
+
+
+@pytest.mark.parametrize(
+    ("sample", "separator"),
+    [
+        (b"1;2;3,5\n2;3;4,5\n", ";"),
+        (b"user;item;rating\n1;2;3,5\n2;3;4\n", ";"),
+        (b"user;item;title\n1;2;a, b\n2;3;c, d\n", ";"),
+        (b"user,items\n1,2;3\n2,4;5\n", ","),
+        (b"1,2;3\n2,4;5\n", ","),
+        (b"1,a;b;c\n2,d;e;f\n", ","),
+        (b"user,item,genres\n1,2,a;b;c\n2,3,d;e;f\n", ","),
+    ],
+)
+def test_a_name_in_csv_does_not_settle_commas_over_semicolons(sample, separator):
+    assert sniff("a.csv", sample) == separator
+
+
+@pytest.mark.parametrize("year", ["2019", "nan", "1.5", "2019-01-01"])
+def test_a_number_among_the_names_of_columns_does_not_make_them_data(tmp_path, year):
+    path = tmp_path / "events.csv"
+    path.write_text(f"user,item,{year}\na,x,3\nb,y,4\n")
+    data = eq.read(path)
+    assert data.users.tolist() == ["a", "b"]
+    assert any("first line" in note and "header" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "client,tea,5\nann,milk,4\n",  # a user called client, or a header with one usual name
+        "kunde,artikel,2019\n1,10,3\n2,20,4\n",  # words above numbers
+        "0,1\nann,tea\nbob,milk\n",  # numbers above words
+    ],
+)
+def test_a_first_line_that_could_be_either_is_refused_until_header_settles_it(tmp_path, text):
+    path = tmp_path / "events.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"line 1: .*pass header=True or header=False"):
+        eq.read(path)
+    rows = text.count("\n")
+    assert eq.read(path, header=False).n_users == rows
+    assert eq.read(path, header=True, user=0, item=1, on_bad="skip").n_users == rows - 1
+
+
+def test_a_first_line_of_words_that_is_taken_as_a_header_is_said(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("ann,tea\nbob,milk\ncleo,salt\n")
+    data = eq.read(path, user=0, item=1)
+    (note,) = [note for note in data.notes if "header" in note]
+    assert note == "the first line, 'ann', 'tea', is taken as the header; header=False if not"
+
+
+def test_one_usual_name_among_numbers_only_is_data(tmp_path):
+    titles = tmp_path / "titles.csv"
+    titles.write_text("1,Video\n2,Tea\n")
+    data = eq.read([(1, 1), (2, 2)], labels=titles)
+    assert data.label(1) == "Video"
+
+
+def test_an_empty_cell_in_the_first_line_says_nothing_about_a_header(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("1,10,,1700000000\n2,20,4,1700000001\n")
+    assert eq.read(path).users.tolist() == [1, 2]
+
+
+def test_a_first_line_with_dates_is_data(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("ann,tea,2024-01-31\nbob,milk,2024-02-01\n")
+    assert eq.read(path, user=0, item=1, time=2).n_users == 2
+
+
+def test_labels_are_matched_by_ids_as_they_are_written(tmp_path):
+    events, titles = tmp_path / "events.csv", tmp_path / "titles.csv"
+    events.write_text("user,item\na,1.10\na,1.1\nb,x\n")
+    titles.write_text("item,title\n1.10,Ten\n1.1,One\n")
+    data = eq.read(events, labels=titles)
+    assert [data.label(item) for item in ("1.10", "1.1", "x")] == ["Ten", "One", "x"]
+    events.write_text("user,item\na,7\na,8\nb,8\n")
+    titles.write_text("item,title\n007,Agent\n8,Eight\n")
+    data = eq.read(events, labels=titles)
+    assert [data.label(item) for item in (7, 8)] == ["7", "Eight"]

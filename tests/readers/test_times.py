@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import equipoise as eq
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 
 MOMENT = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
@@ -73,3 +73,64 @@ def test_skipped_times_do_not_disturb_the_unit():
         MOMENT,
         MOMENT + 1,
     ]
+
+
+MIXED = [1_700_000_000_000, 1_700_000_001_000, 1_700_000_000, 1_700_000_002_000]
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_times_of_several_units_in_one_column_are_refused_by_row(kind):
+    with pytest.raises(DataError) as caught:
+        times([kind(value) for value in MIXED])
+    message = str(caught.value)
+    assert "the frame, row 3: column 'time' (" in message
+    assert "would be seconds where most are milliseconds" in message
+    assert "time_unit='ms'" in message
+
+
+@pytest.mark.parametrize("odd", [1_700_000_000, 1_700_000_000_000_000])
+def test_one_time_of_another_unit_among_many_is_found(odd):
+    values = [1_700_000_000_000 + n for n in range(50_000)]
+    values[31_337] = odd
+    with pytest.raises(DataError, match="row 31338: "):
+        times(values)
+
+
+def test_times_of_another_unit_are_skipped_and_counted():
+    frame = {"user": [1, 2, 3, 4], "item": [1, 2, 3, 4], "time": MIXED}
+    data = eq.read(frame, on_bad="skip")
+    assert data.users.tolist() == [1, 2, 4]
+    reason = "'time' would be seconds where most are milliseconds"
+    assert f"skipped 1 bad row: 1 where {reason}" in data.notes
+
+
+def test_the_time_unit_that_is_given_holds_for_all_times():
+    assert times(MIXED, time_unit="ms") == [value / 1000 for value in MIXED]
+    assert times([5, 6_000], time_unit="us") == [5e-6, 6e-3]
+    assert times(["2023-11-14", "2023-11-15"], time_unit="ms") == [1_699_920_000, 1_700_006_400]
+
+
+def test_a_time_unit_that_is_unknown_or_has_no_use_is_refused():
+    with pytest.raises(SettingError, match="time_unit must be one of s, ms, us, ns"):
+        times([1, 2], time_unit="minutes")
+    for setting in ({"time_unit": "s"}, {"gap": "30m"}):
+        with pytest.raises(SettingError, match="needs a time column, but time is False"):
+            times([1, 2], time=False, **setting)
+
+
+def test_a_zero_among_times_is_of_any_unit():
+    assert times([0, 1_700_000_000_000, 1_700_000_001_000]) == [0, MOMENT, MOMENT + 1]
+
+
+def test_times_of_three_units_leave_only_those_of_the_most_usual():
+    values = [1_700_000_000, 1_700_000_000_000, *([1_700_000_000_000_000] * 4)]
+    assert times(values, on_bad="skip") == [MOMENT] * 4
+
+
+@pytest.mark.parametrize("text", ["user,item\n1,x\n2,y\n", "1,10\n2,20\n"])
+@pytest.mark.parametrize("setting", [{"time_unit": "ms"}, {"gap": "30m"}])
+def test_settings_of_times_need_a_time_column(tmp_path, text, setting):
+    path = tmp_path / "events.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"pass time="):
+        eq.read(path, **setting)

@@ -140,3 +140,14 @@ def test_an_empty_file_and_none_hold_no_lines(
     assert read(tmp_path / "empty.csv").equals(read(tmp_path / "none.csv"))
     with pytest.raises(DataError, match="cannot be read"):
         read(tmp_path)
+
+
+def test_results_are_read_from_the_path_itself_even_if_it_looks_like_a_pattern(
+    tmp_path: Path,
+) -> None:
+    frame = read_results(tmp_path / "none.csv")
+    row = {name: None if kind == pl.String else 1 for name, kind in frame.schema.items()}
+    stored = pl.DataFrame([row], schema=frame.schema)
+    frame.write_csv(tmp_path / "r1.csv")
+    stored.write_csv(tmp_path / "r[1].csv")
+    assert read_results(tmp_path / "r[1].csv").equals(stored)

@@ -41,6 +41,7 @@ class Reading:
     user: Annotated[str | None, _option(f"Column of users ({COLUMN}).", "--user")] = None
     item: Annotated[str | None, _option(f"Column of items ({COLUMN}).", "--item")] = None
     time: Annotated[str | None, _option(f"Column of times ({COLUMN}).", "--time")] = None
+    time_unit: Annotated[str | None, _option("Of times in numbers: s, ms, us or ns.")] = None
     rating: Annotated[str | None, _option("Column of ratings.", "--rating")] = None
     weight: Annotated[str | None, _option("Column of weights.", "--weight")] = None
     session: Annotated[str | None, _option("Column of sessions, for data in sessions.")] = None
@@ -127,6 +128,7 @@ class Reading:
             "user": _column(self.user),
             "item": _column(self.item),
             "time": _column(self.time),
+            "time_unit": self.time_unit,
             "rating": _column(self.rating),
             "weight": _column(self.weight),
             "session": _column(self.session),

@@ -117,7 +117,9 @@ def _netflix_ratings(file: Path) -> pl.DataFrame:
     cell = line.str.split_exact(",", 2).struct
     try:
         # The separator never occurs: the whole line is one column.
-        lines = pl.read_csv(file, has_header=False, separator="\x01", schema={"line": pl.String})
+        lines = pl.read_csv(
+            file, has_header=False, separator="\x01", schema={"line": pl.String}, glob=False
+        )
         return (
             lines.with_columns(item=opened.cast(pl.Int64).forward_fill())
             .filter(~line.str.ends_with(":"))

@@ -44,6 +44,7 @@ def table(file: Path, columns: Columns, *, separator: str = ",") -> pl.DataFrame
             schema=dict(columns),
             separator=separator,
             quote_char=None,
+            glob=False,
         ).select(kept)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]

@@ -15,7 +15,7 @@ from equipoise.readers.build import build
 from equipoise.readers.files import path_source
 from equipoise.readers.frames import is_path, object_source, row_options
 from equipoise.readers.matrices import from_matrix
-from equipoise.readers.options import COLUMNS, Column, OnBad, OptionalColumn, Options
+from equipoise.readers.options import COLUMNS, Column, OnBad, OptionalColumn, Options, TimeUnit
 from equipoise.readers.parts import read_multvae, read_strong, read_weak
 from equipoise.readers.research import from_research
 from equipoise.storage import is_directory_of
@@ -29,6 +29,7 @@ def read(
     user: Column = None,
     item: Column = None,
     time: OptionalColumn = None,
+    time_unit: TimeUnit | None = None,
     rating: OptionalColumn = None,
     weight: Column = None,
     session: Column = None,
@@ -49,13 +50,16 @@ def read(
     ----------
     source
         A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; a folder
-        or pattern (``part-*.parquet``) of such files with one schema; a research format; a
-        directory written by `Interactions.save`. Or an object: a frame of pandas, polars or
+        of such files with one schema, read as if their rows were in one file; a pattern
+        (``part-*.parquet``), where no file or folder has that name; a research format; a directory
+        written by `Interactions.save`. Or an object: a frame of pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
         (user, item), (user, item, weight) or (user, item, weight, time).
     user, item, time, rating
         Names of columns (or positions from 0). Left out, they are found by the usual spellings,
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
+    time_unit
+        Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
     weight
         Column whose values become the matrix; without it every pair counts 1.
     session
@@ -71,7 +75,9 @@ def read(
     users, items
         Ids of the rows and columns of a matrix; positions when left out.
     separator, header, encoding
-        How delimited text is written; found or UTF-8 when left out.
+        How delimited text is written; found or UTF-8 when left out. A first line that may be the
+        names of the columns or data is refused until `header` settles it. Numbers may have
+        decimal commas where another character separates the fields.
     format
         "csv", "tsv", "jsonl", "parquet", "npz", "lightgcn", "multvae", "recbole", "movielens",
         "strong" or "weak", where the name of the file does not tell.
@@ -83,7 +89,8 @@ def read(
     -----
     Ids are never changed: integers stay integers, text stays text, and "007" is text. Repeated
     pairs are merged: weights add up, the latest time stays. Times become seconds since 1970 (UTC)
-    from seconds to nanoseconds (told by their size), ISO text or datetimes.
+    from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
+    datetimes. The matrix is of single precision, so weights lie between 1e-45 and 3e38.
 
     Examples
     --------
@@ -105,6 +112,7 @@ def read(
         user=user,
         item=item,
         time=time,
+        time_unit=time_unit,
         rating=rating,
         weight=weight,
         session=session,

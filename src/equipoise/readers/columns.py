@@ -54,10 +54,11 @@ def choose_columns(source: Source, options: Options) -> Columns:
     found: list[str] = []
     asked_user = options.session if options.session is not None else options.user
     wants_rating = options.min_rating is not None
+    wants_time = options.gap is not None or options.time_unit is not None
     for role, asked, needed in (
         ("user", asked_user, True),
         ("item", options.item, True),
-        ("time", options.time, options.gap is not None),
+        ("time", options.time, wants_time),
         ("rating", options.rating, wants_rating),
     ):
         if asked is not None and asked is not False:
@@ -185,6 +186,9 @@ def _by_position(source: Source, options: Options) -> Columns:
         raise DataError(f"{source.name} has no header; give both user= and item= by position")
     if options.min_rating is not None and chosen["rating"] is None:
         raise DataError(f"{source.name} has no rating column for min_rating; pass rating=")
+    for name in ("gap", "time_unit"):
+        if getattr(options, name) is not None and chosen["time"] is None:
+            raise DataError(f"{source.name} has no time column for {name}; pass time=")
     return _checked(source, chosen, weight, notes)
 
 

@@ -1,13 +1,19 @@
-"""CSV, TSV and the like: fast with polars, careful where a record is wrong."""
+"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
+
+What polars guesses of the types is only a short cut: the same values come out as if every column
+were read as text and looked at as a whole, over all parts of the table.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +23,10 @@ import polars as pl
 
 from equipoise.errors import DataError
 from equipoise.readers import scan
+from equipoise.readers.columns import SPELLINGS, spelled_like
 from equipoise.readers.opening import NAMES, SAMPLE, first_bytes, sniff, text_contents
 from equipoise.readers.options import OnBad, Options
-from equipoise.readers.table import Source, Table, bad_row
+from equipoise.readers.table import Source, Table, added, bad_row, located, other_columns
 
 REASONS = {
     scan.FOREIGN: ("the record is not UTF-8", "save the file as UTF-8 or pass encoding='latin-1'"),
@@ -28,11 +35,17 @@ REASONS = {
     scan.RAGGED: ("the record has the wrong number of fields", "mend it"),
 }
 WHOLE = r"^(0|-?[1-9][0-9]*)$"
+LOOK = 100  # lines that are looked at to tell a header from data
 DECIMAL = r"^(0|-?[1-9][0-9]*)(\.[0-9]*)?$"
+# A number or a date in a first line; with a decimal comma where commas do not separate.
+VALUE = re.compile(
+    r"\s*([+-]?(\d+([.,]\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)|\d{4}-\d\d-\d\d.*)\s*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
-class Delimited:
+class TextFile:
     """A delimited file that has been opened: its separator and its columns are known.
 
     Parameters
@@ -49,8 +62,6 @@ class Delimited:
         Whether the first record is a header.
     quotes
         Whether quotation marks enclose fields.
-    on_bad
-        What to do with a bad record.
     """
 
     name: str
@@ -59,96 +70,53 @@ class Delimited:
     columns: tuple[str, ...]
     header: bool
     quotes: bool
-    on_bad: OnBad
 
-    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
-        """Load these columns; ids become whole numbers only if that loses nothing."""
-        places = sorted({self.columns.index(name) for name in (*ids, *others)})
-        with ThreadPoolExecutor(1) as pool:
-            scanning = pool.submit(self._scan)
-            frame = self._guessed(self.data, places, enclosing=self.quotes)
-            found = scanning.result()
-        self._refuse_hopeless(found)
-        data: bytes | Path = self.data
-        lines: npt.NDArray[np.int64] | None = None
-        skipped: dict[str, int] = {}
-        enclosing = self.quotes and found.counts[scan.QUOTE] > 0
-        stray = self.quotes and found.counts[scan.STRAY] > 0
-        problems = (scan.RAGGED, scan.NUL, scan.BLANK)
-        if (stray and enclosing) or not found.valid or any(found.counts[b] for b in problems):
-            data, lines, skipped = self._without_bad_records(stray=stray and enclosing)
-        if data is not self.data or stray:
-            frame = self._guessed(data, places, enclosing=enclosing)
-        if frame is None:
-            frame = self._as_text(data, places, enclosing=enclosing)
-        exact = not found.counts[scan.ZERO]
-        doubtful = [name for name in ids if not exact or frame[name].dtype != pl.Int64]
-        again = [self.columns.index(n) for n in doubtful if frame[n].dtype != pl.String]
-        if again:
-            frame = frame.with_columns(self._as_text(data, sorted(again), enclosing=enclosing))
-        frame = frame.with_columns(whole_numbers(frame[name]) for name in doubtful)
-        table = Table(frame, lambda row: f"{self.name}, line {self._line(row, lines)}", skipped)
-        if found.counts[scan.BLANK]:
-            table.notes.append(f"ignored {found.counts[scan.BLANK]:,} blank lines")
-        return table
-
-    def _refuse_hopeless(self, found: scan.Scan) -> None:
-        if found.open_quote:
-            raise DataError(
-                f"{self.name}, line {found.open_quote}: a quotation mark is never closed; "
-                "close or remove it"
-            )
-        if found.records <= self.header:
-            raise DataError(f"{self.name} has a header but no rows; nothing can be read from it")
-
-    def _scan(self, *, detail: bool = False) -> scan.Scan:
+    def scanned(self, *, detail: bool = False) -> scan.Scan:
+        """Look for the faults that polars lets through."""
         n_fields = len(self.columns)
         return scan.scan(self.data, self.separator, n_fields, quotes=self.quotes, detail=detail)
 
-    def _guessed(
-        self, data: bytes | Path, places: list[int], *, enclosing: bool
-    ) -> pl.DataFrame | None:
-        """Let polars guess the types from the first rows; None where a guess fails."""
-        try:
-            return self._parsed(data, places, enclosing, infer_schema_length=1000)
-        except pl.exceptions.PolarsError:
-            return None
+    @cached_property
+    def records(self) -> scan.Scan:
+        """The scan with a row for each record."""
+        return self.scanned(detail=True)
 
-    def _parsed(
-        self, data: bytes | Path, places: list[int], enclosing: bool, **settings: Any
+    def parsed(
+        self, data: bytes | Path, names: Sequence[str], *, enclosing: bool, **settings: Any
     ) -> pl.DataFrame:
+        """Let polars parse these columns of the content, or of what is left of it."""
+        places = sorted({self.columns.index(name) for name in names})
         frame = pl.read_csv(
-            io.BytesIO(data) if isinstance(data, bytes) else data,
+            io.BytesIO(data) if isinstance(data, bytes) else data.absolute(),
             columns=places,
             has_header=self.header,
             separator=self.separator,
             quote_char='"' if enclosing else None,
+            glob=False,
             **settings,
         )
         frame.columns = [self.columns[place] for place in places]
         return frame
 
-    def _as_text(self, data: bytes | Path, places: list[int], *, enclosing: bool) -> pl.DataFrame:
-        try:
-            return self._parsed(data, places, enclosing, infer_schema=False)
-        except pl.exceptions.PolarsError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{self.name} cannot be parsed: {reason}; correct it") from error
-
-    @cached_property
-    def _records(self) -> scan.Scan:
-        return self._scan(detail=True)
-
-    def _line(self, row: int, lines: npt.NDArray[np.int64] | None) -> int:
-        known = self._records.lines if lines is None else lines
-        return int(known[row + self.header])
+    def usable(self, found: scan.Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> Usable:
+        """Return what can be parsed of it: bad records are refused or left out."""
+        if found.open_quote:
+            raise DataError(
+                f"{self.name}, line {found.open_quote}: a quotation mark is never closed; "
+                "close or remove it"
+            )
+        problems = (scan.RAGGED, scan.NUL, scan.BLANK, *((scan.STRAY,) if stray else ()))
+        if found.valid and not any(found.counts[bit] for bit in problems):
+            return Usable(self, self.data, enclosing, None, found.records - self.header)
+        data, lines, skipped = self._without_bad_records(stray=stray, on_bad=on_bad)
+        return Usable(self, data, enclosing, lines, len(lines) - self.header, skipped)
 
     def _without_bad_records(
-        self, *, stray: bool
+        self, *, stray: bool, on_bad: OnBad
     ) -> tuple[bytes, npt.NDArray[np.int64], dict[str, int]]:
         """Return the content, the lines of its records and what was left out of it."""
         data = self.data if isinstance(self.data, bytes) else self.data.read_bytes()
-        records = self._records
+        records = self.records
         ends = np.append(records.starts[1:], len(data))
         flags = records.flags.copy()
         for place in np.flatnonzero(flags & scan.HIGH):
@@ -162,24 +130,162 @@ class Delimited:
         for place in wrong:
             bit = next(bit for bit in REASONS if flags[place] & bits & bit)
             reason, remedy = REASONS[bit]
-            if self.on_bad == "error" or (place == 0 and self.header):
+            if on_bad == "error" or (place == 0 and self.header):
                 where = f"{self.name}, line {records.lines[place]}"
                 raise bad_row(where, self._explained(bit, reason, data, int(place)), remedy)
             skipped[reason] = skipped.get(reason, 0) + 1
         kept = np.flatnonzero((flags & (bits | scan.BLANK)) == 0)
-        if len(kept) <= self.header:
-            raise DataError(f"{self.name}: no row is left after the bad ones; correct the file")
         pieces = [data[records.starts[place] : ends[place]] for place in kept]
         return b"".join(pieces), records.lines[kept], skipped
 
     def _explained(self, bit: int, reason: str, data: bytes, place: int) -> str:
         if bit != scan.RAGGED:
             return reason
-        start = int(self._records.starts[place])
+        start = int(self.records.starts[place])
         stop = data.find(b"\n", start)
         text = data[start : stop if stop >= 0 else None].decode("utf-8", "replace").rstrip("\r\n")
         fields = next(csv.reader([text], delimiter=self.separator), [])
         return f"the record has {len(fields)} fields where {len(self.columns)} are expected"
+
+
+@dataclass(frozen=True)
+class Usable:
+    """The records of a file that can be parsed.
+
+    Parameters
+    ----------
+    file
+        The file.
+    data
+        The content, or the path that holds it.
+    enclosing
+        Whether quotation marks enclose fields somewhere in the table.
+    lines
+        The line of each record where some were left out, else None.
+    n_rows
+        How many records there are, the header not counted.
+    skipped
+        Records that were left out, by reason.
+    """
+
+    file: TextFile
+    data: bytes | Path
+    enclosing: bool
+    lines: npt.NDArray[np.int64] | None = None
+    n_rows: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def guessed(self, names: Sequence[str]) -> pl.DataFrame | None:
+        """Let polars guess the types from the first rows; None where a guess fails."""
+        try:
+            return self.file.parsed(
+                self.data, names, enclosing=self.enclosing, infer_schema_length=1000
+            )
+        except pl.exceptions.PolarsError:
+            return None
+
+    def text(self, names: Sequence[str]) -> pl.DataFrame:
+        """Return these columns as they are written."""
+        try:
+            return self.file.parsed(self.data, names, enclosing=self.enclosing, infer_schema=False)
+        except pl.exceptions.PolarsError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.file.name} cannot be parsed: {reason}; correct it") from error
+
+    def locate(self, row: int) -> str:
+        """Name a row by its file and line."""
+        lines = self.file.records.lines if self.lines is None else self.lines
+        return f"{self.file.name}, line {lines[row + self.file.header]}"
+
+
+@dataclass(frozen=True)
+class Delimited:
+    """One table in one or several files with the same columns, in any order.
+
+    Parameters
+    ----------
+    name
+        The path, for messages.
+    files
+        The files, one after another.
+    on_bad
+        What to do with a bad record.
+    notes
+        Sentences for `Interactions.notes`.
+    """
+
+    name: str
+    files: tuple[TextFile, ...]
+    on_bad: OnBad
+    notes: tuple[str, ...] = ()
+
+    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
+        """Load these columns; ids become whole numbers only if that loses nothing."""
+        wanted = list(dict.fromkeys([*ids, *others]))
+        parts, guesses, counts = self._parsed(wanted)
+        skipped = added([part.skipped for part in parts])
+        places = [place for place, part in enumerate(parts) if part.n_rows > 0]
+        parts, guesses = [parts[place] for place in places], [guesses[place] for place in places]
+        if not parts and skipped:
+            raise DataError(f"{self.name}: no row is left after the bad ones; correct the file")
+        if not parts:
+            raise DataError(f"{self.name} has a header but no rows; nothing can be read from it")
+        exact = not counts[scan.ZERO]
+        plain = [name for name in wanted if not _agreed(guesses, name, name in ids, exact)]
+        typed = [
+            _with_text(guess, part, plain).select(wanted)
+            for part, guess in zip(parts, guesses, strict=True)
+        ]
+        frame = typed[0] if len(typed) == 1 else pl.concat(typed, how="vertical_relaxed")
+        frame = frame.with_columns(whole_numbers(frame[name]) for name in plain if name in ids)
+        blank = counts[scan.BLANK]
+        return Table(
+            frame,
+            located([part.n_rows for part in parts], [part.locate for part in parts]),
+            skipped,
+            [*self.notes, *([f"ignored {blank:,} blank lines"] if blank else [])],
+            decimal_comma=self.files[0].separator != ",",
+            written=lambda name: pl.concat([part.text([name])[name] for part in parts]),
+        )
+
+    def _parsed(
+        self, wanted: list[str]
+    ) -> tuple[list[Usable], list[pl.DataFrame | None], dict[int, int]]:
+        """Return the files with the types that polars guesses, and what the scans count."""
+        quotes = self.files[0].quotes
+        whole = [Usable(file, file.data, quotes) for file in self.files]
+        with ThreadPoolExecutor(1) as pool:
+            scanning = pool.submit(lambda: [file.scanned() for file in self.files])
+            guesses = [part.guessed(wanted) for part in whole]
+            scans = scanning.result()
+        counts = {bit: sum(found.counts[bit] for found in scans) for bit in scans[0].counts}
+        # A mark that encloses a field in one part makes a loose one in another a fault.
+        enclosing = quotes and counts[scan.QUOTE] > 0
+        stray = quotes and counts[scan.STRAY] > 0
+        parts = [
+            file.usable(found, enclosing=enclosing, stray=stray and enclosing, on_bad=self.on_bad)
+            for file, found in zip(self.files, scans, strict=True)
+        ]
+        for place, part in enumerate(parts):
+            if part.n_rows > 0 and (stray or part.data is not part.file.data):
+                guesses[place] = part.guessed(wanted)
+        return parts, guesses, counts
+
+
+def _agreed(guesses: Sequence[pl.DataFrame | None], name: str, is_id: bool, exact: bool) -> bool:
+    """Whether the guessed types of a column hold for the whole table."""
+    kinds = {None if guess is None else guess[name].dtype for guess in guesses}
+    if is_id:
+        return exact and kinds == {pl.Int64()}
+    return None not in kinds and (len(kinds) == 1 or kinds <= {pl.Int64(), pl.Float64()})
+
+
+def _with_text(guess: pl.DataFrame | None, part: Usable, plain: list[str]) -> pl.DataFrame:
+    """Put these columns back as they are written, where a guess changed them."""
+    if guess is None:
+        return part.text(plain)
+    changed = [name for name in plain if guess[name].dtype != pl.String]
+    return guess.with_columns(part.text(changed)) if changed else guess
 
 
 def whole_numbers(text: pl.Series) -> pl.Series:
@@ -202,26 +308,44 @@ def whole_numbers(text: pl.Series) -> pl.Series:
 
 def delimited_source(path: Path, options: Options, *, quotes: bool = True) -> Source:
     """Open a delimited file: find its separator, its header and its columns."""
-    data = text_contents(path, options.encoding)
-    sample = first_bytes(data)
-    lines = [line for line in sample.splitlines() if line.strip()]
-    if not lines:
-        raise DataError(f"{path} holds only blank lines; it needs at least one row")
-    guess = sniff(path.name, sample)
+    return delimited_parts(str(path), [path], options, quotes=quotes)
+
+
+def delimited_parts(
+    name: str, paths: Sequence[Path], options: Options, *, quotes: bool = True
+) -> Source:
+    """Open files that are one table; what the first one shows holds for all of them."""
+    contents = [text_contents(path, options.encoding) for path in paths]
+    samples = [first_bytes(data) for data in contents]
+    for path, sample in zip(paths, samples, strict=True):
+        if not sample.strip():
+            raise DataError(f"{path} holds only blank lines; it needs at least one row")
+    guess = sniff(paths[0].name, b"\n".join(samples)[:SAMPLE])
     separator = options.separator or guess
     if separator == "::":
-        whole = data if isinstance(data, bytes) else data.read_bytes()
-        data, sample = whole.replace(b"::", b"\x1f"), sample.replace(b"::", b"\x1f")
-        lines, separator, quotes = [line.replace(b"::", b"\x1f") for line in lines], "\x1f", False
-    if not separator or separator.encode() not in lines[0]:
-        raise _one_column(path, lines[0], options.separator, guess)
-    first = _fields(lines, separator, quotes)
-    header = _is_header(first) if options.header is None else options.header
-    if not header:
-        first = [f"column {place}" for place in range(len(first))]
-    name = str(path)
-    file = Delimited(name, data, separator, tuple(first), header, quotes, options.on_bad)
-    return Source(name, file.columns, file.load, named=header)
+        contents = [_read(data).replace(b"::", b"\x1f") for data in contents]
+        samples = [sample.replace(b"::", b"\x1f") for sample in samples]
+        separator, quotes = "\x1f", False
+    lines = [[line for line in sample.splitlines() if line.strip()] for sample in samples]
+    if not separator or separator.encode() not in lines[0][0]:
+        raise _one_column(paths[0], lines[0][0], options.separator, guess)
+    first = _fields(lines[0][0], separator, quotes)
+    rows = (_fields(line, separator, quotes) for part in lines for line in part)
+    body = (row for row in rows if sorted(row) != sorted(first))  # without headers of parts
+    header, notes = _header(paths[0], first, list(islice(body, LOOK)), separator, options)
+    made_up = tuple(f"column {place}" for place in range(len(first)))
+    files = []
+    for path, data, part in zip(paths, contents, lines, strict=True):
+        columns = tuple(_fields(part[0], separator, quotes)) if header else made_up
+        if header and sorted(columns) != sorted(first):
+            raise other_columns(str(path), columns, str(paths[0]), first)
+        files.append(TextFile(str(path), data, separator, columns, header, quotes))
+    table = Delimited(name, tuple(files), options.on_bad, tuple(notes))
+    return Source(name, files[0].columns, table.load, named=header)
+
+
+def _read(data: bytes | Path) -> bytes:
+    return data if isinstance(data, bytes) else data.read_bytes()
 
 
 def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataError:
@@ -235,21 +359,53 @@ def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataE
     return DataError(f"{path} has one column, {shown!r}; pass separator= to cut it into fields")
 
 
-def _fields(lines: list[bytes], separator: str, quotes: bool) -> list[str]:
-    text = lines[0][:SAMPLE].decode("utf-8", "replace")
+def _fields(line: bytes, separator: str, quotes: bool) -> list[str]:
+    text = line[:SAMPLE].decode("utf-8", "replace")
     if not quotes:
         return text.split(separator)
     return next(csv.reader([text], delimiter=separator))
 
 
-def _is_header(fields: list[str]) -> bool:
-    """Say whether the first record names the columns; a number among them means data."""
-    return not any(_is_number(field) for field in fields)
+def _header(
+    path: Path, first: list[str], body: list[list[str]], separator: str, options: Options
+) -> tuple[bool, list[str]]:
+    """Say whether the first record names the columns, with a note where that may be wrong.
+
+    Words alone are names, and so are two usual names of columns with anything beside them.
+    Numbers or dates mean data, but not where one of several words is a usual name or where a
+    column goes on with the other kind of cell: that is refused.
+    """
+    if options.header is not None:
+        return options.header, []
+    shown = ", ".join(repr(field) for field in first[:6])
+    said = [f"the first line, {shown}, is taken as the header; header=False if not"]
+    roles = ("user", "item", "session", "time", "rating", "weight")
+    asked = [getattr(options, role) for role in roles]
+    usual = [role for role in SPELLINGS if spelled_like(tuple(first), role)]
+    sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in asked)
+    values = [_is_value(field, separator) for field in first]
+    if sure or not any(values):
+        return True, said if any(values) or not sure else []
+    words = [place for place, value in enumerate(values) if not value and first[place].strip()]
+    if _turns(first, body, separator) or (usual and len(words) > 1):
+        raise DataError(
+            f"{path}, line 1: {shown} may be the names of the columns or data; "
+            "pass header=True or header=False (for labels, a frame in place of the file)"
+        )
+    return False, []
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _turns(first: list[str], body: list[list[str]], separator: str) -> bool:
+    """Whether a column starts with a word and goes on with numbers or dates, or the reverse."""
+    rows = [row for row in body if len(row) == len(first)]
+    for place, top in enumerate(first):
+        cells = [row[place] for row in rows if row[place].strip()]
+        kinds = {_is_value(cell, separator) for cell in cells}
+        if top.strip() and kinds == {not _is_value(top, separator)}:
+            return True
+    return False
+
+
+def _is_value(field: str, separator: str) -> bool:
+    """Whether the field is a number or a date."""
+    return VALUE.fullmatch(field) is not None and (separator != "," or "," not in field)

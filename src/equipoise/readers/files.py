@@ -6,18 +6,19 @@ import glob
 import io
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import polars as pl
 
 from equipoise.errors import DataError
-from equipoise.readers.delimited import delimited_source
-from equipoise.readers.jsonlines import jsonlines_source
-from equipoise.readers.opening import contents, existing_file, first_bytes
+from equipoise.readers.delimited import delimited_parts
+from equipoise.readers.jsonlines import jsonlines_parts
+from equipoise.readers.opening import contents, existing_file, first_bytes, is_blank
 from equipoise.readers.options import Options
-from equipoise.readers.table import Source, Table, row_of
+from equipoise.readers.table import Source, Table, located, other_columns, row_of
 
 T = TypeVar("T")
 PARQUET = (".parquet", ".pq", ".parq")
@@ -30,8 +31,7 @@ def path_source(path: str | os.PathLike[str], options: Options) -> Source:
     text = os.fspath(path)
     place = Path(text)
     if not place.exists() and glob.has_magic(text):
-        files = sorted(Path(name) for name in glob.glob(text, recursive=True))
-        files = [file for file in files if file.is_file()]
+        files = _matching(place)
         if not files:
             raise DataError(f"no file matches {text}; check the pattern")
         return _parts(text, files, options)
@@ -43,7 +43,15 @@ def path_source(path: str | os.PathLike[str], options: Options) -> Source:
                 "give the path of a file"
             )
         return _parts(text, files, options)
-    return _file_source(place, options)
+    return OPENERS[_kind(existing_file(place), options)](text, [place], options)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the files that a pattern names; folders that exist are what they are called."""
+    root = next(folder for folder in pattern.parents if folder.is_dir())
+    rest = str(pattern.relative_to(root))
+    found = sorted(glob.glob(rest, root_dir=root, recursive=True))
+    return [root / name for name in found if (root / name).is_file()]
 
 
 def part_files(folder: Path) -> list[Path]:
@@ -71,37 +79,74 @@ def _suffix(path: Path) -> str:
     return Path(name).suffix
 
 
-def _file_source(path: Path, options: Options) -> Source:
-    existing_file(path)
+def _kind(path: Path, options: Options) -> str:
+    """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
     suffix = {"parquet": ".parquet", "jsonl": ".jsonl", "csv": ".csv", "tsv": ".tsv"}.get(
         options.format or "", _suffix(path)
     )
     if suffix in PARQUET or first_bytes(path, 4) == b"PAR1":
-        return _parquet_source(path)
-    if suffix in JSON:
-        return jsonlines_source(path, options)
-    return delimited_source(path, options)
+        return "parquet"
+    return "jsonl" if suffix in JSON else "text"
 
 
-def _parquet_source(path: Path) -> Source:
-    data = contents(path)
+def _parts(name: str, files: list[Path], options: Options) -> Source:
+    """Put files of one kind and with the same columns one after another."""
+    full = [file for file in files if not is_blank(file)]
+    if not full:
+        raise DataError(f"all {len(files)} parts of {name} are empty; nothing can be read from it")
+    kinds = [_kind(existing_file(file), options) for file in full]
+    for file, kind in zip(full, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{full[0]} and {file} are of different kinds; give a pattern of one")
+    source = OPENERS[kinds[0]](name, full, options)
+    notes = [f"read {len(files)} part{'s' if len(files) > 1 else ''}"]
+    if len(full) < len(files):
+        notes.append(f"{len(files) - len(full)} of {len(files)} parts are empty")
 
-    def opened() -> io.BytesIO | Path:
-        return io.BytesIO(data) if isinstance(data, bytes) else data
+    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
+        table = source.load(ids, others)
+        return replace(table, notes=[*notes, *table.notes])
 
-    names = _unbroken(path, lambda: tuple(pl.read_parquet_schema(opened())))
+    return replace(source, load=load)
+
+
+def _parquet_parts(name: str, files: Sequence[Path], options: Options) -> Source:
+    opened = [contents(file) for file in files]
+    columns = [_unbroken(file, data, _names) for file, data in zip(files, opened, strict=True)]
+    for file, names in zip(files, columns, strict=True):
+        if sorted(names) != sorted(columns[0]):
+            raise other_columns(str(file), names, str(files[0]), columns[0])
 
     def load(ids: Sequence[str], others: Sequence[str]) -> Table:
         wanted = list(dict.fromkeys([*ids, *others]))
-        frame = _unbroken(path, lambda: pl.read_parquet(opened(), columns=wanted))
-        return Table(frame, row_of(str(path)))
+        frames = [
+            _unbroken(file, data, lambda stream: pl.read_parquet(stream, columns=wanted))
+            for file, data in zip(files, opened, strict=True)
+        ]
+        kinds = {
+            key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
+            for key in wanted
+        }
+        whole = pl.concat(
+            frame.select(pl.col(key).cast(kinds[key]) for key in wanted) for frame in frames
+        )
+        sizes = [frame.height for frame in frames]
+        return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
 
-    return Source(str(path), names, load)
+    return Source(name, columns[0], load)
 
 
-def _unbroken(path: Path, action: Callable[[], T]) -> T:
+def _names(stream: io.BytesIO | BufferedReader) -> tuple[str, ...]:
+    return tuple(pl.read_parquet_schema(stream))
+
+
+def _unbroken(
+    path: Path, data: bytes | Path, action: Callable[[io.BytesIO | BufferedReader], T]
+) -> T:
+    """Do something with an open Parquet file; a stream has no name that could be a pattern."""
     try:
-        return action()
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as stream:
+            return action(stream)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(
@@ -109,48 +154,26 @@ def _unbroken(path: Path, action: Callable[[], T]) -> T:
         ) from error
 
 
-def _parts(name: str, files: list[Path], options: Options) -> Source:
-    """Put files with the same columns one after another."""
-    if len(files) == 1:
-        return _file_source(files[0], options)
-    sources = [_file_source(file, options) for file in files]
-    first = sources[0]
-    for source in sources[1:]:
-        if sorted(source.columns) != sorted(first.columns):
-            raise DataError(
-                f"{source.name} has the columns {', '.join(source.columns)} where {first.name} "
-                f"has {', '.join(first.columns)}; parts need one schema"
-            )
+def _one_type(
+    column: str, kinds: Sequence[pl.DataType], files: Sequence[Path], is_id: bool
+) -> pl.DataType:
+    """Return the type that holds a column of all parts without loss, or name two that differ."""
+    plain = [
+        pl.String() if isinstance(kind, (pl.Categorical, pl.Enum)) else kind for kind in kinds
+    ]
+    known = {kind for kind in plain if kind != pl.Null}
+    if len(known) <= 1:
+        return next(iter(known), pl.Null())
+    if all(kind.is_integer() for kind in known):
+        return pl.Int128() if pl.UInt64() in known else pl.Int64()
+    if all(kind.is_float() or (kind.is_numeric() and not is_id) for kind in known):
+        return pl.Float64()
+    first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
+    other = next(place for place, kind in enumerate(plain) if kind not in (plain[first], pl.Null))
+    raise DataError(
+        f"column {column!r} holds {kinds[first]} in {files[first]} and {kinds[other]} in "
+        f"{files[other]}; write the parts with one type"
+    )
 
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        tables = [source.load(ids, others) for source in sources]
-        return _joined(tables, ids, text=_suffix(files[0]) in TEXT)
 
-    return Source(name, first.columns, load, named=first.named)
-
-
-def _joined(tables: list[Table], ids: Sequence[str], *, text: bool) -> Table:
-    frames = [table.frame for table in tables]
-    for name in frames[0].columns:
-        kinds = {frame[name].dtype for frame in frames}
-        if len(kinds) == 1 or (name not in ids and all(kind.is_numeric() for kind in kinds)):
-            continue
-        whole = name in ids and all(kind.is_integer() for kind in kinds)
-        if not text and not whole:
-            listed = ", ".join(sorted(str(kind) for kind in kinds))
-            raise DataError(f"column {name!r} holds {listed} in different parts; use one type")
-        # In text files integers were recognised without loss, so they may be text again.
-        kind = pl.Int64 if whole else pl.String
-        frames = [frame.with_columns(frame[name].cast(kind)) for frame in frames]
-    ends = np.cumsum([frame.height for frame in frames])
-
-    def locate(row: int) -> str:
-        part = int(np.searchsorted(ends, row, side="right"))
-        return tables[part].locate(row - int(ends[part]) + tables[part].frame.height)
-
-    skipped: dict[str, int] = {}
-    for table in tables:
-        for reason, count in table.skipped.items():
-            skipped[reason] = skipped.get(reason, 0) + count
-    notes = [f"read {len(tables)} parts", *(note for table in tables for note in table.notes)]
-    return Table(pl.concat(frames, how="vertical_relaxed"), locate, skipped, notes)
+OPENERS = {"parquet": _parquet_parts, "jsonl": jsonlines_parts, "text": delimited_parts}

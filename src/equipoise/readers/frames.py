@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -132,8 +132,8 @@ def row_options(source: Any, options: Options) -> Options:
     return replace(options, rating="weight") if options.rating is None else options
 
 
-def series(values: list[Any], name: str) -> pl.Series:
-    """Make a column of Python values; values of several kinds are refused."""
+def series(values: list[Any], name: str, locate: Callable[[int], str] | None = None) -> pl.Series:
+    """Make a column of Python values; values of several kinds are refused, by row or place."""
     values = [None if type(value).__name__ in MISSING else value for value in values]
     kinds = {type(value) for value in values} - {type(None)}
     if float in kinds and str in kinds:  # pandas marks missing text by NaN
@@ -151,7 +151,7 @@ def series(values: list[Any], name: str) -> pl.Series:
         return pl.Series(name, plain_floats, dtype=pl.Float64)
     if all(issubclass(kind, (dt.date, np.datetime64)) for kind in kinds):
         return pl.Series(name, values)
-    return _refuse_mixture(values, name)
+    return _refuse_mixture(values, name, locate)
 
 
 def _integers(values: list[int | None], name: str) -> pl.Series:
@@ -162,12 +162,17 @@ def _integers(values: list[int | None], name: str) -> pl.Series:
         raise DataError(message) from error
 
 
-def _refuse_mixture(values: list[Any], name: str) -> pl.Series:
-    present = [(row, value) for row, value in enumerate(values, 1) if value is not None]
+def _refuse_mixture(
+    values: list[Any], name: str, locate: Callable[[int], str] | None
+) -> pl.Series:
+    present = [(row, value) for row, value in enumerate(values) if value is not None]
     first = type(present[0][1])
     row, value = next(((r, v) for r, v in present if type(v) is not first), present[0])
+    place = f"column {name!r}, row {row + 1}"
+    if locate is not None:
+        place = f"{locate(row)}: column {name!r}"
     raise DataError(
-        f"column {name!r}, row {row}: {value!r} is of type {type(value).__name__}, earlier rows "
+        f"{place}: {value!r} is of type {type(value).__name__}, earlier rows "
         f"are of type {first.__name__}; make the column all integers or all text"
     )
 

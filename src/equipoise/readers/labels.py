@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import polars as pl
 
 from equipoise.errors import DataError
 from equipoise.readers.columns import given_column, spelled_like
+from equipoise.readers.delimited import WHOLE
 from equipoise.readers.options import Options
 from equipoise.readers.table import Source
 
@@ -39,7 +41,8 @@ def aligned_labels(
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
     table = source.load([key], [*titles, *others])
     frame = table.frame.select([key, *titles, *others])
-    wanted, keys = _same_type(pl.Series("item", items.tolist()), frame[key])
+    wanted = pl.Series("item", items.tolist())
+    keys = _same_type(wanted, frame[key], table.written)
     frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
     unique = frame.unique(subset=[key], keep="first", maintain_order=True)
     joined = wanted.to_frame().join(
@@ -84,13 +87,17 @@ def _item_column(source: Source, options: Options) -> str:
     return given_column(source, options.item or "item_id", "item")
 
 
-def _same_type(items: pl.Series, keys: pl.Series) -> tuple[pl.Series, pl.Series]:
+def _same_type(
+    items: pl.Series, keys: pl.Series, written: Callable[[str], pl.Series] | None
+) -> pl.Series:
     """Bring the keys of the labels to the type of the ids; what does not fit becomes null."""
     if items.dtype == pl.String:
-        return items, keys.cast(pl.String)
+        return keys.cast(pl.String) if written is None else written(keys.name)
     if keys.dtype.is_float():
         keys = keys.set((keys != keys.floor()) | ~keys.is_finite(), None)
+    if keys.dtype == pl.String:  # "007" is not 7
+        keys = keys.set(~keys.str.contains(WHOLE), None)
     if keys.dtype.is_numeric() or keys.dtype == pl.String:
-        return items, keys.cast(pl.Int64, strict=False)
+        return keys.cast(pl.Int64, strict=False)
     kind = np.asarray(items).dtype
     raise DataError(f"labels have ids of type {keys.dtype} for items of type {kind}; convert them")

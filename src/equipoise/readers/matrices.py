@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from equipoise.errors import DataError
 from equipoise.ids import as_ids, as_list
 from equipoise.interactions import Interactions
-from equipoise.matrix import entry_rows, keep_entries
+from equipoise.matrix import entry_rows, keep_entries, lost_in_single
 from equipoise.readers.build import logger, refuse_single
 from equipoise.readers.labels import aligned_labels
 from equipoise.readers.options import COLUMNS, Options
@@ -62,21 +62,28 @@ def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
 
 
 def _without_bad_cells(csr: Any, name: str, options: Options, notes: list[str]) -> Any:
-    wrong = ~np.isfinite(csr.data) | (csr.data < 0)
-    if not wrong.any():
-        return csr
-    if options.on_bad == "error":
-        place = int(np.flatnonzero(wrong)[0])
-        row = int(entry_rows(csr)[place])
-        cell = f"row {row}, column {csr.indices[place]}"
-        raise DataError(
-            f"{name}, {cell}: {csr.data[place]} is not a weight, which is finite and >= 0; "
-            "correct it, or pass on_bad='skip' to leave such cells out"
-        )
-    note = f"skipped {int(wrong.sum()):,} cells that are NaN, infinite or negative"
-    logger.warning("%s: %s", name, note)
-    notes.append(note)
-    return keep_entries(csr, ~wrong)
+    faults = [
+        (~np.isfinite(csr.data) | (csr.data < 0), "NaN, infinite or negative", "finite and >= 0")
+    ]
+    if options.min_rating is None:  # the values are weights, else they only filter
+        fit = "between 1e-45 and 3e38"
+        faults.append((lost_in_single(csr.data), f"not {fit}", f"{fit} or 0"))
+    kept = np.ones(csr.nnz, bool)
+    for wrong, what, needed in faults:
+        if not wrong.any():
+            continue
+        if options.on_bad == "error":
+            place = int(np.flatnonzero(wrong)[0])
+            row = int(entry_rows(csr)[place])
+            cell = f"row {row}, column {csr.indices[place]}"
+            raise DataError(
+                f"{name}, {cell}: {csr.data[place]} is not a weight, which is {needed}; "
+                "correct it, or pass on_bad='skip' to leave such cells out"
+            )
+        notes.append(f"skipped {int(wrong.sum()):,} cells that are {what}")
+        logger.warning("%s: %s", name, notes[-1])
+        kept &= ~wrong
+    return csr if kept.all() else keep_entries(csr, kept)
 
 
 def _without_empty(

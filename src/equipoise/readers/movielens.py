@@ -81,15 +81,7 @@ def _named(source: Source, names: tuple[str, ...]) -> Source:
     """Give the columns of a file without a header their names."""
     if len(names) != len(source.columns):
         raise DataError(f"{source.name} should have {len(names)} columns; check the file")
-    made_up = dict(zip(names, source.columns, strict=True))
-    real = dict(zip(source.columns, names, strict=True))
-
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        table = source.load([made_up[name] for name in ids], [made_up[name] for name in others])
-        table.frame.columns = [real[name] for name in table.frame.columns]
-        return table
-
-    return Source(source.name, names, load)
+    return source.renamed(names)
 
 
 def _with_genres(source: Source) -> Source:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
+import re
 import zlib
 from pathlib import Path
 
@@ -12,6 +14,7 @@ SAMPLE = 1 << 16
 SEPARATORS = (",", "\t", ";", "|", "::", " ")
 UTF8_BOM = b"\xef\xbb\xbf"
 NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", "::": "'::'", " ": "blanks"}
+COMMA = re.compile(rb'\s*"?[+-]?\d+,\d+"?\s*')
 FOREIGN = {
     b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it or save it as CSV",
     b"SQLite format 3": "an SQLite database; export the table as CSV or Parquet",
@@ -26,7 +29,11 @@ def existing_file(path: Path) -> Path:
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file")
     if not path.exists():
-        near = sorted(p.name for p in path.parent.glob(f"{path.stem}*")) if path.stem else []
+        near = (
+            sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))
+            if path.stem
+            else []
+        )
         hint = f"; did you mean {near[0]!r}?" if near else "; check the path"
         raise DataError(f"there is no file {path}{hint}")
     try:
@@ -36,6 +43,18 @@ def existing_file(path: Path) -> Path:
     if empty:
         raise DataError(f"{path} is empty; it needs at least one row")
     return path
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a file, packed or not, holds nothing but blanks; a damaged one does not."""
+    sample = first_bytes(path)
+    if sample.startswith(b"\x1f\x8b"):
+        try:
+            with gzip.open(path, "rb") as unpacked:
+                sample = unpacked.read(SAMPLE)
+        except (EOFError, OSError, zlib.error):
+            return False
+    return len(sample) < SAMPLE and not sample.strip()
 
 
 def contents(path: Path) -> bytes | Path:
@@ -87,12 +106,15 @@ def sniff(name: str, sample: bytes) -> str:
     lines = [line for line in sample.splitlines()[:100] if line.strip()]
     if len(sample) == SAMPLE and len(lines) > 1:
         lines.pop()  # it may be cut
+    if _has_decimal_commas(lines):
+        return ";"
     best, best_score = "", 0.0
     for separator in SEPARATORS:
         counts = [line.count(separator.encode()) for line in lines]
         usual = max(set(counts), key=counts.count) if counts else 0
         score = counts.count(usual) / len(counts) if usual else 0.0
-        if (separator == " " and best) or not usual:
+        # What the first line lacks cannot cut it; a blank cuts words where nothing else does.
+        if not usual or not counts[0] or (separator == " " and best):
             continue
         # A name that tells the separator settles it: titles may hold any other one.
         if name.endswith((".csv", ".csv.gz")) and separator == ",":
@@ -106,6 +128,23 @@ def sniff(name: str, sample: bytes) -> str:
     # No separator is usual: then it is the one of the header, and the rows are wrong.
     header = lines[0].decode("utf-8", "replace")
     return max((s for s in SEPARATORS if s in header), key=header.count, default="")
+
+
+def _has_decimal_commas(lines: list[bytes]) -> bool:
+    """Whether semicolons separate the fields and every comma is within a number.
+
+    Two fields, the user and the item, must be free of commas: ``1,2;3`` is no such line.
+    """
+    rows = [line.split(b";") for line in lines]
+    if not rows or len({len(row) for row in rows}) > 1:
+        return False
+    body = rows[1:] if b"," not in lines[0] else rows
+    decimal = [any(b"," in row[place] for row in body) for place in range(len(rows[0]))]
+    return (
+        any(decimal)
+        and decimal.count(False) >= 2
+        and all(COMMA.fullmatch(cell) for row in body for cell in row if b"," in cell)
+    )
 
 
 def first_bytes(data: bytes | Path, size: int = SAMPLE) -> bytes:

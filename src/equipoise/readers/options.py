@@ -12,7 +12,9 @@ from equipoise.errors import SettingError
 OnBad = Literal["error", "skip"]
 Column = str | int | None
 OptionalColumn = str | int | bool | None  # False: leave the column alone even if it is there
-COLUMNS = ("user", "item", "time", "rating", "weight", "session", "gap")
+TimeUnit = Literal["s", "ms", "us", "ns"]
+TIME_UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")  # powers of a thousand
+COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "session", "gap")
 FORMATS = (
     "csv",
     "tsv",
@@ -35,6 +37,7 @@ class Options:
     user: Column = None
     item: Column = None
     time: OptionalColumn = None
+    time_unit: TimeUnit | None = None
     rating: OptionalColumn = None
     weight: Column = None
     session: Column = None
@@ -60,6 +63,12 @@ class Options:
             raise SettingError(f"min_rating must be a finite number, got {self.min_rating}")
         if self.min_rating is not None and self.rating is False:
             raise SettingError("min_rating needs a rating column, but rating is False")
+        if self.time_unit is not None and self.time_unit not in TIME_UNITS:
+            known = ", ".join(TIME_UNITS)
+            raise SettingError(f"time_unit must be one of {known}, got {self.time_unit!r}")
+        for name in ("gap", "time_unit"):
+            if getattr(self, name) is not None and self.time is False:
+                raise SettingError(f"{name} needs a time column, but time is False")
         if self.session is not None and self.gap is not None:
             raise SettingError("session and gap exclude one another: give the column or the pause")
         if self.session is not None and self.user is not None:

@@ -19,7 +19,7 @@ from equipoise.readers.delimited import delimited_source, whole_numbers
 from equipoise.readers.npz import load_arrays, pair_arrays
 from equipoise.readers.opening import existing_file
 from equipoise.readers.options import Options
-from equipoise.readers.table import BadRows
+from equipoise.readers.table import BadRows, Table, row_of
 from equipoise.readers.values import id_column
 
 STRONG = (("train",), ("valid_in", "valid_target"), ("test_in", "test_target"))
@@ -49,7 +49,7 @@ def read_strong(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     """
     root = Path(folder)
     parts = {name: _npz_part(root / f"{name}.npz") for group in STRONG for name in group}
-    return _assembled(parts, STRONG, _all_items(parts))
+    return _assembled(root, parts, STRONG, _all_items(root, parts))
 
 
 def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
@@ -62,7 +62,7 @@ def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     names = list(WEAK[0][:2])
     names += [name for name in WEAK[0][2:] if (root / f"{name}.npz").is_file()]
     parts = {name: _weak_part(root, name) for name in names}
-    return _assembled(parts, (tuple(names),), _all_items(parts))
+    return _assembled(root, parts, (tuple(names),), _all_items(root, parts))
 
 
 def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
@@ -86,7 +86,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
         outside = ((places < 0) | (places >= len(items))).to_numpy()
         bad.refuse(outside, "sid", f"is no line of unique_sid.txt ({len(items):,} lines)")
         parts[name] = Part(users, places)
-    return _assembled(parts, STRONG, items, coded=True)
+    return _assembled(root, parts, STRONG, items, coded=True)
 
 
 def part_names(folder: Path) -> set[str]:
@@ -100,7 +100,10 @@ def part_names(folder: Path) -> set[str]:
 def _npz_part(path: Path) -> Part:
     users, items = pair_arrays(path, load_arrays(existing_file(path)))
     frame = pl.DataFrame({"users": users, "items": items})
-    return Part(frame["users"].cast(pl.Int64), frame["items"].cast(pl.Int64))
+    bad = BadRows(Table(frame, row_of(str(path))), "error")
+    return Part(
+        id_column(frame["users"], "user", bad)[0], id_column(frame["items"], "item", bad)[0]
+    )
 
 
 def _weak_part(root: Path, name: str) -> Part:
@@ -114,12 +117,24 @@ def _weak_part(root: Path, name: str) -> Part:
     return Part(frame["user"], frame["item"])
 
 
-def _all_items(parts: dict[str, Part]) -> IdIndex:
-    distinct = pl.concat([part.items for part in parts.values()]).unique().sort()
+def _all_items(root: Path, parts: dict[str, Part]) -> IdIndex:
+    items = {name: part.items for name, part in parts.items()}
+    distinct = _concat(root, items, "item").unique().sort()
     return IdIndex(distinct.to_numpy(), "item")
 
 
+def _concat(root: Path, columns: dict[str, pl.Series], axis: str) -> pl.Series:
+    """Put the ids of the parts one after another; they must be of one type."""
+    first = next(iter(columns))
+    for name, column in columns.items():
+        if column.dtype != columns[first].dtype:
+            kinds = f"{columns[first].dtype} in {first} and {column.dtype} in {name}"
+            raise DataError(f"{root}: {axis} ids are {kinds}; write the parts with one type")
+    return pl.concat(list(columns.values()))
+
+
 def _assembled(
+    root: Path,
     parts: dict[str, Part],
     groups: tuple[tuple[str, ...], ...],
     items: IdIndex,
@@ -129,7 +144,7 @@ def _assembled(
     """Make the matrices; the parts of a group have the same users in the same rows."""
     out: dict[str, Interactions] = {}
     for group in groups:
-        codes, ids = factorize(pl.concat([parts[name].users for name in group]))
+        codes, ids = factorize(_concat(root, {name: parts[name].users for name in group}, "user"))
         users = IdIndex(ids, "user")
         start = 0
         for name in group:

@@ -149,12 +149,4 @@ def recbole(path: Path, options: Options) -> Interactions:
 
 def _untyped(source: Source) -> Source:
     """Drop the type from names such as `user_id:token`."""
-    short = tuple(name.split(":")[0] for name in source.columns)
-    full = dict(zip(short, source.columns, strict=True))
-
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        table = source.load([full[name] for name in ids], [full[name] for name in others])
-        table.frame.columns = [name.split(":")[0] for name in table.frame.columns]
-        return table
-
-    return Source(source.name, short, load)
+    return source.renamed(tuple(name.split(":")[0] for name in source.columns))

@@ -137,7 +137,7 @@ def _walk(
             if fresh:  # 1: first byte of the field, 2: first byte after its quotation mark
                 fresh = 0
                 lead = 1 if byte == 48 else (2 if byte == 45 else 0)
-                if byte == 43:
+                if byte == 43 or byte == 32 or byte == 9:  # polars reads "+7" and " 7" as 7
                     flags |= 64
             elif lead:
                 if (lead == 1 and 48 <= byte <= 57) or (lead == 2 and byte == 48):

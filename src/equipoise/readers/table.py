@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,18 @@ class Table:
         Rows that were already left out while parsing, by reason.
     notes
         Sentences for `Interactions.notes`.
+    decimal_comma
+        Whether a comma within a number can only be a decimal one: no comma separates the fields.
+    written
+        Returns a column of a text file as it is written, before integers were recognised.
     """
 
     frame: pl.DataFrame
     locate: Callable[[int], str]
     skipped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    decimal_comma: bool = False
+    written: Callable[[str], pl.Series] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,20 @@ class Source:
     columns: tuple[str, ...]
     load: Callable[[Sequence[str], Sequence[str]], Table]
     named: bool = True
+
+    def renamed(self, names: tuple[str, ...]) -> Source:
+        """Give the columns other names, in the same order."""
+        old = dict(zip(names, self.columns, strict=True))
+        new = dict(zip(self.columns, names, strict=True))
+
+        def load(ids: Sequence[str], others: Sequence[str]) -> Table:
+            table = self.load([old[name] for name in ids], [old[name] for name in others])
+            frame = table.frame.rename({name: new[name] for name in table.frame.columns})
+            text = table.written
+            written = None if text is None else lambda name: text(old[name]).alias(name)
+            return replace(table, frame=frame, written=written)
+
+        return Source(self.name, names, load)
 
 
 class BadRows:
@@ -112,3 +132,33 @@ def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
 def row_of(name: str) -> Callable[[int], str]:
     """Return a `Table.locate` for sources without lines; rows are counted from 1."""
     return lambda row: f"{name}, row {row + 1}"
+
+
+def located(sizes: Sequence[int], locate: Sequence[Callable[[int], str]]) -> Callable[[int], str]:
+    """Return a `Table.locate` for parts of these sizes, one after another."""
+    ends = np.cumsum(sizes)
+
+    def place(row: int) -> str:
+        part = int(np.searchsorted(ends, row, side="right"))
+        return locate[part](row - int(ends[part]) + sizes[part])
+
+    return place
+
+
+def added(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Add up what was skipped in each part, by reason."""
+    total: dict[str, int] = {}
+    for each in counts:
+        for reason, count in each.items():
+            total[reason] = total.get(reason, 0) + count
+    return total
+
+
+def other_columns(
+    name: str, columns: Sequence[str], first: str, expected: Sequence[str]
+) -> DataError:
+    """Return the error for a part whose columns are not those of the first."""
+    return DataError(
+        f"{name} has the columns {', '.join(columns)} where {first} has {', '.join(expected)}; "
+        "parts need one schema"
+    )

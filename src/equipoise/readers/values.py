@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from equipoise.errors import DataError
+from equipoise.matrix import lost_in_single
 from equipoise.readers.table import BadRows
 
 EXACT = 2.0**53  # from here on a float no longer tells neighbouring integers apart
+NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
+THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+$"
 
 A = {"user": "a user", "item": "an item"}
 
@@ -63,18 +67,63 @@ def _refuse_empty(column: pl.Series, axis: str, bad: BadRows) -> None:
 
 
 def number_column(column: pl.Series, role: str, bad: BadRows) -> pl.Series:
-    """Return ratings or weights as floats; refuse empty, NaN, infinite and negative ones."""
+    """Return ratings or weights as floats; refuse empty, NaN, infinite and negative ones.
+
+    The matrix is of single precision, so a weight must also lie between 1e-45 and 3e38 or be 0.
+    """
     if not (column.dtype.is_numeric() or column.dtype in (pl.String, pl.Null, pl.Boolean)):
         raise DataError(
             f"column {column.name!r} holds {column.dtype}, a {role} must be a number; "
             f"pass {role}= with another column"
         )
-    numbers = column.cast(pl.Float64, strict=False)
-    if not numbers.null_count() and ((numbers >= 0) & (numbers < np.inf)).all():
-        return numbers
+    numbers = column.cast(pl.Float64) if column.dtype != pl.String else _from_text(column, bad)
     values = numbers.fill_null(float("nan")).to_numpy()
-    missing = column.is_null().to_numpy()
-    bad.refuse(missing, column.name, f"has no {role}", "fill it")
-    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a finite {role}")
-    bad.refuse(values < 0, column.name, f"is a negative {role}")
+    if not (len(values) and values.min() >= 0 and values.max() < np.inf):  # NaN fails as well
+        missing = is_missing(column)
+        bad.refuse(missing, column.name, f"has no {role}", "fill it")
+        bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a finite {role}")
+        bad.refuse(values < 0, column.name, f"is a negative {role}")
+    if role == "weight":
+        lost = lost_in_single(values)
+        if lost.any():
+            large, name = values > 1, column.name
+            bad.refuse(lost & large, name, "is a weight beyond 3e38", "scale the weights down")
+            bad.refuse(lost & ~large, name, "is a weight below 1e-45", "scale the weights up")
     return numbers
+
+
+def is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:
+    """Mark the cells without a value; in text these are also the blank ones."""
+    if column.dtype != pl.String:
+        return column.is_null().to_numpy()
+    return column.str.contains(r"^\s*$").fill_null(True).to_numpy()
+
+
+def numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
+    """Parse numbers as they are written in text, decimal commas included; the rest is null.
+
+    A comma is a decimal one where it cannot be anything else: it does not separate the fields, no
+    number of the column has a point, and not all could be thousands as in 1,234.
+    """
+    text = column.str.strip_chars()
+    numbers = text.cast(pl.Float64, strict=False)
+    comma = numbers.is_null() & text.str.contains(NUMBER_WITH_COMMA).fill_null(False)
+    if not comma.any():
+        return numbers
+    remedy = "write the numbers with a decimal point"
+    if not bad.table.decimal_comma or text.str.contains(r"\d\.\d").any():
+        bad.refuse(comma.to_numpy(), column.name, "is a number with a comma", remedy)
+        return numbers
+    if text.filter(comma).str.contains(THOUSANDS).all():
+        reason = "is a number whose comma may mean thousands or decimals"
+        bad.refuse(comma.to_numpy(), column.name, reason, remedy)
+        return numbers
+    bad.table.notes.append(f"the commas in {column.name!r} are decimal commas")
+    return text.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
+
+
+def _from_text(column: pl.Series, bad: BadRows) -> pl.Series:
+    """Read text as a rating or weight: a number, or true and false as 1 and 0."""
+    word = column.str.strip_chars().str.to_lowercase()
+    flags = word.replace_strict(["true", "false"], [1.0, 0.0], default=None)
+    return numbers_in_text(column, bad).fill_null(flags)

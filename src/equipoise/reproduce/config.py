@@ -192,5 +192,5 @@ def _published(folder: Path, raw: dict[str, Any]) -> pl.DataFrame:
     """Return the published numbers as text: how many digits were printed matters."""
     if "published" not in raw:
         return pl.DataFrame(schema={"dataset": pl.String})
-    found = pl.read_csv(folder / raw["published"], infer_schema=False)
+    found = pl.read_csv(folder / raw["published"], infer_schema=False, glob=False)
     return found.rename({raw["row_column"]: "row"}) if "row_column" in raw else found

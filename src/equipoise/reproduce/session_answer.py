@@ -54,7 +54,9 @@ def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
     files = [kept / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
     if not all(file.is_file() for file in files):
         return None
-    before, after = (pl.read_parquet(file)[metric].drop_nulls().to_numpy() for file in files)
+    before, after = (
+        pl.read_parquet(file, glob=False)[metric].drop_nulls().to_numpy() for file in files
+    )
     change = after.astype(np.float64) - before
     return float(change.std(ddof=1) / np.sqrt(len(change)))
 
