@@ -24,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests marked `gpu` where there is no card."""
+    if "gpu" in item.keywords and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is no CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def untouched_loggers() -> None:
     """Undo what an earlier test's command line did to loggers, which live as long as a worker."""

@@ -49,9 +49,11 @@ def made(
 
 @pytest.fixture
 def results(rng) -> list[Result]:
-    base = rng.random(400)
-    better = np.clip(base + 0.05 + 0.1 * rng.normal(size=400), 0, 1)
-    alike = np.clip(base + 0.1 * rng.normal(size=400), 0, 1)
+    base = rng.uniform(0.2, 0.7, 400)
+    noise = rng.uniform(-0.1, 0.1, 200)
+    noise = np.concatenate([noise, -noise])  # of mean zero, whatever was drawn
+    better = base + noise + 0.05
+    alike = base + noise + 0.5 * noise.std() / np.sqrt(400)  # half a standard error
     columns = {"base": base, "better": better, "alike": alike}
     return [made(name, {"ndcg@20": values}) for name, values in columns.items()]
 

@@ -124,6 +124,25 @@ def test_a_published_split_is_taken_as_it_is(tmp_path: Path, answer: Answer) -> 
     assert (found["train"]["users"], found["test"]["known"], found["test"]["to_find"]) == (3, 2, 1)
 
 
+def test_stats_of_published_folders_are_those_of_their_training_data(
+    tmp_path: Path, answer: Answer, synthetic: eq.Interactions
+) -> None:
+    expected = []
+    for name, n_users in (("gowalla", 300), ("yelp2018", 120)):
+        train, test = (synthetic.rows(np.arange(*ends)) for ends in ((0, n_users), (0, 50)))
+        for part, data in (("train", train), ("test", test)):
+            users, items = data.matrix.nonzero()
+            (tmp_path / name / "weak").mkdir(parents=True, exist_ok=True)
+            np.savez(tmp_path / name / "weak" / f"{part}.npz", users=users, items=items)
+        expected.append(eq.describe(train))
+    found = answer("stats", *(tmp_path / name / "weak" for name in ("gowalla", "yelp2018")))
+    for one, other in zip(found, expected, strict=True):
+        assert one["gini_items"] == pytest.approx(other.gini_items)
+        assert one["homophily"] == pytest.approx(other.homophily)
+        sizes = (other.n_users, other.n_items, other.n_interactions)
+        assert (one["n_users"], one["n_items"], one["n_interactions"]) == sizes
+
+
 @pytest.mark.data
 def test_table_1_of_the_paper_comes_out_of_stats(shared_data: Path, answer: Answer) -> None:
     parts = [shared_data / name / "weak" for name in ("gowalla", "yelp2018")]

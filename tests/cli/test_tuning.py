@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -19,6 +21,22 @@ import equipoise as eq
 
 Run = Callable[..., Result]
 Answer = Callable[..., Any]
+# The command, in a process that is killed when its third solve is kept
+KILLED = """
+import os, signal
+from equipoise.cli.app import app
+from equipoise.tuning.ledger import Ledger
+
+add = Ledger.add
+
+def add_and_die(self, *solve):
+    add(self, *solve)
+    if len(self.solves) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Ledger.add = add_and_die
+app()
+"""
 
 
 def test_tune_writes_model_trials_and_frontier(tmp_path: Path, shop: Path, answer: Answer) -> None:
@@ -87,27 +105,26 @@ def test_search_goes_on_only_when_told_to(tmp_path: Path, run: Run, answer: Answ
 
 def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> None:
     out = tmp_path / "tuned"
-    command = [str(Path(sys.executable).with_name("equipoise")), "tune", "split", str(out)]
-    process = subprocess.Popen(
-        [*command, "--paper-grid"], cwd=shop, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    assert process.stderr is not None
-    assert b"of 275 solves" in process.stderr.readline()
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    whole = (out / "search.jsonl").read_bytes().split(b"\n")[:-1]
-    done = sum(line.startswith(b'{"outer"') for line in whole)
-    assert 1 <= done < 275
+    command = [sys.executable, "-c", KILLED, "tune", "split", str(out), "--paper-grid"]
+    killed = subprocess.run(command, cwd=shop, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert b"1 of 275 solves" in killed.stderr
     assert not (out / "model").exists()
     found = answer("tune", "split", out, "--paper-grid", "--resume")
-    assert (found["solves"], found["resumed"]) == (275 - done, done)
+    assert (found["solves"], found["resumed"]) == (272, 3)
     lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
     solved = [json.dumps(line["outer"]) for line in lines if "outer" in line]
     assert len(set(solved)) == len(solved) == 275
 
 
-def test_budget_that_runs_out_says_how_to_go_on(tmp_path: Path, run: Run) -> None:
-    done = run("tune", "split", tmp_path / "tuned", "--paper-grid", "--budget", "0.3s")
+def test_budget_that_runs_out_says_how_to_go_on(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()  # one passes from each look at the clock to the next
+    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr("equipoise.tuning.run.time", clock)
+    monkeypatch.setattr("equipoise.tuning.search.time", clock)
+    done = run("tune", "split", tmp_path / "tuned", "--paper-grid", "--budget", "20s")
     assert done.exit_code == 0, done.stderr
     assert "the budget ran out" in done.stdout
     assert (tmp_path / "tuned" / "model" / "manifest.json").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.tolerance import assert_close
+from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise import solve
@@ -82,22 +82,36 @@ def test_float32_agrees_with_float64(family: type, synthetic: Interactions) -> N
     assert double.inverse_.dtype == np.float64
     W = double.weights_
     assert_close(single.weights_, W, "float32", scale=np.abs(W).max())
-    assert single.recommend(synthetic, k=10).items == double.recommend(synthetic, k=10).items
+    one, two = single.rank(synthetic, 10), double.rank(synthetic, 10)
+    assert_same_lists(one, two, double.score(synthetic), "float32")
 
 
-def test_refinement_lowers_the_residual_of_float32(synthetic: Interactions) -> None:
-    rough = eq.EASE(l2=0.01).fit(synthetic)
-    fine = eq.EASE(l2=0.01).fit(synthetic, refine=True)
-    assert fine.residual_ < rough.residual_
+def test_refinement_squares_the_error_of_a_rough_solve(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, error = solve.dense.invert_in_place, 2.0**-7
+
+    def rough(A: np.ndarray) -> None:
+        original(A)
+        A *= 1 + error  # A P - I is then error * I, far above the rounding of any kernel
+
+    monkeypatch.setattr(solve.dense, "invert_in_place", rough)
+    before = eq.EASE(l2=5.0).fit(synthetic)
+    after = eq.EASE(l2=5.0).fit(synthetic, refine=True)
+    P = before.inverse_.astype(np.float64)
+    rounding = len(P) * np.linalg.cond(P) * np.finfo(np.float32).eps
+    assert rounding < error / 4
+    assert before.residual_ == pytest.approx(error, abs=rounding)
+    assert after.residual_ == pytest.approx(error**2, abs=rounding)
 
 
-def test_ranked_lists_are_the_same_for_any_number_of_threads(synthetic: Interactions) -> None:
+def test_fit_is_the_same_for_any_number_of_threads(synthetic: Interactions) -> None:
     one = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic, threads=1)
     two = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic, threads=2)
-    # LAPACK splits its sums by threads, so the inverse agrees to rounding and the lists exactly
+    # LAPACK splits its sums by threads, so the inverse agrees to rounding
     assert_close(two.inverse_, one.inverse_, "float32", scale=np.abs(one.inverse_).max())
-    first = one.recommend(synthetic, k=20, threads=1)
-    assert first.items == two.recommend(synthetic, k=20, threads=2).items
+    lists = (model.rank(synthetic, 20, threads=n) for n, model in ((2, two), (1, one)))
+    assert_same_lists(*lists, one.score(synthetic), "float32")
 
 
 def test_weighted_interactions_enter_the_gram_matrix(toy: Interactions) -> None:

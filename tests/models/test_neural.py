@@ -68,9 +68,20 @@ def test_training_lowers_the_loss_and_beats_popularity(name: str, split: Split) 
     assert found["ndcg@20"] > 1.3 * popular["ndcg@20"]
 
 
-@pytest.mark.data
-def test_models_beat_popularity_on_movielens(name: str, shared_data: Path) -> None:
-    ratings = shared_data / "ml-latest-small" / "ratings.csv"
+@pytest.fixture(params=["small", pytest.param("ml-latest-small", marks=pytest.mark.data)])
+def ratings(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path) -> Path:
+    """A table of ratings as MovieLens has it: the real one, or one in which groups have tastes."""
+    if request.param != "small":
+        return shared_data / request.param / "ratings.csv"
+    liked = clustered()
+    rows = [f"{user},{item},5.0,9" for user, item in zip(*liked.matrix.nonzero(), strict=True)]
+    rows += [f"{user},{user % liked.n_items},2.0,9" for user in range(liked.n_users)]
+    file = tmp_path / "ratings.csv"
+    file.write_text("userId,movieId,rating,timestamp\n" + "\n".join(dict.fromkeys(rows)))
+    return file
+
+
+def test_models_beat_popularity_on_a_table_of_ratings(name: str, ratings: Path) -> None:
     data = eq.read(ratings, min_rating=4)
     part = eq.split.weak(data.filter(min_user=5, min_item=20), test=0.2)
     options: dict[str, Any] = {**LONGER[name], "batch": 100 if name == "MultVAE" else 512}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.absent import absent
 from tests.report.browser import Browser, find_browser
 
 from equipoise.interactions import Interactions
@@ -24,10 +24,7 @@ READING = "document.querySelector('[data-reading]').textContent"
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_browser()
     if program is None:
-        reason = "no chromium found; install it with `apt-get install chromium`"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        absent("no chromium found; install it with `apt-get install chromium`")
     made = Browser(program, tmp_path_factory.mktemp("profile"))
     yield made
     made.close()

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.reproduce import load_config, runner
+from equipoise.reproduce.cells import read_results
 from equipoise.reproduce.config import names
-from equipoise.reproduce.kinds import results_file
+from equipoise.reproduce.kinds import KINDS, completed, results_file
 from equipoise.reproduce.overview import END, START, overview, write_overview
 
 pytest.importorskip("matplotlib")
@@ -50,6 +51,33 @@ def test_results_and_pictures_are_shown(paper: Path, small: Path) -> None:
     assert "- ML-1M: NDCG@20 over all items is best at alpha" in text
     assert "| Gowalla | RW norm |" in text
     assert "| Gowalla | Col norm |" in text
+
+
+@pytest.mark.parametrize("name", ["table1", "table6_cut", "table8"])
+def test_overview_judges_stored_results_as_their_run_did(
+    name: str, paper: Path, small: Path
+) -> None:
+    config = load_config(paper / f"{name}.toml")
+    found = runner(config)(config, small, results_file(paper, config))
+    assert found["ours"].is_not_null().any()
+    assert completed(config, read_results(results_file(paper, config))).equals(found)
+
+
+TABLES = [name for name in names(PAPER) if KINDS[load_config(PAPER / f"{name}.toml").kind].cells]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_result_in_the_repository_is_shown(name: str) -> None:
+    config = load_config(PAPER / f"{name}.toml")
+    stored = read_results(results_file(PAPER, config))
+    shown = completed(config, stored)
+    cell = ["dataset", "row", "column", "ours"]
+    assert stored.join(shown, on=cell, how="anti").height == 0
+
+
+def test_readme_of_the_paper_is_up_to_date() -> None:
+    text = (PAPER / "README.md").read_text(encoding="utf-8")
+    assert text.split(START)[1].split(END)[0].strip() == overview(PAPER).strip()
 
 
 def test_only_the_generated_part_is_renewed(paper: Path) -> None:

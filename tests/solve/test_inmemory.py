@@ -18,7 +18,7 @@ def positive_definite(n: int, rng: np.random.Generator, dtype: str) -> np.ndarra
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("n", "block", "strip"), [(1, 4, 4), (7, 1, 2), (64, 16, 32), (65, 16, 16)]
+    ("n", "block", "strip"), [(1, 4, 4), (7, 1, 2), (64, 16, 32), (65, 16, 16), (193, 193, 193)]
 )
 def test_lower_triangle_becomes_that_of_the_inverse(
     n: int, block: int, strip: int, dtype: str, rng: np.random.Generator

@@ -21,7 +21,7 @@ Vectors = sp.csr_array[np.float64, tuple[int, int]]
 def head_items(counts: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Flags of the ceil(n / 5) items with most interactions; ties go to the lower position."""
     count = np.asarray(counts)
-    n_head = -(-len(count) // 5)  # ceil(0.2 * n) in floats would take 8 of 35
+    n_head = -(-len(count) // 5)  # rounded up
     head = np.zeros(len(count), bool)
     head[np.argsort(-count, kind="stable")[:n_head]] = True
     return head

@@ -117,6 +117,7 @@ def limited(split: Split, items: int | None) -> Split:
 
 def complete(config: Config, done: pl.DataFrame) -> pl.DataFrame:
     """Return one line per cell: seconds of another machine are measured, a ratio has a target."""
+    config = _pinned(config)
     target = config.options["target"]
     settings = {(row.dataset, row.name): row.settings or {} for row in config.rows}
     lines = cells.complete(config, done).to_dicts()

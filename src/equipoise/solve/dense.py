@@ -77,27 +77,31 @@ def invert(
 
 def invert_in_place(A: npt.NDArray[Any]) -> None:
     """Replace a positive definite matrix, given by its upper triangle, by its inverse."""
-    if len(A) > LAPACK_ITEMS[A.dtype.name]:
-        mirror(A)
-        invert_by_blocks(A)
-        mirror(A.T)
-        return
-    with threads.one_blas_thread(len(A) <= SMALL):
-        _invert_by_lapack(A)
     mirror(A)
+    if len(A) > LAPACK_ITEMS[A.dtype.name]:
+        invert_by_blocks(A)
+    else:
+        with threads.one_blas_thread(len(A) <= SMALL):
+            _invert_by_lapack(A)
+    mirror(A.T)
 
 
 def _invert_by_lapack(A: npt.NDArray[Any]) -> None:
+    """Replace the lower triangle by that of the inverse.
+
+    LAPACK sees the transpose of our C-ordered buffer, hence its upper triangle. It has to be that
+    one: on its lower triangle strtri of OpenBLAS 0.3.30 writes outside of the matrix where the
+    kernel is that of Prescott, which is also the one for processors it does not know.
+    """
     single = A.dtype == np.float32
     potrf = lapack.spotrf if single else lapack.dpotrf
     potri = lapack.spotri if single else lapack.dpotri
-    # LAPACK sees the transpose of our C-ordered buffer: its lower triangle is our upper one
-    factor, info = potrf(A.T, lower=1, clean=0, overwrite_a=1)
+    factor, info = potrf(A.T, lower=0, clean=0, overwrite_a=1)
     if info > 0:
         raise SolveError(
             f"the matrix is not positive definite (at item {info - 1}); raise l2 or dropout"
         )
-    inverse, info = potri(factor, lower=1, overwrite_c=1)
+    inverse, info = potri(factor, lower=0, overwrite_c=1)
     if info:
         raise SolveError("the matrix is singular; raise l2 or dropout")
     if not np.shares_memory(inverse, A):

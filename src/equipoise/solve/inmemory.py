@@ -43,15 +43,16 @@ class MemoryBlocks:
     def factor(self, at: Span) -> None:
         """Factor T; its inverse is kept for `solve` and `invert`."""
         single = self.A.dtype == np.float32
-        T = np.asfortranarray(self._view(at, at))
-        L, info = (lapack.spotrf if single else lapack.dpotrf)(T, lower=1, overwrite_a=1)
+        T = np.array(self._view(at, at), order="C")
+        # the upper triangle as LAPACK sees it: see `dense` for what is wrong with the lower one
+        U, info = (lapack.spotrf if single else lapack.dpotrf)(T.T, lower=0, overwrite_a=1)
         if info > 0:
             item = at[0] + info - 1
             raise SolveError(
                 f"the matrix is not positive definite (at item {item}); raise l2 or dropout"
             )
-        inverse, _ = (lapack.strtri if single else lapack.dtrtri)(L, lower=1, overwrite_c=1)
-        self._inverses[at[0]] = np.ascontiguousarray(inverse)
+        inverse, _ = (lapack.strtri if single else lapack.dtrtri)(U, lower=0, overwrite_c=1)
+        self._inverses[at[0]] = inverse.T
 
     def invert(self, at: Span) -> None:
         """Replace the factor T by its inverse."""

@@ -1,0 +1,31 @@
+"""The kernels of OpenBLAS that `make kernels` asks for are those that run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.linalg import lapack
+from threadpoolctl import threadpool_info
+
+ASKED = os.environ.get("OPENBLAS_CORETYPE", "")
+# OpenBLAS names a set of kernels that serves several processors by the first of them
+NAMES = {"Prescott": "Katmai", "Zen": "Haswell"}
+NEEDS = {"Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
+
+
+@pytest.mark.skipif(not ASKED, reason="OPENBLAS_CORETYPE asks for no kernel")
+def test_kernel_that_was_asked_for_is_the_one_that_runs() -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip(f"{platform.machine()} has no kernel {ASKED}")
+    flags = Path("/proc/cpuinfo")
+    if ASKED in NEEDS and flags.exists() and NEEDS[ASKED] not in flags.read_text():
+        pytest.skip(f"this processor cannot run the kernel {ASKED}")
+    lapack.dpotrf(np.eye(2) @ np.eye(2))  # both numpy's library and scipy's are loaded
+    libraries = [each for each in threadpool_info() if each["internal_api"] == "openblas"]
+    if not libraries:
+        pytest.skip("numpy and scipy do not use OpenBLAS here")
+    assert {each["architecture"] for each in libraries} == {NAMES.get(ASKED, ASKED)}
