@@ -188,6 +188,25 @@ def test_asking_before_fitting_says_so(name: str) -> None:
         MODELS[name]().recommend(["u1"])
 
 
+def test_fit_cut_short_at_any_point_leaves_the_fitted_model_as_it_was(
+    model: Recommender, synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, before = dict(vars(model)), model.score(["u3", "u4"])
+    for last in [name for name in state if name.endswith("_")]:
+
+        def cut_short(self: Recommender, name: str, value: object, last: str = last) -> None:
+            object.__setattr__(self, name, value)
+            if name == last:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), "__setattr__", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(synthetic.rows(np.arange(100)))
+        assert all(vars(model)[name] is value for name, value in state.items())
+        np.testing.assert_array_equal(model.score(["u3", "u4"]), before)
+
+
 @pytest.mark.parametrize("k", [0, -3])
 def test_k_must_be_positive(model: Recommender, k: int) -> None:
     with pytest.raises(SettingError, match="k must be >= 1"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +33,42 @@ from equipoise.terms import Constant, Term
 
 BATCH = 4096
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def at_once(method: Method) -> Method:
+    """Let a method change the model wholly or not at all, and return the model.
+
+    It works on a copy, which shares all arrays and must write into none, and the model takes the
+    copy's attributes in one step at the end. A method that fails leaves the model as it was, and
+    a request of another thread (`on_snapshot`) sees the model before or after it.
+    """
+
+    @functools.wraps(method)
+    def changed(model: Recommender, /, *args: Any, **options: Any) -> Recommender:
+        twin = copy.copy(model)
+        method(twin, *args, **options)
+        model.__dict__ = twin.__dict__
+        return model
+
+    return cast(Method, changed)
+
+
+def on_snapshot(method: Method) -> Method:
+    """Let a method answer from the model as it is when it is called, whatever changes it then."""
+
+    @functools.wraps(method)
+    def asked(model: Recommender, /, *args: Any, **options: Any) -> Any:
+        return method(copy.copy(model), *args, **options)
+
+    return cast(Method, asked)
+
 
 class Recommender(ABC):
     """A model that ranks items for a history.
 
-    A subclass implements `fit` and `terms`; asking, explaining and saving live here.
+    A subclass implements `fit` and `terms`; asking, explaining and saving live here. A model can
+    be asked while another thread fits or updates it: see `at_once`.
 
     Attributes
     ----------
@@ -93,6 +126,7 @@ class Recommender(ABC):
         values = {entry.name: getattr(self, entry.name) for entry in fields if entry.init}
         return {"model": type(self).__name__, **plain(values)}
 
+    @on_snapshot
     def rank(
         self,
         history: Interactions,
@@ -106,6 +140,7 @@ class Recommender(ABC):
         rows = history.with_items(self.item_index_).matrix
         return top_k(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
 
+    @on_snapshot
     def recommend(
         self,
         users_or_histories: Any,
@@ -152,6 +187,7 @@ class Recommender(ABC):
             parts.append((rows, self._answer(part, terms, k, threads, **options)))
         return in_order(parts)
 
+    @on_snapshot
     def recommend_to(
         self,
         path: str | os.PathLike[str],
@@ -183,6 +219,7 @@ class Recommender(ABC):
         write_parquet(path, batches())
         return len(request)
 
+    @on_snapshot
     def score(self, histories: Any, *, alpha: float | None = None) -> npt.NDArray[Any]:
         """Return the scores of all items for each history, people x items, dense."""
         return score(self.terms(alpha), self._request(histories, "error").history)
@@ -192,6 +229,7 @@ class Recommender(ABC):
         found = self.recommend({item: [item]}, k, alpha=alpha)
         return dataclasses.replace(found, users=[item])
 
+    @on_snapshot
     def explain(self, history: Any, item: Any, *, alpha: float | None = None) -> Explanation:
         """Return what each item of a history adds to the score of an item.
 
@@ -217,6 +255,7 @@ class Recommender(ABC):
         total = float(score_items(terms, request.history, np.zeros(1, np.int64), target)[0])
         return self._explained(item, total, sources, parts.astype(np.float64))
 
+    @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic."""
         from equipoise.models.saving import save_model
