@@ -143,6 +143,33 @@ def test_contributions_add_up_to_the_score_exactly(
         assert (np.diff(sizes) <= 1e-6 * sizes[0]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("alpha", [None, 0.5])
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9)])
+def test_contributions_add_up_in_the_precision_of_the_model(
+    dtype: str, alpha: float | None, lowpass: eq.LowPass | None, synthetic: Interactions
+) -> None:
+    model = eq.EASE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3), lowpass=lowpass)
+    model.fit(synthetic, dtype=dtype)
+    users = synthetic.users[:25]
+    scores = model.score(users, alpha=alpha)
+    for user, row in zip(users.tolist(), scores, strict=True):
+        for place in (0, 7, 31, 79):
+            reason = model.explain(user, int(synthetic.items[place]), alpha=alpha)
+            assert reason.score == row[place]
+            if min(abs(part) for part in reason.contributions if part) <= abs(row[place]):
+                assert sum(reason.contributions) == row[place]
+            size = float(np.abs(reason.contributions).sum())
+            error = abs(float(np.sum(reason.contributions)) - row[place])
+            assert error <= 4 * np.spacing(size)
+            sources = synthetic.item_index.positions(reason.sources)
+            alone = model.score([[item] for item in reason.sources], alpha=alpha)[:, place]
+            assert np.all(np.diff(np.abs(reason.contributions)) <= len(sources) * np.spacing(size))
+            # the last digits move, so that they add up
+            rounding = len(sources) * float(np.spacing(np.asarray(size, dtype)))
+            np.testing.assert_allclose(reason.contributions, alone, rtol=0, atol=rounding)
+
+
 def test_same_lists_for_any_threads_and_batches(
     model: Recommender, synthetic: Interactions
 ) -> None:
