@@ -120,9 +120,19 @@ def test_explanations_add_up(name: str, data: Interactions) -> None:
 
 def test_sgfcf_refuses_people_it_was_not_fitted_on(data: Interactions) -> None:
     model = eq.SGFCF(factors=9).fit(data)
-    with pytest.raises(DataError, match="only the people it was fitted on"):
+    with pytest.raises(DataError, match="only the users it was fitted on"):
         model.recommend([[100, 127, 126, 125, 124]])
     assert model.recommend([[]], k=3).source == ["popular"]
+
+
+def test_sgfcf_answers_users_with_equal_histories_and_that_history_alike() -> None:
+    X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]], np.float32)
+    model = eq.SGFCF(factors=3).fit(Interactions(X, ["a", "b", "c", "d"], [10, 20, 30, 40]))
+    smoothing = model.arrays_["smoothing_users"]
+    assert smoothing[0] == smoothing[2]
+    scores = model.score(["a", "c"])
+    np.testing.assert_array_equal(scores[0], scores[1])
+    np.testing.assert_array_equal(model.score([[10, 30]])[0], scores[0])
 
 
 def test_homophily_of_rows_is_that_of_the_loop(data: Interactions) -> None:

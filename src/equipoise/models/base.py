@@ -137,8 +137,15 @@ class Recommender(ABC):
         threads: int | None = None,
     ) -> Ranked:
         """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        rows = history.with_items(self.item_index_).matrix
-        return top_k(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
+        rows = self._request(history, "error")
+        return top_k(
+            self.terms(alpha),
+            rows.history,
+            k,
+            exclude_seen=exclude_seen,
+            users=rows.known,
+            threads=threads,
+        )
 
     @on_snapshot
     def recommend(
@@ -181,7 +188,7 @@ class Recommender(ABC):
         terms = self.terms(alpha)
         parts = []
         for rows, allowed in by_candidates(candidates, len(request)):
-            part = Request([request.users[row] for row in rows], request.history[rows])
+            part = request.take(rows)
             block = exclude[rows] if exclude is not None else None
             options = {"exclude_seen": exclude_seen, "exclude": block, "candidates": allowed}
             parts.append((rows, self._answer(part, terms, k, threads, **options)))
@@ -222,7 +229,8 @@ class Recommender(ABC):
     @on_snapshot
     def score(self, histories: Any, *, alpha: float | None = None) -> npt.NDArray[Any]:
         """Return the scores of all items for each history, people x items, dense."""
-        return score(self.terms(alpha), self._request(histories, "error").history)
+        request = self._request(histories, "error")
+        return score(self.terms(alpha), request.history, users=request.known)
 
     def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
         """Return the items that most follow from this one alone."""
@@ -287,7 +295,7 @@ class Recommender(ABC):
     def _answer(
         self, request: Request, terms: list[Term], k: int, threads: int | None, **options: Any
     ) -> Recommendations:
-        ranked = top_k(terms, request.history, k, threads=threads, **options)
+        ranked = top_k(terms, request.history, k, users=request.known, threads=threads, **options)
         source = np.full(len(request), "model", object)
         empty = np.flatnonzero(np.diff(request.history.indptr) == 0)
         if len(empty):

@@ -18,17 +18,27 @@ from equipoise.matrix import Csr
 
 @dataclass(frozen=True)
 class Request:
-    """People to answer: a name for each row, and their histories over the model's items."""
+    """People to answer: a name for each row, and their histories over the model's items.
+
+    `known` holds the positions of those who were asked about as training users, by their ids, and
+    -1 for the others; None where all are bare histories.
+    """
 
     users: list[Any]
     history: Csr
+    known: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.users)
 
     def rows(self, start: int, stop: int) -> Request:
         """Return the people from `start` to `stop`."""
-        return Request(self.users[start:stop], self.history[start:stop])
+        return self.take(np.arange(start, min(stop, len(self))))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Request:
+        """Return the people in these rows."""
+        known = None if self.known is None else self.known[rows]
+        return Request([self.users[row] for row in rows], self.history[rows], known)
 
 
 def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request:
@@ -39,7 +49,7 @@ def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request
     """
     if isinstance(wanted, Interactions):
         data = wanted.with_items(train.item_index, unknown=unknown)
-        return Request(data.users.tolist(), data.matrix)
+        return Request(data.users.tolist(), data.matrix, known_users(data, train))
     if isinstance(wanted, Mapping):
         return Request(list(wanted), history_rows(wanted.values(), train.item_index, unknown))
     if is_id(wanted):
@@ -48,11 +58,17 @@ def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request
     ids = [is_id(value) for value in listed]
     if all(ids):
         place = train.user_index.positions(listed, unknown=unknown)
-        known = train.rows(place[place >= 0])
-        return Request(known.users.tolist(), known.matrix)
+        place = place[place >= 0]
+        known = train.rows(place)
+        return Request(known.users.tolist(), known.matrix, place)
     if any(ids):
         raise DataError("pass either user ids or histories (lists of item ids), not a mixture")
     return Request(list(range(len(listed))), history_rows(listed, train.item_index, unknown))
+
+
+def known_users(data: Interactions, train: Interactions) -> npt.NDArray[np.int64]:
+    """Return the positions of the users in the training data, by their ids; -1 for others."""
+    return train.user_index.positions(data.users, unknown="skip")
 
 
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:
