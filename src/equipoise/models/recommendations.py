@@ -125,13 +125,14 @@ def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float
     that it can hold the total's last digit.
 
     >>> parts = add_up(np.array([0.7, 0.2, 0.1000001]), 1.0)
-    >>> sum(parts.tolist()), parts.round(6).tolist()
+    >>> float(np.cumsum(parts)[-1]), parts.round(6).tolist()
     (1.0, [0.7, 0.2, 0.1])
     """
     if not len(parts):
         return parts
-    moved = parts.tolist()
-    moved[0] += math.fsum([total, *(-part for part in moved)])
-    last = max((place for place, part in enumerate(moved) if part), default=0)
-    moved[last] = total - sum(moved[:last])
-    return np.array(moved)
+    moved = parts.copy()
+    moved[0] += math.fsum([total, *-parts])
+    last = int(np.append(0, np.flatnonzero(moved))[-1])
+    moved[last] = 0
+    moved[last] = total - np.cumsum(moved)[last]
+    return moved
