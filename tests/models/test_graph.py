@@ -94,6 +94,23 @@ def test_saved_models_score_the_same_bits(name: str, data: Interactions, tmp_pat
     np.testing.assert_array_equal(loaded.score(data), model.score(data))
 
 
+def test_fit_cut_short_leaves_the_fitted_model_as_it_was(
+    name: str, data: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CASES[name][0]().fit(data)
+    state = dict(vars(model))
+
+    def cut_short(self: Recommender, attribute: str, value: object) -> None:
+        object.__setattr__(self, attribute, value)
+        if attribute == "_built":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(model), "__setattr__", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data.rows(np.arange(20)))
+    assert all(vars(model)[key] is value for key, value in state.items())
+
+
 def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data)
     terms, rows = model.terms(), data.matrix

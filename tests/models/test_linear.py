@@ -216,6 +216,13 @@ def test_pruned_model_keeps_everything_when_it_is_saved(
         again.update(synthetic.rows([1]))
 
 
+def test_users_without_a_list_take_nothing_from_the_overlap(toy: Interactions) -> None:
+    assert (toy.user_counts == toy.n_items).any()
+    assert eq.EASE(l2=1.0).fit(toy).prune(3).loss_["overlap@20"] == 1.0
+    whole = Interactions(np.ones((3, 2), np.float32))
+    assert eq.EASE(l2=1.0).fit(whole).prune(1).loss_["overlap@20"] == 1.0
+
+
 def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
     pruned = eq.EASE(l2=5.0).fit(synthetic).prune(10)
     assert pruned.to("cpu") is pruned
