@@ -87,12 +87,21 @@ def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
     return base
 
 
-def adders(terms: Sequence[Term], history: Csr, users: npt.NDArray[np.int64]) -> list[Adder]:
-    """Return the functions that add the other terms to a block of these users' scores."""
+def adders(
+    terms: Sequence[Term],
+    history: Csr,
+    users: npt.NDArray[np.int64],
+    known: npt.NDArray[np.int64] | None = None,
+) -> list[Adder]:
+    """Return the functions that add the other terms to a block of these users' scores.
+
+    `known` holds the positions of the training users that the rows of the history belong to.
+    """
     starts, stops = history.indptr[users], history.indptr[users + 1]
     places, offsets = segments(starts, stops - starts)
     indices = history.indices[places].astype(np.int32, copy=False)
-    rows = Rows(offsets, indices, history.data[places])
+    positions = None if known is None else known[users]
+    rows = Rows(offsets, indices, history.data[places], positions)
     return [term.adder(rows) for term in terms if not isinstance(term, Constant)]
 
 
@@ -110,6 +119,8 @@ class Job:
         Mask of the items that may be listed.
     k
         Length of the lists, at most the number of items.
+    known
+        Positions of the training users that the rows belong to, -1 for anybody else.
     """
 
     terms: Sequence[Term]
@@ -117,6 +128,7 @@ class Job:
     hidden: Sequence[Csr]
     allowed: npt.NDArray[np.bool_]
     k: int
+    known: npt.NDArray[np.int64] | None = None
 
     @property
     def width(self) -> int:
@@ -151,7 +163,7 @@ class Job:
         for at in range(0, len(users), step):
             some = slice(at, at + step)
             masks = self._masks(users[some], barred)
-            add = adders(self.terms, self.history, users[some])
+            add = adders(self.terms, self.history, users[some], self.known)
             tiles.append(_Tile(add, masks, lists.part(some), bad[some]))
         room = np.empty(min(step, len(users)) * width, dtype)
         for low in range(0, n_items, width):

@@ -30,6 +30,7 @@ def top_k(
     exclude_seen: bool = True,
     exclude: Csr | None = None,
     candidates: npt.NDArray[np.bool_] | None = None,
+    users: npt.NDArray[np.int64] | None = None,
     threads: int | None = None,
 ) -> Ranked:
     """Return the k items with the highest scores for each history.
@@ -51,6 +52,9 @@ def top_k(
         Users x items; stored pairs are left out, whatever their value.
     candidates
         Mask of the items that may be listed, for all users.
+    users
+        Positions of the training users that the rows belong to, -1 for anybody else; for terms
+        that know more of these than the history.
     threads
         Number of threads; all that are in force when left out.
 
@@ -72,7 +76,7 @@ def top_k(
     if allowed.shape != (n_items,) or allowed.dtype != np.bool_:
         found = f"{allowed.dtype} {allowed.shape}"
         raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
-    job = Job(terms, history, hidden, allowed, min(k, n_items))
+    job = Job(terms, history, hidden, allowed, min(k, n_items), users)
     ranked = Ranked.empty(n_users, job.k, sum_dtype(terms))
     with limited(threads):
         chunks = job.chunks(count())
@@ -87,21 +91,25 @@ def top_k(
 
 
 def score(
-    terms: Sequence[Term], history: Csr, rows: npt.ArrayLike | None = None
+    terms: Sequence[Term],
+    history: Csr,
+    rows: npt.ArrayLike | None = None,
+    *,
+    users: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[Any]:
     """Return the scores of all items, users x items; meant for a few users at a time.
 
     Parameters
     ----------
-    terms, history
+    terms, history, users
         As for `top_k`; the numbers are the same, bit for bit.
     rows
         Rows of the history, by position; all when left out.
     """
     history = _checked(terms, history)
-    users = np.arange(history.shape[0]) if rows is None else as_positions(rows, history.shape[0])
-    scores = _dense_scores(terms, history, users)
-    _refuse_nan(users[np.isnan(scores).any(axis=1)])
+    chosen = np.arange(history.shape[0]) if rows is None else as_positions(rows, history.shape[0])
+    scores = _dense_scores(terms, history, chosen, users)
+    _refuse_nan(chosen[np.isnan(scores).any(axis=1)])
     return scores
 
 
@@ -132,10 +140,13 @@ def score_items(
 
 
 def _dense_scores(
-    terms: Sequence[Term], history: Csr, users: npt.NDArray[np.int64]
+    terms: Sequence[Term],
+    history: Csr,
+    users: npt.NDArray[np.int64],
+    known: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[Any]:
     scores = np.tile(constant_scores(terms, history.shape[1]), (len(users), 1))
-    for add in adders(terms, history, users):
+    for add in adders(terms, history, users, known):
         add(scores, 0)
     return scores
 

@@ -86,17 +86,15 @@ def truncated_svd(
         raise SettingError(f"rank must lie between 1 and {shorter}, got {rank}")
     if dtype not in ("float32", "float64"):
         raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+    _check_memory(needed_bytes(matrix.shape, rank, dtype, power_iterations), rank)
     wide = matrix.shape[1] > matrix.shape[0] and power_iterations is None
     A = (matrix.T if wide else matrix).astype(dtype)  # its Gram matrix A^T A is the smaller one
-    dense = shorter <= DENSE or 3 * rank > shorter
+    dense = _is_dense(shorter, rank)
     if power_iterations is not None:
-        _check_memory(2 * np.dtype(dtype).itemsize * sum(matrix.shape) * rank, rank)
         squares, vectors = _randomised(A, rank, seed, dtype, power_iterations)
     elif dense:
-        _check_memory(2 * 8 * shorter**2, rank)
         squares, vectors = _dense(A, rank)
     else:
-        _check_memory(np.dtype(dtype).itemsize * shorter * (3 * rank + 12 * BLOCK), rank)
         At = A.T.tocsr() if hasattr(A, "tocsr") else A.T
         squares, vectors = _krylov(lambda Y: At @ (A @ Y), shorter, rank, seed, dtype, tolerance)
     # values come from squares, so their rounding is the root of that of the squares
@@ -111,6 +109,25 @@ def truncated_svd(
     largest = right[np.arange(rank), np.abs(right).argmax(axis=1)]
     right *= np.where(largest < 0, -1, 1)[:, None].astype(dtype)
     return Spectrum(values.astype(dtype), right)
+
+
+def needed_bytes(
+    shape: tuple[int, int], rank: int, dtype: str, power_iterations: int | None = None
+) -> int:
+    """Memory that `truncated_svd` takes at its peak, beside copies of the matrix."""
+    shorter, itemsize = min(shape), int(np.dtype(dtype).itemsize)
+    result = 2 * itemsize * rank * shape[1]  # the vectors, and in rows
+    if power_iterations is not None:
+        return result + 2 * itemsize * sum(shape) * rank
+    if _is_dense(shorter, rank):
+        return result + 3 * 8 * shorter**2  # the Gram matrix, a copy for LAPACK and the vectors
+    depth = _space(rank)[1] + BLOCK
+    blocks = shorter * (depth + 8 * BLOCK) + sum(shape) * 2 * BLOCK
+    return result + itemsize * blocks + 4 * 8 * depth**2
+
+
+def _is_dense(shorter: int, rank: int) -> bool:
+    return shorter <= DENSE or 3 * rank > shorter
 
 
 def _dense(A: Any, rank: int) -> tuple[Array, Array]:
@@ -133,12 +150,17 @@ def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tu
     return squares[::-1], Q @ S[:, ::-1].astype(dtype)
 
 
+def _space(rank: int) -> tuple[int, int]:
+    """Return how many vectors a restart keeps, and how many the space holds."""
+    kept = rank + max(rank // 8, 2 * BLOCK)  # more than asked for: the last ones come faster
+    return kept, kept + max(kept, 8 * BLOCK)
+
+
 def _krylov(
     gram: Callable[[Array], Array], size: int, rank: int, seed: int, dtype: str, tolerance: float
 ) -> tuple[Array, Array]:
     """Largest eigenpairs of a Gram matrix from a block Krylov space, restarted when it is full."""
-    kept = rank + max(rank // 8, 2 * BLOCK)  # more than asked for: the last ones come faster
-    depth = kept + max(kept, 8 * BLOCK)
+    kept, depth = _space(rank)
     rng = np.random.default_rng(seed)
     Q = np.empty((size, depth + BLOCK), dtype)
     Q[:, :BLOCK] = qr(rng.standard_normal((size, BLOCK)), mode="economic")[0]

@@ -17,11 +17,16 @@ Adder = Callable[[Floats, int], None]
 
 @dataclass(frozen=True)
 class Rows:
-    """Histories as the kernels want them: CSR with sorted positions."""
+    """Histories as the kernels want them: CSR with sorted positions.
+
+    `users` holds the positions of the training users they belong to, -1 for anybody else; None
+    where no row belongs to one.
+    """
 
     indptr: Offsets
     indices: Positions
     values: npt.NDArray[np.float32]
+    users: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.indptr) - 1

@@ -146,6 +146,33 @@ def test_contributions_add_up_to_the_score_exactly(
         assert (np.diff(sizes) <= 1e-6 * sizes[0]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("alpha", [None, 0.5])
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9)])
+def test_contributions_add_up_in_the_precision_of_the_model(
+    dtype: str, alpha: float | None, lowpass: eq.LowPass | None, synthetic: Interactions
+) -> None:
+    model = eq.EASE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3), lowpass=lowpass)
+    model.fit(synthetic, dtype=dtype)
+    users = synthetic.users[:25]
+    scores = model.score(users, alpha=alpha)
+    for user, row in zip(users.tolist(), scores, strict=True):
+        for place in (0, 7, 31, 79):
+            reason = model.explain(user, int(synthetic.items[place]), alpha=alpha)
+            assert reason.score == row[place]
+            size = float(np.abs(reason.contributions).sum())
+            length = len(reason.sources)
+            error = abs(float(np.sum(reason.contributions)) - row[place])
+            assert error <= length * np.spacing(size)
+            if min(abs(part) for part in reason.contributions if part) <= abs(row[place]):
+                assert np.cumsum(reason.contributions)[-1] == row[place]
+            if lowpass is None:
+                # a score is a sum of `length` products, so that many roundings move digits
+                alone = model.score([[item] for item in reason.sources], alpha=alpha)[:, place]
+                rounding = length * float(np.spacing(np.asarray(size, dtype)))
+                np.testing.assert_allclose(reason.contributions, alone, rtol=0, atol=rounding)
+
+
 def test_same_lists_for_any_threads_and_batches(
     model: Recommender, synthetic: Interactions
 ) -> None:
@@ -189,6 +216,25 @@ def test_saved_and_loaded_model_answers_the_same(
 def test_asking_before_fitting_says_so(name: str) -> None:
     with pytest.raises(NotFittedError, match="call fit first"):
         MODELS[name]().recommend(["u1"])
+
+
+def test_fit_cut_short_at_any_point_leaves_the_fitted_model_as_it_was(
+    model: Recommender, synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, before = dict(vars(model)), model.score(["u3", "u4"])
+    for last in [name for name in state if name.endswith("_")]:
+
+        def cut_short(self: Recommender, name: str, value: object, last: str = last) -> None:
+            object.__setattr__(self, name, value)
+            if name == last:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), "__setattr__", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(synthetic.rows(np.arange(100)))
+        assert all(vars(model)[name] is value for name, value in state.items())
+        np.testing.assert_array_equal(model.score(["u3", "u4"]), before)
 
 
 @pytest.mark.parametrize("k", [0, -3])

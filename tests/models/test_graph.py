@@ -94,6 +94,23 @@ def test_saved_models_score_the_same_bits(name: str, data: Interactions, tmp_pat
     np.testing.assert_array_equal(loaded.score(data), model.score(data))
 
 
+def test_fit_cut_short_leaves_the_fitted_model_as_it_was(
+    name: str, data: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CASES[name][0]().fit(data)
+    state = dict(vars(model))
+
+    def cut_short(self: Recommender, attribute: str, value: object) -> None:
+        object.__setattr__(self, attribute, value)
+        if attribute == "_built":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(model), "__setattr__", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(data.rows(np.arange(20)))
+    assert all(vars(model)[key] is value for key, value in state.items())
+
+
 def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data)
     terms, rows = model.terms(), data.matrix
@@ -120,9 +137,19 @@ def test_explanations_add_up(name: str, data: Interactions) -> None:
 
 def test_sgfcf_refuses_people_it_was_not_fitted_on(data: Interactions) -> None:
     model = eq.SGFCF(factors=9).fit(data)
-    with pytest.raises(DataError, match="only the people it was fitted on"):
+    with pytest.raises(DataError, match="only the users it was fitted on"):
         model.recommend([[100, 127, 126, 125, 124]])
     assert model.recommend([[]], k=3).source == ["popular"]
+
+
+def test_sgfcf_answers_users_with_equal_histories_and_that_history_alike() -> None:
+    X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]], np.float32)
+    model = eq.SGFCF(factors=3).fit(Interactions(X, ["a", "b", "c", "d"], [10, 20, 30, 40]))
+    smoothing = model.arrays_["smoothing_users"]
+    assert smoothing[0] == smoothing[2]
+    scores = model.score(["a", "c"])
+    np.testing.assert_array_equal(scores[0], scores[1])
+    np.testing.assert_array_equal(model.score([[10, 30]])[0], scores[0])
 
 
 def test_homophily_of_rows_is_that_of_the_loop(data: Interactions) -> None:

@@ -182,6 +182,68 @@ def test_pruned_model_keeps_what_it_says(synthetic: Interactions, tmp_path) -> N
         pruned.prune(3)
 
 
+def test_pruned_model_is_not_reused(synthetic: Interactions) -> None:
+    full = eq.EASE(l2=5.0).fit(synthetic)
+    model = eq.LAE(l2=5.0).fit(synthetic.rows(np.arange(200)))
+    before = model.score([[13, 23]])
+    with pytest.raises(SettingError, match="reuse the full one"):
+        model.reuse(full.prune(10))
+    np.testing.assert_array_equal(model.score([[13, 23]]), before)
+
+
+def test_pruned_model_that_is_fitted_again_is_whole(synthetic: Interactions, tmp_path) -> None:
+    full = eq.EASE(l2=5.0).fit(synthetic)
+    assert full.loss_ is None
+    for again in (full.prune(10).fit(synthetic), full.prune(10).reuse(full)):
+        assert again.loss_ is None
+        np.testing.assert_array_equal(again.weights_, full.weights_)
+        again.save(tmp_path / "model")
+        loaded = eq.load(tmp_path / "model")
+        assert loaded.loss_ is None
+        np.testing.assert_array_equal(loaded.weights_, full.weights_)
+
+
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=5)])
+def test_pruned_model_keeps_everything_when_it_is_saved(
+    lowpass: eq.LowPass | None, synthetic: Interactions, tmp_path
+) -> None:
+    model = eq.RLAE(normalizer=eq.DAN(), diag_bound=0.3, lowpass=lowpass).fit(synthetic)
+    pruned = model.prune(7)
+    pruned.save(tmp_path / "pruned")
+    again = eq.load(tmp_path / "pruned")
+    assert again.settings() == pruned.settings() == model.settings()
+    assert again.loss_ == pruned.loss_
+    assert (again.l2_, again.dropout_, again.residual_) == (
+        model.l2_,
+        model.dropout_,
+        model.residual_,
+    )
+    np.testing.assert_array_equal(again.weights_, pruned.weights_)
+    np.testing.assert_array_equal(again.score(synthetic), pruned.score(synthetic))
+    np.testing.assert_array_equal(
+        again.score(synthetic, alpha=0.4), pruned.score(synthetic, alpha=0.4)
+    )
+    # and once more, from what was loaded
+    again.save(tmp_path / "twice")
+    assert eq.load(tmp_path / "twice").loss_ == pruned.loss_
+    with pytest.raises(SettingError, match="pruned"):
+        again.update(synthetic.rows([1]))
+
+
+def test_users_without_a_list_take_nothing_from_the_overlap(toy: Interactions) -> None:
+    assert (toy.user_counts == toy.n_items).any()
+    assert eq.EASE(l2=1.0).fit(toy).prune(3).loss_["overlap@20"] == 1.0
+    whole = Interactions(np.ones((3, 2), np.float32))
+    assert eq.EASE(l2=1.0).fit(whole).prune(1).loss_["overlap@20"] == 1.0
+
+
+def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
+    pruned = eq.EASE(l2=5.0).fit(synthetic).prune(10)
+    assert pruned.to("cpu") is pruned
+    with pytest.raises(SettingError, match="device='cpu'"):
+        pruned.to("cuda")
+
+
 @pytest.mark.parametrize("keep", [0, -1, 2.5, True])
 def test_prune_refuses_odd_sizes(keep, toy: Interactions) -> None:
     with pytest.raises(SettingError, match="keep must be"):

@@ -248,10 +248,10 @@ def test_graph_models_refuse_people_without_vectors(
     name: str, fitted: dict[str, NeuralModel]
 ) -> None:
     strangers = eq.split.strong(clustered(), valid=0.1, test=0.1)
-    with pytest.raises(DataError, match=f"{name} ranks only the people it was fitted on"):
+    with pytest.raises(DataError, match=f"{name} ranks only the users it was fitted on"):
         fitted[name].recommend([[0, 1, 2, 3, 59]])
     model = CASES[name](epochs=1).fit(strangers.train, threads=1)
-    with pytest.raises(DataError, match="only the people it was fitted on"):
+    with pytest.raises(DataError, match="only the users it was fitted on"):
         eq.evaluate(model, strangers.test, bootstrap=0)
     with pytest.raises(DataError, match=f"{name} has vectors only for people who are"):
         CASES[name]().fit(strangers.train, valid=strangers.valid)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import scipy.sparse as sp
 from tests.models.neural_cases import CASES, GRAPH, clustered
@@ -14,7 +16,6 @@ import equipoise as eq
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.neural_graph import LightGCNTask, XSimGCLTask
-from equipoise.models.neural_people import by_history
 from equipoise.models.neural_sampling import Sampler
 from equipoise.models.neural_smoothing import contrast, device_graph, mean_of_powers, smooth
 
@@ -183,12 +184,54 @@ def test_scores_are_products_of_vectors(name: str, data: Interactions) -> None:
     assert_close(model.score(people), expected, "float32", scale=np.abs(expected).max())
 
 
-def test_people_with_equal_histories_share_the_mean_of_their_vectors() -> None:
-    X = sp.csr_array(np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], np.float32))
-    vectors = np.array([[1, 5], [2, 0], [4, 7]], np.float32)
-    people, found = by_history(X, vectors)
-    assert list(people.values()) == [0, 1]
-    np.testing.assert_array_equal(found, [[2.5, 6], [2, 0]])
+@pytest.fixture(params=GRAPH)
+def twins(request: pytest.FixtureRequest) -> Any:
+    """Users a and c with the same history, and vectors of their own."""
+    X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]], np.float32)
+    data = Interactions(X, ["a", "b", "c", "d"], [10, 20, 30, 40])
+    return CASES[request.param](epochs=2, batch=4).fit(data, threads=1)
+
+
+def test_users_with_equal_histories_keep_vectors_of_their_own(twins: Any, tmp_path: Path) -> None:
+    users, items = twins.arrays_["users"], twins.arrays_["items"]
+    own = type(twins) is eq.LightGCN  # XSimGCL has no layer 0
+    assert (users[0] != users[2]).any() == own
+    expected = users.astype(np.float64) @ items.T
+    order = ["c", "b", "a"]
+    scale = np.abs(expected).max()
+    assert_close(twins.score(order), expected[[2, 1, 0]], "float32", scale=scale)
+    assert_close(twins.score(twins.interactions_), expected, "float32", scale=scale)
+    found = twins.recommend(order, k=4, exclude_seen=False)
+    for row, place in enumerate((2, 1, 0)):
+        np.testing.assert_array_equal(found.scores[row], np.sort(twins.score(order)[row])[::-1])
+        assert found.items[row] == [10 * (n + 1) for n in np.argsort(-expected[place])]
+    ranked = twins.rank(twins.interactions_, 4, exclude_seen=False)
+    np.testing.assert_array_equal(ranked.scores[2], found.scores[0])
+    # the candidates differ, so that the users are answered one by one
+    lists = twins.recommend(order, k=1, candidates=[[20], [10], [20]])
+    assert_close([row[0] for row in lists.scores], expected[[2, 1, 0], [1, 0, 1]], "float32")
+    twins.recommend_to(tmp_path / "lists.parquet", k=4, batch_size=2, exclude_seen=False)
+    written = pl.read_parquet(tmp_path / "lists.parquet").filter(pl.col("user") == "c")
+    np.testing.assert_array_equal(written["score"].to_numpy(), found.scores[0])
+    twins.save(tmp_path / "model")
+    np.testing.assert_array_equal(eq.load(tmp_path / "model").score(order), twins.score(order))
+
+
+def test_history_that_several_users_share_is_nobodys(twins: Any) -> None:
+    if type(twins) is eq.LightGCN:
+        with pytest.raises(DataError, match=r"several users of .* ask for one of them by id"):
+            twins.recommend([[10, 30]])
+        with pytest.raises(DataError, match="several users"):
+            twins.recommend({"a": [10, 30]})
+    else:
+        np.testing.assert_array_equal(twins.score([[10, 30]]), twins.score(["c"]))
+    np.testing.assert_array_equal(twins.score([[20, 40]]), twins.score(["b"]))
+
+
+def test_known_ids_with_other_histories_are_refused(twins: Any) -> None:
+    other = Interactions(np.array([[0, 1, 1, 0]], np.float32), ["a"], [10, 20, 30, 40])
+    with pytest.raises(DataError, match="only the users it was fitted on"):
+        twins.recommend(other)
 
 
 def drawn(sampler: Sampler, way: str, epochs: int) -> Matrix:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise import solve
-from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.errors import DataError, SettingError, SolveError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.models import updating
 
@@ -138,3 +143,198 @@ def test_update_that_loses_accuracy_becomes_a_refit(
     monkeypatch.setattr(updating, "low_rank_update", spoilt)
     model.update(synthetic.rows(np.arange(290, 300)))
     assert_equals_refit(model)
+
+
+def scored(model: eq.EASE, data: Interactions) -> np.ndarray:
+    return model.score([data.history(user) for user in data.users[:20]])
+
+
+@pytest.mark.parametrize("twin", ["reuse", "copy"])
+def test_update_leaves_other_models_of_the_same_solve_alone(
+    twin: str, synthetic: Interactions, path: str
+) -> None:
+    old, new = synthetic.rows(np.arange(280)), synthetic.rows(np.arange(280, 300))
+    model = eq.LAE(l2=5.0).fit(old)
+    other = eq.LAE(l2=5.0).reuse(model) if twin == "reuse" else copy.copy(model)
+    before = scored(other, old)
+    model.update(new)
+    np.testing.assert_array_equal(scored(other, old), before)
+    assert other.interactions_ is old
+    assert (scored(model, old) != before).any()
+
+
+STAGES = {
+    "data": (updating, "changed_data", 10.0),
+    "change": (updating, "gram_change", 10.0),
+    "product": (updating, "add_outer", 10.0),
+    "mirror": (updating, "mirror", 10.0),
+    "low rank": (updating, "low_rank_update", 10.0),
+    "check": (updating, "residual_and_level", 10.0),
+    "companion": (eq.LowPass, "fit", 10.0),
+    "refit gram": (solve.dense, "weighted_gram", 0.0),
+    "refit solve": (solve.dense, "invert_in_place", 0.0),
+    "refit check": (solve.dense, "check_residual", 0.0),
+    "refit companion": (eq.LowPass, "fit", 0.0),
+}
+
+
+@pytest.fixture(params=STAGES)
+def stage(request: pytest.FixtureRequest) -> tuple[object, str, float]:
+    return STAGES[request.param]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ZeroDivisionError])
+def test_update_cut_short_at_any_stage_leaves_the_model_as_it_was(
+    stage: tuple[object, str, float],
+    error: type[BaseException],
+    synthetic: Interactions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = synthetic.rows(np.arange(280))
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=5)).fit(old)
+    state, before = dict(vars(model)), scored(model, old)
+    owner, name, pays = stage
+    original = getattr(owner, name)
+
+    def cut_short(*args: object, **options: object) -> None:
+        original(*args, **options)
+        raise error
+
+    monkeypatch.setattr(updating, "PAYS", pays)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, cut_short)
+        with pytest.raises(error):
+            model.update(synthetic.rows(np.arange(280, 300)), removed=["u1", "u2"])
+    assert all(vars(model)[key] is value for key, value in state.items())
+    np.testing.assert_array_equal(scored(model, old), before)
+    model.update(synthetic.rows(np.arange(280, 300)), removed=["u1", "u2"])
+    assert model.interactions_.n_users == 298
+
+
+def test_update_to_a_system_that_cannot_be_solved_leaves_the_model_as_it_was() -> None:
+    data = Interactions(np.eye(6, dtype=np.float32)[[0, 1, 2, 3, 4, 5, 0, 1]])
+    model = eq.LAE(l2=1e-12).fit(data)
+    before = model.score([[0], [1, 2]])
+    huge = Interactions(np.full((1, 6), 3e4, np.float32), [99], data.items)
+    with pytest.raises(SolveError, match="raise l2 or dropout"):
+        model.update(huge)
+    np.testing.assert_array_equal(model.score([[0], [1, 2]]), before)
+    assert model.interactions_ is data
+
+
+@pytest.mark.parametrize("name", ["change", "product", "low rank", "check", "refit solve"])
+def test_request_during_an_update_sees_the_old_model(
+    name: str, synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = synthetic.rows(np.arange(280))
+    model = eq.EASE(l2=5.0).fit(old)
+    before, during = scored(model, old), []
+    owner, function, pays = STAGES[name]
+    original = getattr(owner, function)
+
+    def asked(*args: object, **options: object) -> object:
+        found = original(*args, **options)
+        during.append(scored(model, old))
+        return found
+
+    monkeypatch.setattr(updating, "PAYS", pays)
+    monkeypatch.setattr(owner, function, asked)
+    model.update(eq.read([("zoe", 23), ("zoe", 13), ("u3", 23)]))
+    assert during
+    for found in during:
+        np.testing.assert_array_equal(found, before)
+
+
+@pytest.mark.parametrize("ask", ["recommend", "score", "explain", "similar", "rank"])
+def test_update_during_a_request_does_not_reach_it(
+    ask: str, synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(model: eq.EASE) -> object:
+        if ask == "rank":
+            return model.rank(old, 5).items.tolist()
+        if ask == "score":
+            return model.score(["u3"]).tolist()
+        if ask == "explain":
+            return model.explain("u3", 13).contributions
+        return model.similar(13, k=5).items if ask == "similar" else model.recommend(["u3"]).items
+
+    old = synthetic.rows(np.arange(280))
+    model = eq.EASE(l2=5.0).fit(old)
+    expected = answer(model)
+    added = eq.read([("zoe", -1), ("zoe", 13), ("u3", -1)])
+    terms = eq.EASE.terms
+
+    def overtaken(self: eq.EASE, alpha: float | None = None) -> object:
+        monkeypatch.setattr(eq.EASE, "terms", terms)
+        model.update(added)
+        return terms(self, alpha)
+
+    monkeypatch.setattr(eq.EASE, "terms", overtaken)
+    assert answer(model) == expected
+    assert model.interactions_.n_users == 281
+
+
+def test_requests_of_another_thread_see_the_model_before_or_after_each_update(
+    synthetic: Interactions,
+) -> None:
+    model = eq.EASE(l2=5.0).fit(synthetic.rows(np.arange(280)))
+    # new items come with each step, so that a mixture would have the wrong shape too
+    steps = [
+        eq.read([(f"new{n}", -1 - n), (f"new{n}", 13), ("u3", 23 + 10 * n)]) for n in range(6)
+    ]
+    twin = copy.copy(model)
+    allowed = [twin.recommend([[13, 33]], k=10).items[0]]
+    allowed += [twin.update(step).recommend([[13, 33]], k=10).items[0] for step in steps]
+    seen, done = [], threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            seen.append(model.recommend([[13, 33]], k=10, threads=1).items[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for step in steps:
+                model.update(step)
+        finally:
+            done.set()
+        asking.result()
+    assert all(found in allowed for found in seen)
+    assert model.recommend([[13, 33]], k=10).items[0] == allowed[-1]
+
+
+def preferences(n_users: int, n_items: int) -> Interactions:
+    """Users of eight tastes: a Gram matrix with a few large eigenvalues, hard to solve."""
+    rng = np.random.default_rng(1)
+    liking = rng.standard_normal((n_users, 8)) @ rng.standard_normal((8, n_items))
+    X = liking > np.quantile(liking, 0.85)
+    X[np.arange(n_users), rng.integers(0, n_items, n_users)] = True
+    return Interactions(X.astype(np.float32), np.arange(n_users), np.arange(n_items))
+
+
+def test_chain_of_updates_stays_at_the_accuracy_of_a_solve(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "equipoise")
+    data = preferences(520, 200)
+    # fewer users than items: each one who leaves takes a large eigenvalue along
+    model = eq.EASE(l2=0.1).fit(data.rows(np.arange(120)))
+    for step in range(50):
+        coming = data.rows(np.arange(120 + 8 * step, 128 + 8 * step))
+        model.update(coming, removed=list(range(6 * step, 6 * step + 6)))
+        if step % 7 == 0:
+            fresh = eq.EASE(l2=0.1).fit(model.interactions_)
+            # the limit is sqrt(n) roundings, of which a solve has some
+            assert model.residual_ <= np.sqrt(200) * fresh.residual_
+    assert re.search(r"residual .* above .* of a solve: solving again", caplog.text)
+
+
+def test_single_updates_of_a_fresh_solve_are_accurate_enough_to_stay(
+    synthetic: Interactions, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "equipoise")
+    for dtype in ("float32", "float64"):
+        for l2 in (0.1, 5.0, 500.0):
+            model = eq.EASE(l2=l2).fit(synthetic.rows(np.arange(295)), dtype=dtype)
+            model.update(synthetic.rows(np.arange(295, 300)), removed=["u1", "u2"])
+    assert "solving again" not in caplog.text

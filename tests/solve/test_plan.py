@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import equipoise as eq
+from equipoise import svd
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, gigabytes, parse_memory
+from equipoise.models import updating
+from equipoise.solve import engine
 from equipoise.solve import plan as planning
-from equipoise.solve.costs import Size, dense_cost, tiled_cost
+from equipoise.solve.costs import Size, dense_cost, tiled_cost, update_cost
 
 GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}
 
@@ -114,6 +121,7 @@ def test_more_memory_never_takes_longer() -> None:
         ({"n_items": 0}, "n_items must be >= 1, got 0"),
         ({"n_interactions": -1}, "n_interactions must be >= 0, got -1"),
         ({"n_users": None}, "plan needs data, or n_users"),
+        ({"lowpass_rank": -1}, "lowpass_rank must be a whole number >= 0, got -1"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, object], message: str) -> None:
@@ -153,3 +161,125 @@ def test_machine_is_measured_only_when_the_time_is_asked_for(
     assert not asked
     assert found.seconds == found.flops / 1e9
     assert asked == ["float32"]
+
+
+def drawn(n_users: int, n_items: int, per_user: int = 6) -> Interactions:
+    rng = np.random.default_rng(3)
+    columns = np.concatenate(
+        [rng.choice(n_items, per_user, replace=False) for _ in range(n_users)]
+    )
+    offsets = np.arange(n_users + 1) * per_user
+    ones = np.ones(len(columns), np.float32)
+    return Interactions(sp.csr_array((ones, columns, offsets), shape=(n_users, n_items)))
+
+
+def peak_bytes(task: Callable[[], object]) -> int:
+    """Return the memory a task takes at its peak, beyond what there is before."""
+    tracemalloc.start()
+    try:
+        task()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("n_users", "n_items", "rank", "dense_side"),
+    [(900, 400, 30, 1500), (400, 900, 30, 1500), (900, 400, 40, 100), (400, 900, 40, 100)],
+)
+def test_companion_takes_no_more_memory_than_planned(
+    n_users: int,
+    n_items: int,
+    rank: int,
+    dense_side: int,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(svd, "DENSE", dense_side)
+    monkeypatch.setattr(svd, "RESTARTS", 2)  # more need the same again
+    monkeypatch.setattr(svd, "BLOCK", 16)
+    data = drawn(n_users, n_items)
+    size = Size(n_users, n_items, data.n_interactions, dtype, rank)
+    data.fingerprint  # noqa: B018  computed once for all models
+    taken = peak_bytes(lambda: eq.LowPass(rank=rank).fit(data, dtype))
+    assert taken <= size.companion_bytes + size.data_bytes
+    assert size.companion_bytes <= 3 * taken
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("companion", [None, eq.LowPass(rank=20)])
+@pytest.mark.parametrize(("coming", "leaving"), [(60, 0), (0, 60), (30, 30), (1, 0)])
+def test_update_takes_no_more_memory_than_planned(
+    coming: int, leaving: int, companion: eq.LowPass | None, dtype: str
+) -> None:
+    data = drawn(1060, 400)
+    model = eq.EASE(l2=5.0, lowpass=companion).fit(data.rows(np.arange(1000)), dtype=dtype)
+    added = data.rows(np.arange(1000, 1000 + coming)) if coming else None
+    removed = data.users[:leaving].tolist() if leaving else None
+    rank = 0 if companion is None else companion.rank
+    size = Size(1000 + coming, 400, 6 * (1000 + coming), dtype, rank)
+    planned = update_cost(size, coming + leaving).peak_bytes
+    assert peak_bytes(lambda: model.update(added, removed)) <= planned
+    assert 400**2 * np.dtype(dtype).itemsize < planned
+
+
+def test_companion_is_part_of_the_plan() -> None:
+    plain, more = eq.plan(**GOWALLA), eq.plan(**GOWALLA, lowpass_rank=500)
+    assert more.engine == "dense"
+    size = Size(*GOWALLA.values(), "float32", 500)
+    assert more.peak_bytes - plain.peak_bytes == size.companion_bytes > 4 * 500 * 40_981
+    tiles = eq.plan(**GOWALLA, lowpass_rank=500, memory="3GB")
+    assert tiles.engine == "tiled"
+    assert tiles.peak_bytes <= 3 * 10**9
+    # the tiles are gone by then, so both need not fit together
+    assert size.companion_bytes < eq.plan(**GOWALLA, memory="3GB").peak_bytes
+
+
+def test_companion_without_room_is_refused_before_the_solve(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = eq.plan(synthetic, dtype="float32").peak_bytes
+    monkeypatch.setattr(engine.dense, "invert", pytest.fail)
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
+    with pytest.raises(TooBigError, match="take a LowPass of a smaller rank than 40"):
+        model.fit(synthetic, memory=plain + 1000)
+
+
+def test_companion_of_a_model_on_a_card_needs_memory_of_the_machine(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "free_memory", lambda: 1000)
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
+    with pytest.raises(TooBigError, match=r"LowPass of rank 40 needs .* take a smaller rank"):
+        model.fit(synthetic, engine="gpu")
+
+
+def test_update_of_a_tiled_model_without_room_solves_in_tiles_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = drawn(705, 500)
+    old, new = data.rows(np.arange(700)), data.rows(np.arange(700, 705))
+    model = eq.EASE(l2=5.0).fit(old, engine="tiled", memory="2MB", scratch=tmp_path / "tiles")
+    assert not model.inverse_.flags.writeable
+    size = Size(705, 500, data.n_interactions, "float32")
+    little = tiled_cost(size, 1).peak_bytes
+    assert little < dense_cost(size).peak_bytes < update_cost(size, 5).peak_bytes
+    for module in (updating, planning):
+        monkeypatch.setattr(module, "free_memory", lambda: little)
+    model.update(new)
+    assert isinstance(model.inverse_, np.memmap)
+    assert model.interactions_.n_users == 705
+
+
+def test_update_that_fits_nowhere_is_refused_and_leaves_the_model(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = synthetic.rows(np.arange(295)), synthetic.rows(np.arange(295, 300))
+    model = eq.EASE(l2=5.0).fit(old)
+    before = model.score(old)
+    for module in (updating, planning):
+        monkeypatch.setattr(module, "free_memory", lambda: 10_000)
+    with pytest.raises(TooBigError, match=r"80 items need .* keep at most"):
+        model.update(new)
+    np.testing.assert_array_equal(model.score(old), before)

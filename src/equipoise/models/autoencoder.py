@@ -5,6 +5,7 @@ With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Self, Unpack
@@ -17,7 +18,7 @@ from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass, restored
 from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
 from equipoise.normalize import NoNorm, Normalizer, check_number
@@ -52,6 +53,8 @@ class LinearAutoencoder(Recommender):
         W, dense and without the companion; made on demand.
     companion_
         The fitted `lowpass`, None without one.
+    loss_
+        What `prune` cost; None for a model that was not pruned.
     """
 
     l2: float | Auto = "auto"
@@ -67,7 +70,7 @@ class LinearAutoencoder(Recommender):
     dropout_: float = field(init=False, repr=False)
     residual_: float = field(init=False, repr=False)
     companion_: Companion | None = field(init=False, repr=False)
-    loss_: dict[str, float] = field(init=False, repr=False)
+    loss_: dict[str, float] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_penalty(self.l2, self.dropout)
@@ -80,6 +83,7 @@ class LinearAutoencoder(Recommender):
     def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
         """Return s of B = I - P diag(s)."""
 
+    @at_once
     def fit(
         self,
         interactions: Interactions,
@@ -120,27 +124,21 @@ class LinearAutoencoder(Recommender):
             raise DataError("fit needs Interactions; make them with eq.read(...)")
         normalizer = self.normalizer.resolve(interactions)
         numbers = self._numbers(interactions, normalizer)
-        penalty = self._penalty(interactions, normalizer, *numbers)
         with limited(threads):
-            solved = solve(
-                interactions,
-                normalizer.user_weights(interactions),
-                penalty,
-                device=device,
-                dtype=dtype,
-                **options,
-            )
-        self._take(interactions, normalizer, solved.P, penalty, solved.residual, solved.diagonal)
-        self.l2_, self.dropout_ = numbers
+            self._solve(interactions, normalizer, numbers, device, dtype, **options)
         return self
 
+    @at_once
     def reuse(self, fitted: LinearAutoencoder) -> Self:
         """Fit by taking the solve of another model: no cost, the inverse is shared.
 
         Family, `diag_bound` and alpha (and gamma) may differ; `l2`, `dropout` and the weights of
-        the users must not.
+        the users must not. A pruned model has only a part of its solve left and is refused.
         """
+        fitted = copy.copy(fitted)
         data = fitted._fitted
+        if fitted._is_pruned:
+            raise SettingError("a pruned model cannot be reused; reuse the full one and prune it")
         normalizer = self.normalizer.resolve(data)
         theirs = fitted.normalizer_.user_weights(data)
         numbers = self._numbers(data, normalizer)
@@ -149,13 +147,17 @@ class LinearAutoencoder(Recommender):
             penalty, fitted.penalty_
         ):
             raise SettingError("reuse needs the same l2, dropout and user weights (beta)")
-        self._take(data, normalizer, fitted.inverse_, penalty, fitted.residual_)
+        self._take(data, normalizer, fitted.inverse_, penalty, fitted.residual_, fitted.diagonal_)
         self.l2_, self.dropout_ = numbers
         return self
 
+    @at_once
     def to(self, device: str) -> Self:
         """Move the inverse to the memory of the machine ("cpu") or of a card, and return self."""
-        self.interactions_, self.inverse_ = self._fitted, move(self.inverse_, device)
+        self.interactions_ = self._fitted
+        if self._is_pruned and device != "cpu":
+            raise SettingError("a pruned model ranks on device='cpu'; move the full one instead")
+        self.inverse_ = move(self.inverse_, device)
         return self
 
     @property
@@ -164,6 +166,7 @@ class LinearAutoencoder(Recommender):
         norm = type(self.normalizer).__name__
         return type(self).__name__ if norm == "NoNorm" else f"{type(self).__name__}+{norm}"
 
+    @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha (I - P diag(s)) D_I^-alpha without its diagonal, and the companion.
 
@@ -177,6 +180,7 @@ class LinearAutoencoder(Recommender):
         kind: Any = OnDevice if isinstance(P, DeviceMatrix) else Dense
         return [kind(P, source, target), *more]
 
+    @on_snapshot
     def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return vectors a and b with W_ij = a_i P_ij b_j off the diagonal."""
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
@@ -184,6 +188,7 @@ class LinearAutoencoder(Recommender):
         return source.astype(self.inverse_.dtype), target.astype(self.inverse_.dtype)
 
     @property
+    @on_snapshot
     def weights_(self) -> npt.NDArray[Any]:
         """The scoring matrix W, items x items, dense and with a zero diagonal."""
         needed = 2 * len(self.item_index_) ** 2 * self.inverse_.dtype.itemsize
@@ -199,8 +204,17 @@ class LinearAutoencoder(Recommender):
     def _is_pruned(self) -> bool:
         return bool(sp.issparse(self.inverse_))
 
+    @property
+    def _lowpass_rank(self) -> int:
+        return 0 if self.lowpass is None else self.lowpass.rank
+
+    @at_once
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
         """Add and remove interactions; the result equals a refit.
+
+        The new inverse is made beside the old one, so an update takes about the memory of a fit.
+        It solves again where the change is large, where the memory is short or where rounding
+        errors have grown beyond those of a solve.
 
         Parameters
         ----------
@@ -215,6 +229,7 @@ class LinearAutoencoder(Recommender):
         update_linear(self, added, removed)
         return self
 
+    @on_snapshot
     def prune(self, keep: int) -> Self:
         """Return a sparse copy that keeps the `keep` strongest sources of each item.
 
@@ -226,14 +241,14 @@ class LinearAutoencoder(Recommender):
         return prune_linear(self, keep)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        state = {"normalizer": self.normalizer_, "residual": self.residual_}
+        state: dict[str, Any] = {"normalizer": self.normalizer_, "residual": self.residual_}
         state |= {"l2": self.l2_, "dropout": self.dropout_}
         arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
         if self.companion_ is not None:
             arrays |= self.companion_.arrays()
         if self._is_pruned:
-            pruned = sparse_arrays(self.inverse_, "inverse")
-            return {**state, "loss": self.loss_}, {**arrays, **pruned}
+            state["loss"] = self.loss_
+            return state, {**arrays, **sparse_arrays(self.inverse_, "inverse")}
         return state, {**arrays, "inverse": self.inverse_}
 
     def _restore(self, state: dict[str, Any], stored: Stored) -> None:
@@ -247,6 +262,7 @@ class LinearAutoencoder(Recommender):
         self.penalty_ = np.array(stored.finite("penalty", (n_items,)))
         if not ((self.diagonal_ > 0).all() and (self.penalty_ > 0).all()):
             raise FileFormatError("its diagonal or penalty is not positive")
+        self.loss_ = None
         if "loss" in state:
             self.loss_ = dict(state["loss"])
             self.inverse_ = sparse_from(stored, "inverse", n_items)
@@ -278,6 +294,29 @@ class LinearAutoencoder(Recommender):
         # an item nobody used has an empty row; any penalty > 0 keeps it out of all scores
         return np.where(penalty > 0, penalty, 1.0)
 
+    def _solve(
+        self,
+        data: Interactions,
+        normalizer: Normalizer,
+        numbers: tuple[float, float],
+        device: str,
+        dtype: str,
+        **options: Unpack[Options],
+    ) -> None:
+        """Fit with a normalizer that has its numbers, and with l2 and dropout."""
+        penalty = self._penalty(data, normalizer, *numbers)
+        solved = solve(
+            data,
+            normalizer.user_weights(data),
+            penalty,
+            device=device,
+            dtype=dtype,
+            lowpass_rank=self._lowpass_rank,
+            **options,
+        )
+        self._take(data, normalizer, solved.P, penalty, solved.residual, solved.diagonal)
+        self.l2_, self.dropout_ = numbers
+
     def _take(
         self,
         data: Interactions,
@@ -296,3 +335,4 @@ class LinearAutoencoder(Recommender):
         self.diagonal_ = np.array(inverse.diagonal() if diagonal is None else diagonal, np.float64)
         self.penalty_ = penalty
         self.residual_ = residual
+        self.loss_ = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,6 @@ import scipy.sparse as sp
 from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
-from equipoise.matrix import Csr
 from equipoise.models.recommendations import Explanation, Recommendations, add_up
 from equipoise.models.requests import Request, empty_rows, parse_request
 from equipoise.rank import Ranked, score, score_items
@@ -26,11 +27,42 @@ from equipoise.terms import Constant, Term
 
 BATCH = 4096
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def at_once(method: Method) -> Method:
+    """Let a method change the model wholly or not at all, and return the model.
+
+    It works on a copy, which shares all arrays and must write into none, and the model takes the
+    copy's attributes in one step at the end. A method that fails leaves the model as it was, and
+    a request of another thread (`on_snapshot`) sees the model before or after it.
+    """
+
+    @functools.wraps(method)
+    def changed(model: Recommender, /, *args: Any, **options: Any) -> Recommender:
+        twin = copy.copy(model)
+        method(twin, *args, **options)
+        model.__dict__ = twin.__dict__
+        return model
+
+    return cast(Method, changed)
+
+
+def on_snapshot(method: Method) -> Method:
+    """Let a method answer from the model as it is when it is called, whatever changes it then."""
+
+    @functools.wraps(method)
+    def asked(model: Recommender, /, *args: Any, **options: Any) -> Any:
+        return method(copy.copy(model), *args, **options)
+
+    return cast(Method, asked)
+
 
 class Recommender(ABC):
     """A model that ranks items for a history.
 
-    A subclass implements `fit` and `terms`; asking, explaining and saving live here.
+    A subclass implements `fit` and `terms`; asking, explaining and saving live here. A model can
+    be asked while another thread fits or updates it: see `at_once`.
 
     Attributes
     ----------
@@ -88,6 +120,7 @@ class Recommender(ABC):
         values = {entry.name: getattr(self, entry.name) for entry in fields if entry.init}
         return {"model": type(self).__name__, **plain(values)}
 
+    @on_snapshot
     def rank(
         self,
         history: Interactions,
@@ -101,9 +134,12 @@ class Recommender(ABC):
 
         An empty row is ranked by popularity, as in `recommend`.
         """
-        rows = self._request(history, "error").history
-        return self._ranked(self.terms(alpha), rows, k, exclude_seen=exclude_seen, threads=threads)
+        request = self._request(history, "error")
+        return self._ranked(
+            self.terms(alpha), request, k, exclude_seen=exclude_seen, threads=threads
+        )
 
+    @on_snapshot
     def recommend(
         self,
         users_or_histories: Any,
@@ -144,6 +180,7 @@ class Recommender(ABC):
         request = request.limited(exclude, candidates, self.item_index_, unknown)
         return self._answer(request, self.terms(alpha), k, exclude_seen, threads)
 
+    @on_snapshot
     def recommend_to(
         self,
         path: str | os.PathLike[str],
@@ -180,6 +217,7 @@ class Recommender(ABC):
         write_parquet(path, batches())
         return len(request)
 
+    @on_snapshot
     def score(
         self, histories: Any, *, alpha: float | None = None, unknown: Unknown = "error"
     ) -> npt.NDArray[Any]:
@@ -187,9 +225,9 @@ class Recommender(ABC):
 
         Those of an empty history are the numbers of training users of each item.
         """
-        history = self._request(histories, unknown).history
-        scores = score(self.terms(alpha), history)
-        scores[empty_rows(history)] = self.item_counts_
+        request = self._request(histories, unknown)
+        scores = score(self.terms(alpha), request.history, users=request.trained)
+        scores[empty_rows(request.history)] = self.item_counts_
         return scores
 
     def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
@@ -197,6 +235,7 @@ class Recommender(ABC):
         self.item_index_.position(item)
         return self.recommend({item: [item]}, k, exclude_seen=True, alpha=alpha)
 
+    @on_snapshot
     def explain(
         self,
         history: Any,
@@ -230,6 +269,7 @@ class Recommender(ABC):
         total = float(score_items(terms, rows, [0], [target])[0])
         return self._explained(item, total, sources, parts.astype(np.float64))
 
+    @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic."""
         from equipoise.models.saving import save_model
@@ -266,14 +306,13 @@ class Recommender(ABC):
     def _ranked(
         self,
         terms: list[Term],
-        history: Csr,
+        request: Request,
         k: int,
-        *,
-        exclude: Csr | None = None,
         **options: Any,
     ) -> Ranked:
-        """Rank items for rows over the model's items, empty ones by popularity."""
-        ranked = top_k(terms, history, k, exclude=exclude, **options)
+        """Rank items for the rows of a request, empty ones by popularity."""
+        history, exclude = request.history, request.exclude
+        ranked = top_k(terms, history, k, users=request.trained, exclude=exclude, **options)
         empty = empty_rows(history)
         if len(empty):
             popular = [Constant(self.item_counts_.astype(np.float32))]
@@ -292,16 +331,8 @@ class Recommender(ABC):
         hide = self._hides_seen if exclude_seen is None else exclude_seen
         parts = []
         for rows, allowed in request.by_candidates():
-            some = request.take(rows)
-            found = self._ranked(
-                terms,
-                some.history,
-                k,
-                exclude_seen=hide,
-                exclude=some.exclude,
-                candidates=allowed,
-                threads=threads,
-            )
+            options = {"exclude_seen": hide, "candidates": allowed, "threads": threads}
+            found = self._ranked(terms, request.take(rows), k, **options)
             parts.append((rows, found))
         return self._named(request, Ranked.joined(parts))
 

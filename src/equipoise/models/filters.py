@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, at_once
 from equipoise.normalize import check_number
 from equipoise.storage import Stored
 from equipoise.terms import Term
@@ -36,6 +36,7 @@ class GraphFilter(Recommender):
     dtype_: str = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
 
+    @at_once
     def fit(
         self,
         interactions: Interactions,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, at_once
 from equipoise.models.neural_judging import Judge
 from equipoise.models.neural_training import (
     Course,
@@ -84,6 +84,7 @@ class NeuralModel(Recommender):
         check_count("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
 
+    @at_once
     def fit(
         self,
         interactions: Interactions,

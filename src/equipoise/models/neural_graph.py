@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from equipoise.interactions import Interactions
 from equipoise.models.filters import check_factors, check_weight
 from equipoise.models.neural import Array, NeuralModel, check_count, check_positive
 from equipoise.models.neural_judging import Judge, Scorer
-from equipoise.models.neural_people import PeopleTerm, by_history
+from equipoise.models.neural_people import KnownUsers, PeopleTerm
 from equipoise.models.neural_sampling import Sampler, Triples
 from equipoise.models.neural_smoothing import (
     contrast,
@@ -46,6 +46,8 @@ class GraphEmbedding(NeuralModel):
     l2
         Penalty on the vectors of a batch.
     """
+
+    _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
     factors: int = 64
     layers: int = 3
@@ -76,11 +78,11 @@ class GraphEmbedding(NeuralModel):
         return {"users": (m, self.factors), "items": (n, self.factors)}
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
-        people, vectors = by_history(interactions.matrix, arrays["users"])
+        known = KnownUsers(type(self).__name__, interactions.matrix, alike=self._alike)
         items = np.ascontiguousarray(arrays["items"])
         ones = np.ones(len(items), np.float32)
         low = LowRank(items, np.ascontiguousarray(items.T), ones, ones)
-        return [PeopleTerm(type(self).__name__, people, vectors, low)]
+        return [PeopleTerm(known, np.asarray(arrays["users"]), low)]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -92,8 +94,8 @@ class LightGCN(GraphEmbedding):
     the squared vectors of the triple in E_0, which is what is learned. An epoch has as many
     triples as there are interactions; people are drawn evenly, however many items they have.
 
-    Only the people of the training data have vectors: anybody else is refused. People with the
-    same history are given the mean of their vectors.
+    Only the users of the training data have vectors: anybody else is refused, and so is a bare
+    history that several of them share; ask for these by id.
 
     Parameters
     ----------
@@ -127,8 +129,8 @@ class XSimGCL(GraphEmbedding):
     softmax(cos(E_u, C_v) / temperature) with v = u as the answer, over the people of a batch and
     over its items. Scores have no noise.
 
-    Only the people of the training data have vectors: anybody else is refused. People with the
-    same history are given the mean of their vectors.
+    Only the users of the training data have vectors: anybody else is refused. Users with the same
+    history have the same vector, as their own rows of E_0 are no part of it.
 
     Parameters
     ----------
@@ -149,6 +151,8 @@ class XSimGCL(GraphEmbedding):
     learning_rate, batch, epochs, evaluate_every, patience, seed
         Of the training; see `NeuralModel`.
     """
+
+    _alike: ClassVar[bool] = True
 
     strength: float = 0.2
     noise: float = 0.2

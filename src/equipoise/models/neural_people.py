@@ -1,4 +1,4 @@
-"""Scores of people who have a vector of their own, found by their histories."""
+"""Scores of users who have numbers of their own: found by position, else by their histories."""
 
 from __future__ import annotations
 
@@ -14,24 +14,80 @@ from equipoise.matrix import Csr
 from equipoise.terms import Adder, LowRank, Rows
 
 Array = npt.NDArray[Any]
+SEVERAL = -2
 
 
-@dataclass(frozen=True, eq=False)
-class PeopleTerm:
-    """Scores a person's vector times the vectors of the items.
+class KnownUsers:
+    """The users a model was fitted on.
+
+    A row that comes with a user's position is that user, if it is the history the model was fitted
+    on. A bare history is the one user who has it; shared by several it is nobody's.
 
     Parameters
     ----------
     model
         Name of the model, for errors.
-    people, vectors
-        Row of the person's vector, by the bytes of the history; the vectors.
+    X
+        Training data, users x items.
+    alike
+        Whether users with equal histories have equal scores, so that any of them will do.
+    """
+
+    def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
+        self.model = model
+        self._keys = [
+            _key(X.indices[start:stop], X.data[start:stop])
+            for start, stop in pairwise(X.indptr.tolist())
+        ]
+        self._places: dict[bytes, int] = {}
+        for place, key in enumerate(self._keys):
+            known = self._places.setdefault(key, place)
+            if known != place and not alike:
+                self._places[key] = SEVERAL
+
+    def places(self, rows: Rows) -> list[int]:
+        """Return the position of the user of each row, -1 for an empty history."""
+        asked = [-1] * len(rows) if rows.users is None else rows.users.tolist()
+        ends = pairwise(rows.indptr.tolist())
+        return [
+            self._place(_key(rows.indices[start:stop], rows.values[start:stop]), place)
+            for place, (start, stop) in zip(asked, ends, strict=True)
+        ]
+
+    def _place(self, key: bytes, asked: int) -> int:
+        if not key:
+            return -1
+        if asked >= 0 and self._keys[asked] == key:
+            return asked
+        place = self._places.get(key, -1)
+        if place == SEVERAL:
+            raise DataError(
+                f"several users of {self.model} have this history, and vectors of their own; ask "
+                "for one of them by id, or take a model that ranks for any history"
+            )
+        if place < 0:
+            raise DataError(
+                f"{self.model} ranks only the users it was fitted on, by the histories it was "
+                "fitted on; fit it with these histories, or take a model without this limit"
+            )
+        return place
+
+
+@dataclass(frozen=True, eq=False)
+class PeopleTerm:
+    """Scores a user's vector times the vectors of the items.
+
+    Parameters
+    ----------
+    known
+        The users who have a vector.
+    vectors
+        Their vectors, one row per user.
     low
         Its right factor holds the vectors of the items.
     """
 
-    model: str
-    people: dict[bytes, int]
+    known: KnownUsers
     vectors: Array
     low: LowRank
 
@@ -52,33 +108,10 @@ class PeopleTerm:
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
+        places = np.array(self.known.places(rows), np.int64)
         hidden = np.zeros((len(rows), self.vectors.shape[1]), self.dtype)
-        for row, (start, stop) in enumerate(pairwise(rows.indptr.tolist())):
-            if stop > start:
-                hidden[row] = self.vectors[self._person(rows, start, stop)]
+        hidden[places >= 0] = self.vectors[places[places >= 0]]
         return self.low.product(hidden)
-
-    def _person(self, rows: Rows, start: int, stop: int) -> int:
-        place = self.people.get(_key(rows.indices[start:stop], rows.values[start:stop]))
-        if place is None:
-            raise DataError(
-                f"{self.model} ranks only the people it was fitted on, by the histories it was "
-                "fitted on; fit it with these histories, or take a model without this limit"
-            )
-        return place
-
-
-def by_history(X: Csr, vectors: Array) -> tuple[dict[bytes, int], Array]:
-    """Return the number of each distinct history, and the mean vector of its people."""
-    people: dict[bytes, int] = {}
-    group = np.empty(X.shape[0], np.int64)
-    for row, (start, stop) in enumerate(pairwise(X.indptr.tolist())):
-        key = _key(X.indices[start:stop], X.data[start:stop])
-        group[row] = people.setdefault(key, len(people))
-    total = np.zeros((len(people), vectors.shape[1]))
-    np.add.at(total, group, vectors)
-    size = np.bincount(group, minlength=len(people))
-    return people, (total / size[:, None]).astype(vectors.dtype)
 
 
 def _key(indices: Array, values: Array) -> bytes:

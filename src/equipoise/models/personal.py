@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.matrix import Csr
 from equipoise.models.filters import Array, GraphFilter, check_factors, check_weight
+from equipoise.models.neural_people import KnownUsers
 from equipoise.normalize import check_number, power
 from equipoise.polynomials import PolynomialTerm
 from equipoise.spectra import normalised, spectrum, sums
@@ -106,7 +107,8 @@ class SGFCF(GraphFilter):
         right = right * relative[:, None] ** arrays["smoothing_items"]
         return [
             PersonalTerm(
-                people=_places(interactions.matrix),
+                # the exponents follow from the histories
+                known=KnownUsers("SGFCF", interactions.matrix, alike=True),
                 smoothing=arrays["smoothing_users"],
                 relative=relative,
                 low=LowRank(left, right, source, ones),
@@ -127,8 +129,8 @@ class PersonalTerm:
 
     Parameters
     ----------
-    people
-        Position of the person with a history, by the bytes of its row.
+    known
+        The users who have an exponent.
     smoothing
         Exponent of each person.
     relative
@@ -141,7 +143,7 @@ class PersonalTerm:
         Weight of t.
     """
 
-    people: dict[bytes, int]
+    known: KnownUsers
     smoothing: Array
     relative: Array
     low: LowRank
@@ -168,7 +170,7 @@ class PersonalTerm:
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         hidden = self.low.hidden(rows)
-        for row, person in enumerate(self._persons(rows)):
+        for row, person in enumerate(self.known.places(rows)):
             hidden[row] *= self.relative ** self.smoothing[person]
         hidden /= _nonzero((hidden * self.low_sums).sum(axis=1))[:, None]
         parts = rows.weights(self.rest_sums, self.dtype)
@@ -184,18 +186,6 @@ class PersonalTerm:
             scores += share * rest
 
         return add
-
-    def _persons(self, rows: Rows) -> list[int]:
-        found = []
-        for start, stop in itertools.pairwise(rows.indptr.tolist()):
-            place = self.people.get(_key(rows.indices[start:stop], rows.values[start:stop]), -1)
-            if place < 0 and stop > start:
-                raise DataError(
-                    "SGFCF ranks only the people it was fitted on, by the histories it was fitted "
-                    "on; fit it with these histories, or take a model without this limit"
-                )
-            found.append(place)
-        return found
 
 
 def homophily_of_rows(X: Csr) -> npt.NDArray[np.float64]:
@@ -233,16 +223,3 @@ def _nonzero(total: Array) -> Array:
     """Return the size of sums, 1 for those of 0: dividing by it never turns an order around."""
     size = np.abs(total)
     return np.where(size > 0, size, np.ones_like(size))
-
-
-def _key(indices: Array, values: Array) -> bytes:
-    return np.asarray(indices, np.int32).tobytes() + np.asarray(values, np.float32).tobytes()
-
-
-def _places(X: Csr) -> dict[bytes, int]:
-    """Position of a person by the history; people with equal ones have equal scores."""
-    ends = X.indptr.tolist()
-    return {
-        _key(X.indices[start:stop], X.data[start:stop]): row
-        for row, (start, stop) in enumerate(itertools.pairwise(ends))
-    }

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, at_once
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.normalize import check_number
 from equipoise.storage import Stored
@@ -21,6 +21,7 @@ from equipoise.terms import Constant, Sparse, Term
 class Popularity(Recommender):
     """Everybody gets the items that most people used."""
 
+    @at_once
     def fit(self, interactions: Interactions) -> Self:
         """Count the users of each item."""
         self.interactions_ = interactions
@@ -57,6 +58,7 @@ class ItemKNN(Recommender):
         if check_number("shrink", self.shrink) < 0:
             raise SettingError(f"shrink must be >= 0, got {self.shrink}")
 
+    @at_once
     def fit(self, interactions: Interactions) -> Self:
         """Compute the similarities, a sparse matrix."""
         X = interactions.matrix.copy()

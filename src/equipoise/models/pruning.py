@@ -53,10 +53,12 @@ def _overlap(model: LinearAutoencoder, pruned: LinearAutoencoder) -> float:
     people = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
     before, after = (each.rank(people, 20).items for each in (model, pruned))
     shared = [
-        len(np.intersect1d(a[a >= 0], b[b >= 0])) / max(int((a >= 0).sum()), 1)
+        len(np.intersect1d(a[a >= 0], b[b >= 0])) / int((a >= 0).sum())
         for a, b in zip(before, after, strict=True)
+        if (a >= 0).any()
     ]
-    return float(np.mean(shared))
+    # a user who has used every item has no list to lose anything from
+    return float(np.mean(shared)) if shared else 1.0
 
 
 @compiled

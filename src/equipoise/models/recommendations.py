@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,8 @@ class Explanation:
     sources
         Items of the history, the strongest contribution first.
     contributions
-        What each of them adds; the sum is exactly `score`.
+        What each of them adds; the sum is `score`. From left to right it is exact, unless the
+        score is smaller than all that is added to it and taken from it.
     titles
         Display names of `sources`, where the data came with labels.
     """
@@ -109,19 +111,22 @@ def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:
 
 
 def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:
-    """Round parts to a common unit, far below the scores' precision, so that they sum to `total`.
+    """Move the last digits of parts so that they sum to `total`.
 
-    The parts come with the largest first; it takes the last rounding. All partial sums are whole
-    multiples of the unit, hence exact in any order.
+    The parts come with the largest first. It takes the difference between their exact sum and the
+    total, whose own sum was rounded; the last one that is not 0 takes what adding them up from
+    left to right rounds. The result is exact where that last one is no larger than the total, so
+    that it can hold the total's last digit.
 
     >>> parts = add_up(np.array([0.7, 0.2, 0.1000001]), 1.0)
-    >>> float(parts.sum()), sum(parts.tolist()[::-1])
-    (1.0, 1.0)
+    >>> float(np.cumsum(parts)[-1]), parts.round(6).tolist()
+    (1.0, [0.7, 0.2, 0.1])
     """
     if not len(parts):
         return parts
-    _, exponent = np.frexp(max(float(np.abs(parts).max()), abs(total)))
-    unit = 2.0 ** (int(exponent) - 52 + int(np.ceil(np.log2(len(parts) + 1))))
-    rounded = np.round(parts / unit) * unit
-    rounded[0] += total - rounded.sum()
-    return rounded
+    moved = parts.copy()
+    moved[0] += math.fsum([total, *-parts])
+    last = int(np.append(0, np.flatnonzero(moved))[-1])
+    moved[last] = 0
+    moved[last] = total - np.cumsum(moved)[last]
+    return moved

@@ -32,14 +32,18 @@ class Asked:
         The type of a column of these names.
     source
         Positions of training users, histories, or Interactions.
-    known
+    answered
         A flag for each user or history the caller passed: False where it was skipped.
+    trained
+        Positions of those who were named by their ids among the training users, -1 for others;
+        None where all are bare histories.
     """
 
     users: list[Any]
     kind: Any
     source: Positions | list[Any] | Interactions
-    known: Mask
+    answered: Mask
+    trained: Positions | None = None
 
 
 def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
@@ -50,16 +54,19 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
     """
     if isinstance(wanted, Interactions):
         index = wanted.user_index
-        return Asked(wanted.users.tolist(), index.kind, wanted, np.ones(len(index), np.bool_))
+        trained = train.user_index.positions(wanted.users, unknown="skip")
+        every = np.ones(len(index), np.bool_)
+        return Asked(wanted.users.tolist(), index.kind, wanted, every, trained)
     if isinstance(wanted, Mapping):
         users, histories = list(wanted), list(wanted.values())
         return Asked(users, _kind(users), histories, np.ones(len(users), np.bool_))
     listed = as_list(wanted)
     if _are_ids(listed, "user ids or histories (lists of item ids)"):
         place = train.user_index.positions(listed, unknown=unknown)
-        known = place >= 0
-        users = train.users[place[known]].tolist()
-        return Asked(users, train.user_index.kind, place[known], known)
+        answered = place >= 0
+        place = place[answered]
+        users = train.users[place].tolist()
+        return Asked(users, train.user_index.kind, place, answered, place)
     return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
 
 
@@ -73,7 +80,7 @@ class Request:
         As of `Asked`.
     history
         A row for each of them.
-    known
+    answered, trained
         As of `Asked`.
     allowed
         Mask of the items that may be listed for all of them; None stands for all items.
@@ -84,7 +91,8 @@ class Request:
     users: list[Any]
     kind: Any
     history: Csr
-    known: Mask
+    answered: Mask
+    trained: Positions | None = None
     allowed: Mask | None = None
     exclude: Csr | None = None
     candidates: Csr | None = None
@@ -98,6 +106,7 @@ class Request:
             self,
             users=[self.users[row] for row in rows],
             history=self.history[rows],
+            trained=None if self.trained is None else self.trained[rows],
             exclude=None if self.exclude is None else self.exclude[rows],
             candidates=None if self.candidates is None else self.candidates[rows],
         )
@@ -112,7 +121,7 @@ class Request:
         for name, given in (("exclude", exclude), ("candidates", candidates)):
             if given is None:
                 continue
-            found = _item_lists(given, self.known, items, unknown)
+            found = _item_lists(given, self.answered, items, unknown)
             if isinstance(found, np.ndarray):
                 mask = np.isin(np.arange(len(items)), found, invert=name == "exclude")
                 allowed = mask if allowed is None else allowed & mask
@@ -145,7 +154,7 @@ def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request
         history = train.matrix[asked.source]
     else:
         history = history_rows(asked.source, train.item_index, unknown)
-    return Request(asked.users, asked.kind, history, asked.known)
+    return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
 
 
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:

@@ -13,7 +13,7 @@ from equipoise.errors import DataError, FileFormatError, SettingError, TooBigErr
 from equipoise.ids import Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, at_once, on_snapshot
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.requests import Request
 from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
@@ -96,6 +96,7 @@ class SessionModel(Recommender):
         direction: Direction = getattr(self, "direction", "sr")
         return direction
 
+    @at_once
     def fit(
         self,
         interactions: Interactions,
@@ -169,6 +170,7 @@ class SessionModel(Recommender):
         penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
+    @at_once
     def to(self, device: str) -> Self:
         """Move a dense C to the memory of the machine ("cpu") or of a card, and return self."""
         self.interactions_ = self._fitted
@@ -213,6 +215,7 @@ class SessionModel(Recommender):
     def _request(self, wanted: Any, unknown: Unknown) -> Request:
         return session_request(wanted, self._fitted, unknown, self.decay_inference)
 
+    @on_snapshot
     def rank(
         self,
         history: Interactions,
@@ -225,6 +228,7 @@ class SessionModel(Recommender):
         """Rank items for the rows of `history`, by position; what `evaluate` works from."""
         return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
 
+    @on_snapshot
     def recommend(
         self,
         users_or_histories: Any = None,

@@ -39,7 +39,7 @@ def session_request(
         data = asked.source.with_items(train.item_index, unknown=unknown)
         clicks = data.sequences
         if clicks is None:
-            return Request(asked.users, asked.kind, data.matrix, asked.known)
+            return Request(asked.users, asked.kind, data.matrix, asked.answered)
         assert asked.source.sequences is not None
         _report(len(asked.source.sequences.items) - len(clicks.items), [])
     elif isinstance(asked.source, np.ndarray):
@@ -48,7 +48,7 @@ def session_request(
     else:
         clicks = _clicks(asked.source, train, unknown)
     rows = recency(clicks, train.n_items, decay)
-    return Request(asked.users, asked.kind, rows, asked.known)
+    return Request(asked.users, asked.kind, rows, asked.answered)
 
 
 def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:

@@ -16,9 +16,11 @@ from scipy.linalg import cholesky, solve_triangular
 
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.interactions import Interactions
+from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
-from equipoise.solve.dense import check_residual, mirror
+from equipoise.solve.costs import Size, update_cost
+from equipoise.solve.dense import TOLERANCE, Inverse, mirror, residual_and_level
 from equipoise.solve.inmemory import add_outer
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ PAYS = 0.2  # largest rank of an update, as a share of n, that beats a new solve
 
 
 def update_linear(model: LinearAutoencoder, added: Interactions | None, removed: Any) -> None:
-    """Bring a model to the state of a refit on the changed data."""
+    """Bring a model to the state of a refit on the changed data; writes into no array it has."""
     old = model._fitted
     if model._is_pruned:
         raise SettingError("a pruned model cannot be updated; update the full one and prune it")
@@ -44,33 +46,59 @@ def update_linear(model: LinearAutoencoder, added: Interactions | None, removed:
     moved = penalty - _extended(model, new.n_items)
     touched = np.flatnonzero(moved)
     rank = len(weights) + len(touched)
-    if rank > PAYS * new.n_items or (new.n_items > old.n_items and model.l2_ == 0):
+    if _pays(model, new, rank):
+        logger.info("rank %d of %d: updating the inverse", rank, new.n_items)
+        unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
+        diagonal = sp.csr_array(unit, shape=(len(touched), new.n_items))
+        change: Csr = sp.vstack([rows, diagonal], format="csr")
+        found = _updated(model, new, penalty, change, np.concatenate([weights, moved[touched]]))
+        if found is not None:
+            model._take(new, model.normalizer_, found.P, penalty, found.residual)
+            return
+    numbers = model.l2_, model.dropout_  # also where "auto" was asked for
+    model._solve(new, model.normalizer_, numbers, "cpu", model.inverse_.dtype.name)
+
+
+def _pays(model: LinearAutoencoder, new: Interactions, rank: int) -> bool:
+    """Whether an update of this rank is faster than a solve, and the memory has room for it."""
+    if rank > PAYS * new.n_items or (new.n_items > len(model.penalty_) and model.l2_ == 0):
         logger.info("rank %d of %d: solving again", rank, new.n_items)
-        _refit(model, new)
-        return
-    logger.info("rank %d of %d: updating the inverse", rank, new.n_items)
+        return False
+    dtype = model.inverse_.dtype.name
+    size = Size(new.n_users, new.n_items, new.n_interactions, dtype, model._lowpass_rank)
+    needed, free = update_cost(size, rank).peak_bytes, free_memory()
+    if needed > free:
+        sizes = gigabytes(needed), gigabytes(free)
+        logger.info("an update needs %s and %s is free: solving again", *sizes)
+    return needed <= free
+
+
+def _updated(
+    model: LinearAutoencoder,
+    new: Interactions,
+    penalty: npt.NDArray[np.float64],
+    rows: Csr,
+    weights: npt.NDArray[np.float64],
+) -> Inverse | None:
+    """Return the inverse after a change of A by R^T diag(w) R; None if it is not accurate.
+
+    The rounding errors of updates add up, and taking users out can enlarge those that are there.
+    Each number of a solved inverse comes from sums of up to n products, whose rounding errors add
+    up like a random walk, to the size of sqrt(n) roundings: beyond that, a solve is better.
+    """
     P = grown(model, new.n_items)
-    unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
-    diagonal = sp.csr_array(unit, shape=(len(touched), new.n_items))
-    change: Csr = sp.vstack([rows, diagonal], format="csr")
     try:
-        low_rank_update(P, change, np.concatenate([weights, moved[touched]]))
-        residual = check_residual(P, new.matrix, model.normalizer_.user_weights(new), penalty)
+        low_rank_update(P, rows, weights)
     except SolveError:
-        logger.info("the update lost too much accuracy: solving again")
-        _refit(model, new)
-    else:
-        model._take(new, model.normalizer_, P, penalty, residual)
-
-
-def _refit(model: LinearAutoencoder, data: Interactions) -> None:
-    """Solve again with the numbers the model has, also where "auto" was asked for."""
-    own = model.normalizer, model.l2, model.dropout
-    model.normalizer, model.l2, model.dropout = model.normalizer_, model.l2_, model.dropout_
-    try:
-        model.fit(data, dtype=model.inverse_.dtype.name)
-    finally:
-        model.normalizer, model.l2, model.dropout = own
+        logger.info("the updated matrix is not positive definite: solving again")
+        return None
+    user_weights = model.normalizer_.user_weights(new)
+    residual, level = residual_and_level(P, new.matrix, user_weights, penalty)
+    limit = min(level * new.n_items**0.5, TOLERANCE[P.dtype.name])
+    if not residual <= limit:
+        logger.info("residual %.1e, above %.1e of a solve: solving again", residual, limit)
+        return None
+    return Inverse(P, residual)
 
 
 def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:
@@ -140,10 +168,8 @@ def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.floa
 
 
 def grown(model: LinearAutoencoder, n_items: int) -> npt.NDArray[Any]:
-    """Return P for n_items: the model's own buffer, or a larger one with new items apart."""
+    """Return a copy of P for n_items, the new ones apart."""
     P = model.inverse_
-    if n_items == len(P):
-        return P if P.flags.writeable else np.array(P)
     larger = np.zeros((n_items, n_items), P.dtype)
     larger[: len(P), : len(P)] = P
     fresh = np.arange(len(P), n_items)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise import svd
 from equipoise.errors import SettingError
-from equipoise.solve import card, gpu, tiled
+from equipoise.solve import card, dense, gpu, inmemory, tiled
 
 ENGINES = ("auto", "dense", "tiled", "gpu")
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
@@ -19,12 +20,13 @@ CARD_SHARE = 0.85  # of a large product's rate
 
 @dataclass(frozen=True)
 class Size:
-    """The linear system of a fit."""
+    """The linear system of a fit, and the rank of the low-pass companion, 0 without one."""
 
     n_users: int
     n_items: int
     n_interactions: int
     dtype: str
+    lowpass_rank: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -40,6 +42,15 @@ class Size:
     def data_bytes(self) -> int:
         """Memory for the interactions and for vectors."""
         return CSR_BYTES * self.n_interactions + 108 * self.n_items
+
+    @property
+    def companion_bytes(self) -> int:
+        """Memory in which the low-pass companion is fitted, after the solve."""
+        rank = min(self.lowpass_rank, self.n_users, self.n_items)
+        if not rank:
+            return 0
+        factors = 2 * rank * self.n_items * self.itemsize
+        return svd.needed_bytes((self.n_users, self.n_items), rank, self.dtype) + factors
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,17 @@ class Cost:
 
 
 def dense_cost(size: Size) -> Cost:
-    """One n x n array in memory."""
-    return Cost(size.n_items**2 * size.itemsize + size.data_bytes)
+    """One n x n array in memory, and the companion beside it."""
+    return Cost(size.n_items**2 * size.itemsize + size.data_bytes + size.companion_bytes)
+
+
+def update_cost(size: Size, rank: int) -> Cost:
+    """A second n x n array beside the one that is updated, and copies of the change, rank x n."""
+    n, itemsize = size.n_items, size.itemsize
+    change = itemsize * (4 * rank + 2 * min(inmemory.STRIP, n)) * n + 3 * 8 * rank**2
+    check = 8 * min(dense.REFINE_COLUMNS, n) * n
+    work = n**2 * itemsize + max(change, check)
+    return Cost(work + 2 * size.data_bytes + size.companion_bytes)  # the data change too
 
 
 def tiled_cost(size: Size, budget: int) -> Cost:
@@ -73,8 +93,10 @@ def tiled_cost(size: Size, budget: int) -> Cost:
     count = -(-size.n_items // rows)
     tile_bytes = rows**2 * size.itemsize
     held = 3 * tile_bytes + size.data_bytes
+    # the tiles are gone, and the result is on disk, when the companion is fitted
+    companion = size.companion_bytes + size.data_bytes if size.lowpass_rank else 0
     return Cost(
-        peak_bytes=held if fits else int(held / TILED_SHARE) + 1,
+        peak_bytes=max(held if fits else int(held / TILED_SHARE) + 1, companion),
         speed=TILED_SPEED,
         disk_bytes=tiled.disk_bytes(size.n_items, rows, size.itemsize),
         moved_bytes=(count**3 + 6 * count**2) * tile_bytes,

@@ -115,10 +115,8 @@ def check_residual(
     penalty: npt.NDArray[np.float64],
 ) -> float:
     """Return the relative size of (A P - I) V for four random vectors; refuse a bad solve."""
-    rng = np.random.default_rng(0)
-    V = rng.standard_normal((P.shape[0], 4)).astype(P.dtype)
-    Y = P @ V
-    error = gram_times(X, user_weights, Y) + penalty[:, None] * Y - V
+    V = _probes(P)
+    error = _times_system(X, user_weights, penalty, P @ V) - V
     residual = float(np.linalg.norm(error) / np.linalg.norm(V))
     limit = TOLERANCE[P.dtype.name]
     if not residual <= limit:
@@ -128,6 +126,45 @@ def check_residual(
         )
     logger.info("residual of the solve: %.1e", residual)
     return residual
+
+
+def residual_and_level(
+    P: npt.NDArray[Any],
+    X: Csr,
+    user_weights: npt.NDArray[np.float64],
+    penalty: npt.NDArray[np.float64],
+) -> tuple[float, float]:
+    """Return the residual of P, and the residual that rounding each number of P once makes.
+
+    The second is drawn: independent errors of P_ij, of standard size u |P_ij|, are in (P V)_i an
+    error of standard size u sqrt(sum_j P_ij^2 V_j^2).
+    """
+    V = _probes(P)
+    square = V.astype(np.float64) ** 2
+    spread = np.empty(V.shape)
+    for low in range(0, len(P), REFINE_COLUMNS):
+        rows = P[low : low + REFINE_COLUMNS].astype(np.float64)
+        spread[low : low + REFINE_COLUMNS] = np.sqrt(np.square(rows, out=rows) @ square)
+    unit = float(np.finfo(P.dtype).eps) / 2
+    error = unit * spread * np.random.default_rng(1).standard_normal(V.shape)
+    size = float(np.linalg.norm(V))
+    level = float(np.linalg.norm(_times_system(X, user_weights, penalty, error))) / size
+    residual = _times_system(X, user_weights, penalty, P @ V) - V
+    return float(np.linalg.norm(residual)) / size, level
+
+
+def _times_system(
+    X: Csr,
+    user_weights: npt.NDArray[np.float64],
+    penalty: npt.NDArray[np.float64],
+    right: npt.NDArray[Any],
+) -> npt.NDArray[np.float64]:
+    """Return A @ right in float64."""
+    return np.asarray(gram_times(X, user_weights, right) + penalty[:, None] * right)
+
+
+def _probes(P: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.random.default_rng(0).standard_normal((len(P), 4)).astype(P.dtype)
 
 
 def newton_step(

@@ -59,14 +59,20 @@ class OnDevice:
 
 
 def top_k(
-    terms: Sequence[Any], history: Csr, k: int, *, threads: int | None = None, **options: Any
+    terms: Sequence[Any],
+    history: Csr,
+    k: int,
+    *,
+    users: npt.NDArray[np.int64] | None = None,
+    threads: int | None = None,
+    **options: Any,
 ) -> Ranked:
     """Return the best items as `rank.top_k` does, on the device where a term lives on one."""
     from equipoise import rank
 
     if any(isinstance(term, OnDevice) for term in terms):
         return rank.Ranked(*device_top_k(terms, history, k, **options))
-    return rank.top_k(terms, history, k, threads=threads, **options)
+    return rank.top_k(terms, history, k, users=users, threads=threads, **options)
 
 
 def device_top_k(

@@ -15,6 +15,7 @@ from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.solve import card, dense, gpu, tiled
+from equipoise.solve.costs import Size
 from equipoise.solve.device import DeviceMatrix
 from equipoise.solve.plan import plan
 from equipoise.solve.tiled import Report
@@ -70,9 +71,21 @@ def solve(
     tf32: bool = False,
     scratch: str | os.PathLike[str] | None = None,
     progress: Report | None = None,
+    lowpass_rank: int = 0,
 ) -> Solved:
-    """Solve for P within a memory budget; parameters as for `LinearAutoencoder.fit`."""
-    cost = plan(data, dtype=dtype, memory=memory, engine=engine, device=device, scratch=scratch)
+    """Solve for P within a memory budget; parameters as for `LinearAutoencoder.fit`.
+
+    With the rank of a low-pass companion, the budget has to have room for that too.
+    """
+    cost = plan(
+        data,
+        dtype=dtype,
+        memory=memory,
+        engine=engine,
+        device=device,
+        scratch=scratch,
+        lowpass_rank=lowpass_rank,
+    )
     cost.require()
     logger.info("%s", cost)
     if tf32 and cost.engine != "gpu":
@@ -81,6 +94,7 @@ def solve(
         raise SettingError(f"scratch is for the tiled engine, not for {cost.engine}")
     X = data.matrix
     if cost.engine == "gpu":
+        _require_companion(data, dtype, lowpass_rank)
         matrix, residual = gpu.invert(
             X, user_weights, penalty, device=device, dtype=dtype, refine=refine, tf32=tf32
         )
@@ -102,6 +116,16 @@ def solve(
         return Solved(mapped, diagonal.astype(np.float64), residual, "tiled")
     found = dense.invert(X, user_weights, penalty, dtype=dtype, refine=refine)
     return Solved(found.P, found.P.diagonal().astype(np.float64), found.residual, "dense")
+
+
+def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
+    """Refuse a low-pass companion that the machine, not the card, has no memory for."""
+    size = Size(data.n_users, data.n_items, data.n_interactions, dtype, rank)
+    if size.companion_bytes > free_memory():
+        raise TooBigError(
+            f"a LowPass of rank {rank:,} needs {gigabytes(size.companion_bytes)} of the machine's "
+            f"memory and {gigabytes(free_memory())} is free; take a smaller rank"
+        )
 
 
 def move(matrix: Any, device: str) -> Any:

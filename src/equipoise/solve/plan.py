@@ -117,6 +117,7 @@ def plan(
     engine: str = "auto",
     device: str = "cpu",
     scratch: str | os.PathLike[str] | None = None,
+    lowpass_rank: int = 0,
 ) -> Plan:
     """Tell bytes, operations and seconds of a fit; nothing is allocated.
 
@@ -138,6 +139,8 @@ def plan(
         "cpu", or a card such as "cuda" or "cuda:1".
     scratch
         Folder for the tiles; None is the one for temporary files.
+    lowpass_rank
+        Rank of a `LowPass` companion, which is fitted after the solve; 0 without one.
 
     Examples
     --------
@@ -154,10 +157,12 @@ def plan(
             raise SettingError(f"{name} must be >= 1, got {count}")
     if n_interactions < 0:
         raise SettingError(f"n_interactions must be >= 0, got {n_interactions}")
+    if isinstance(lowpass_rank, bool) or not isinstance(lowpass_rank, int) or lowpass_rank < 0:
+        raise SettingError(f"lowpass_rank must be a whole number >= 0, got {lowpass_rank!r}")
     if dtype not in ("float32", "float64"):
         raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
     costs.check_choice(engine, device)
-    size = costs.Size(n_users, n_items, n_interactions, dtype)
+    size = costs.Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
     if device != "cpu" or engine == "gpu":
         return _on_card(size, device, memory)
     budget = parse_memory(memory) if memory is not None else free_memory()
@@ -167,7 +172,7 @@ def plan(
     tiles = _tiled(size, budget, scratch)
     if tiles.fits or engine == "tiled":
         return tiles
-    return dense
+    return replace(dense, nearest=_fitting(size, budget, scratch))
 
 
 def _plan(engine: str, size: costs.Size, cost: costs.Cost, budget: int) -> Plan:
@@ -200,13 +205,15 @@ def _on_card(size: costs.Size, device: str, memory: str | float | None) -> Plan:
 
 
 def _fitting(size: costs.Size, budget: int, scratch: str | os.PathLike[str] | None) -> str:
-    """Name the fastest engine of the processor that fits; empty if none does."""
+    """Name the fastest engine of the processor that fits, or what to give up; empty if none."""
     if costs.dense_cost(size).peak_bytes <= budget:
         return "device='cpu' has room for the dense engine"
     tiles = _tiled(size, budget, scratch)
     if tiles.fits:
         need = f"{gigabytes(tiles.disk_bytes)} of disk, about {duration(tiles.seconds)}"
         return f"engine='tiled' fits on device='cpu' ({need})"
+    if size.lowpass_rank and _fitting(replace(size, lowpass_rank=0), budget, scratch):
+        return f"take a LowPass of a smaller rank than {size.lowpass_rank:,}"
     return ""
 
 
