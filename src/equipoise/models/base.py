@@ -15,6 +15,7 @@ import polars as pl
 from equipoise.errors import NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.recommendations import Explanation, Recommendations, add_up, in_order
 from equipoise.models.requests import (
     Request,
@@ -231,7 +232,7 @@ class Recommender(ABC):
         """Return what fitting learned beyond the data: plain values and arrays, for `save`."""
         return {}, {}
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+    def _restore(self, state: Fields, stored: Stored) -> None:
         """Take back what `_state` gave; the data are in place already."""
         return
 

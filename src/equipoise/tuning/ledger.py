@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.manifest import LARGEST, Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 
 KIND = "equipoise-tuning"
 VERSION = 1
+START = f'{{"format": "{KIND}"'.encode()  # of every storage
 
 Solved = dict[str, Any]
 
@@ -41,11 +44,24 @@ class Ledger:
         What else must agree: models, metrics and what is read off a solve.
     resume
         Whether to go on with a file that exists; otherwise it is refused.
+    metrics
+        What every point of a file must have measured.
+    models
+        Number of models that points may belong to.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, data: str, search: Any, *, resume: bool
+        self,
+        path: str | os.PathLike[str] | None,
+        data: str,
+        search: Any,
+        *,
+        resume: bool,
+        metrics: Collection[str] = (),
+        models: int = 1,
     ) -> None:
+        self.metrics, self.models = metrics, models
+        self._kinds: dict[str, type] = {}
         self.path = None if path is None else Path(path)
         self.header = {"format": KIND, "version": VERSION, "data": data, "search": search}
         self.header = json.loads(json.dumps(self.header))
@@ -75,7 +91,10 @@ class Ledger:
 
     def _append(self, *documents: Any) -> None:
         assert self.path is not None
-        lines = "".join(json.dumps(document) + "\n" for document in documents)
+        try:
+            lines = "".join(json.dumps(sealed(document)) + "\n" for document in documents)
+        except ValueError as error:
+            raise DataError(f"could not write {self.path}: a metric is no number") from error
         try:
             with self.path.open("ab") as stream:
                 stream.write(lines.encode())
@@ -101,32 +120,46 @@ class Ledger:
         except OSError as error:
             raise FileFormatError(f"{self.path} cannot be read: {error.strerror}") from error
         whole = content[: content.rfind(b"\n") + 1]
+        if not whole and content[: len(START)] != START[: len(content)]:
+            raise FileFormatError(f"{self.path} is not the storage of a search; choose another")
+        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+            try:
+                document = parse(line)
+                if number > 1:
+                    self._take(document)
+                check_seal(document)
+            except FileFormatError as error:
+                where = f"{self.path} is damaged in line {number}"
+                raise FileFormatError(f"{where}: {error}") from error
+            if number == 1:
+                self._check(document)
+        self._begun = bool(whole)
         if len(whole) < len(content):
             logger.info("%s: dropped a line that was cut short", self.path)
             os.truncate(self.path, len(whole))
-        if not whole:
-            return
-        self._begun = True
-        lines = whole.decode(errors="replace").splitlines()
-        self._check(self._parsed(lines[0], 1))
-        for number, line in enumerate(lines[1:], start=2):
-            document = self._parsed(line, number)
-            try:
-                outer, points = document.pop("outer"), document["points"]
-                self.solves[key_of(outer)] = document
-                if not (isinstance(outer, dict) and all(isinstance(p, dict) for p in points)):
-                    raise TypeError
-            except (KeyError, TypeError) as error:
-                raise FileFormatError(f"{self.path} is damaged in line {number}") from error
 
-    def _parsed(self, line: str, number: int) -> dict[str, Any]:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise FileFormatError(f"{self.path} is damaged in line {number}") from error
-        if not isinstance(document, dict):
-            raise FileFormatError(f"{self.path} is damaged in line {number}")
-        return document
+    def _take(self, document: Fields) -> None:
+        outer, points = document.group("outer"), document.groups("points")
+        if not points:
+            raise FileFormatError("a solve has no points")
+        for point in points:
+            point.text("family")
+            point.whole("prototype", most=self.models - 1)
+            for name in self.metrics:
+                point.number(name)
+            if not outer.keys() <= point.keys():
+                raise FileFormatError("a point lacks the settings of its solve")
+            for name, value in point.items():
+                self._check_kind(name, value)
+        seconds = document.number("seconds", least=0)
+        self.solves[key_of(outer)] = {"points": list(map(dict, points)), "seconds": seconds}
+
+    def _check_kind(self, name: str, value: Any) -> None:
+        """Refuse a value of another kind than before: all points stand in one table."""
+        number = type(value) in (int, float) and abs(value) <= LARGEST
+        kind = float if number else type(value)
+        if value is not None and self._kinds.setdefault(name, kind) is not kind:
+            raise FileFormatError(f"{name!r} is of another kind than before, {kind.__name__}")
 
     def _check(self, found: dict[str, Any]) -> None:
         if found.get("format") != KIND:

@@ -116,9 +116,10 @@ def tune(
     limit = parse_budget(budget)
     if limit is not None and limit < 2 * cost.seconds:
         raise too_small(limit, cost.seconds)
-    bound = [space.signature(), [goal.name for goal in goals], dtype]
+    metrics = [goal.name for goal in goals]
+    bound = [space.signature(), metrics, dtype]
     data = f"{split.train.fingerprint}-{split.valid.fingerprint}"
-    ledger = Ledger(storage, data, bound, resume=resume)
+    ledger = Ledger(storage, data, bound, resume=resume, metrics=metrics, models=len(space.models))
     with limited(threads):
         run = Run(split, space, judge, ledger, cost.seconds, limit, started, progress)
         whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
