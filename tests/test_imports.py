@@ -18,7 +18,7 @@ EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "d
 # Data flows down: a module may import from its own line and from those above it.
 ORDER = [
     ["errors", "kernels"],
-    ["ids", "matrix", "sequences", "checksums", "threads", "machine"],
+    ["ids", "matrix", "sequences", "checksums", "manifest", "threads", "machine"],
     ["storage"],
     ["interactions", "persist", "combine"],
     ["readers"],

@@ -85,3 +85,15 @@ def test_normalizers_are_frozen_and_comparable() -> None:
     assert eq.DAN(0.1, 0.2) == eq.DAN(0.1, 0.2)
     with pytest.raises(AttributeError):
         eq.DAN(0.1, 0.2).alpha = 0.3
+
+
+@pytest.mark.parametrize("wrong", ["abc", ["a"], [[1.0]], [10**400], [1.0, None], {}, 3.0])
+def test_weights_that_are_no_list_of_numbers_are_refused(wrong: object) -> None:
+    with pytest.raises(SettingError, match="users must be a list of finite numbers > 0"):
+        eq.CustomNorm(users=wrong)
+
+
+@pytest.mark.parametrize("large", [10**400, -(10**400)], ids=["plus", "minus"])
+def test_numbers_that_no_float_can_hold_are_refused(large: int) -> None:
+    with pytest.raises(SettingError, match="alpha must be finite"):
+        eq.DAN(alpha=large)

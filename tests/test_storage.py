@@ -174,6 +174,48 @@ def test_a_first_save_that_was_cut_short_does_not_block_the_next(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"value": float("nan")},
+        {"value": [0.5] * 100 + [float("inf")]},
+        {"value": [2**70] * 100},
+        {"value": 10**400},
+        {"value": "\ud800"},
+        {"value": {1, 2}},
+        {"value": {"$array": "numbers"}},
+    ],
+    ids=["nan", "inf", "long", "large", "text", "set", "array"],
+)
+def test_settings_that_could_not_be_read_again_leave_the_old_content(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    save(tmp_path / "old", 1)
+    for name in ("old", "new"):
+        with pytest.raises(DataError, match="nothing was changed"):
+            save(tmp_path / name, 2, meta=meta)
+    assert value_in(tmp_path / "old") == 1
+    assert len(list((tmp_path / "old").iterdir())) == 4
+    assert not (tmp_path / "new").exists()
+
+
+def test_long_lists_of_numbers_are_kept_beside_the_manifest(tmp_path: Path) -> None:
+    meta = {
+        "value": 1,
+        "deep": [{"floats": [0.1 * n for n in range(1000)]}, {"wholes": list(range(-500, 500))}],
+        "mixed": [1, 2.0] * 100,
+        "words": ["a"] * 100,
+        "flags": [True] * 100,
+        "short": [1, 2],
+    }
+    save(tmp_path, meta=meta)
+    stored = read_directory(tmp_path, KIND, 1)
+    assert stored.meta == meta
+    assert [type(each) for each in stored.meta["mixed"][:2]] == [int, float]
+    assert set(stored.arrays) == {"numbers", "empty"}
+    assert (tmp_path / "manifest.json").stat().st_size < 10_000
+
+
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     save(tmp_path)
     with (

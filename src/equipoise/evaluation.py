@@ -31,7 +31,7 @@ from equipoise.interactions import Interactions
 from equipoise.metrics.lists import Vectors
 from equipoise.metrics.named import AGGREGATE, Named, Observed, parse, per_user
 from equipoise.metrics.resampling import bootstrap_interval
-from equipoise.results import COLUMNS, Result
+from equipoise.results import SCHEMA, Result
 from equipoise.threads import limited
 
 __all__ = ["Rankable", "Result", "evaluate"]
@@ -274,8 +274,7 @@ def _table(
                 size = len(defined)
                 value = float(defined.mean()) if size else math.nan
             rows.append((named.base, k, named.slice, value, low, high, size))
-    kinds = [pl.String, pl.Int64, pl.String, pl.Float64, pl.Float64, pl.Float64, pl.Int64]
-    frame = pl.DataFrame(rows, schema=dict(zip(COLUMNS, kinds, strict=True)), orient="row")
+    frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
     return frame.with_columns(pl.col("value", "low", "high").fill_nan(None))
 
 

@@ -10,6 +10,7 @@ so every named normalization is a point (alpha, beta, gamma). A count of 0 gives
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -223,7 +224,10 @@ class CustomNorm(Normalizer):
             given = getattr(self, name)
             if given is None:
                 continue
-            array = np.array(given, np.float64)
+            try:
+                array = np.array(given, np.float64)
+            except (OverflowError, TypeError, ValueError) as error:
+                raise SettingError(f"{name} must be a list of finite numbers > 0") from error
             if array.ndim != 1 or not np.isfinite(array).all() or (array <= 0).any():
                 raise SettingError(f"{name} must be a list of finite numbers > 0")
             array.flags.writeable = False
@@ -259,6 +263,10 @@ def check_number(name: str, value: Any) -> float:
     """Return a finite number, or raise an error with the parameter's name."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise SettingError(f"{name} must be a number, got {value!r}")
-    if not np.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        number = math.inf
+    if not math.isfinite(number):
         raise SettingError(f"{name} must be finite, got {value}")
-    return float(value)
+    return number

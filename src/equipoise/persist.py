@@ -11,11 +11,12 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, FileFormatError
+from equipoise.errors import FileFormatError
 from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.sequences import Sequences
-from equipoise.storage import Stored, read_directory, write_directory
+from equipoise.storage import Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
 VERSION = 1
@@ -33,16 +34,16 @@ class Packed:
 def save_interactions(data: Interactions, path: str | os.PathLike[str]) -> None:
     """Write the directory atomically."""
     packed = pack(data)
-    write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames)
+    write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames, _restored)
 
 
 def load_interactions(path: str | os.PathLike[str]) -> Interactions:
     """Read the directory; everything is checked before it is used."""
-    stored = read_directory(path, KIND, VERSION)
-    try:
-        return unpack(stored, stored.meta)
-    except FileFormatError as error:
-        raise FileFormatError(f"{path} is damaged: {error}") from error
+    return load_directory(path, KIND, VERSION, _restored)
+
+
+def _restored(stored: Stored) -> Interactions:
+    return unpack(stored, stored.meta)
 
 
 def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
@@ -79,10 +80,14 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
 
 
 def unpack(
-    stored: Stored, meta: Any, prefix: str = "", like: Interactions | None = None
+    stored: Stored, meta: Fields, prefix: str = "", like: Interactions | None = None
 ) -> Interactions:
-    """Return what `pack` was given; anything wrong with it is a `FileFormatError`."""
-    n_users, n_items, notes, labelled = _checked_meta(meta)
+    """Return what `pack` was given; anything wrong with it is a `DataError`."""
+    shape = meta.wholes("shape")
+    if len(shape) != 2:
+        raise FileFormatError(f"the field {meta.path + 'shape'!r} must be two sizes, got {shape}")
+    meta.text("fingerprint")
+    n_users, n_items = shape
     indptr = np.array(stored.array(f"{prefix}indptr", (n_users + 1,), "i"))
     pairs = (int(indptr[-1]),)
     weights = np.array(stored.finite(f"{prefix}weights", pairs))
@@ -90,39 +95,41 @@ def unpack(
     times = None
     if f"{prefix}times" in stored.arrays:
         times = np.array(stored.finite(f"{prefix}times", pairs))
-    if like is not None and f"{prefix}items" not in stored.frames:
-        items: Any = like.item_index
-    else:
-        items = frame_ids(stored.frame(f"{prefix}items", n_items))
-    labels = like.labels if like is not None and labelled else None
-    if f"{prefix}labels" in stored.frames:
-        labels = stored.frame(f"{prefix}labels", n_items)
+    data = Interactions(
+        _csr(weights, indices, indptr, (n_users, n_items)),
+        frame_ids(stored.frame(f"{prefix}users", n_users)),
+        _items(stored, prefix, n_items, like),
+        times=times,
+        labels=_labels(stored, prefix, n_items, like if meta.flag("labelled") else None),
+        sequences=_sequences(stored, prefix, n_users),
+        notes=meta.texts("notes"),
+    )
+    if data.n_interactions != pairs[0]:
+        raise FileFormatError("a user-item pair occurs twice or with a weight of 0")
+    if meta["labelled"] != (data.labels is not None):
+        raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
+    return data
+
+
+def _csr(weights: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
     try:
-        return Interactions(
-            sp.csr_array((weights, indices, indptr), shape=(n_users, n_items)),
-            frame_ids(stored.frame(f"{prefix}users", n_users)),
-            items,
-            times=times,
-            labels=labels,
-            sequences=_sequences(stored, prefix, n_users),
-            notes=notes,
-        )
-    except FileFormatError:
-        raise
-    except (DataError, ValueError) as error:
-        raise FileFormatError(str(error)) from error
+        return sp.csr_array((weights, indices, indptr), shape=shape)
+    except ValueError as error:
+        raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
 
 
-def _checked_meta(meta: Any) -> tuple[int, int, list[str], bool]:
-    shape = meta.get("shape") if isinstance(meta, dict) else None
-    if not isinstance(shape, list) or len(shape) != 2:
-        raise FileFormatError(f"the manifest needs a shape of two sizes, found {shape!r}")
-    if any(type(size) is not int or size < 0 for size in shape):
-        raise FileFormatError(f"the manifest needs two sizes >= 0, found {shape}")
-    notes = meta.get("notes")
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise FileFormatError("the notes of the manifest must be sentences")
-    return shape[0], shape[1], notes, bool(meta.get("labelled"))
+def _items(stored: Stored, prefix: str, n_items: int, like: Interactions | None) -> Any:
+    if like is not None and f"{prefix}items" not in stored.frames:
+        return like.item_index
+    return frame_ids(stored.frame(f"{prefix}items", n_items))
+
+
+def _labels(
+    stored: Stored, prefix: str, n_items: int, like: Interactions | None
+) -> pl.DataFrame | None:
+    if f"{prefix}labels" in stored.frames:
+        return stored.frame(f"{prefix}labels", n_items)
+    return None if like is None else like.labels
 
 
 def _sequences(stored: Stored, prefix: str, n_users: int) -> Sequences | None:

@@ -12,13 +12,22 @@ from typing import Any
 import polars as pl
 
 from equipoise.errors import FileFormatError, UnknownIdError
+from equipoise.manifest import LARGEST_SEED
 from equipoise.metrics.named import Named, nearest
-from equipoise.storage import read_directory, write_directory
+from equipoise.storage import Stored, load_directory, write_directory
 
 KIND = "equipoise-result"
 VERSION = 1
 TUNED = "tuned on the part it is measured on: too good for what new users will see"
-COLUMNS = ["metric", "k", "slice", "value", "low", "high", "n_users"]
+SCHEMA: dict[str, type[pl.DataType]] = {
+    "metric": pl.String,
+    "k": pl.Int64,
+    "slice": pl.String,
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "n_users": pl.Int64,
+}
 FRAMES = ("table", "per_user")
 
 
@@ -155,22 +164,12 @@ class Result:
         """Write a directory, values per user included, that `Result.load` opens again."""
         meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
         frames = {name: getattr(self, name) for name in FRAMES}
-        write_directory(path, KIND, VERSION, {**meta, "k": list(self.k)}, {}, frames)
+        write_directory(path, KIND, VERSION, {**meta, "k": list(self.k)}, {}, frames, _restored)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
         """Read what `save` wrote; damaged or foreign directories are refused."""
-        stored = read_directory(path, KIND, VERSION)
-        meta = {**stored.meta, **stored.frames}
-        names = {f.name for f in fields(cls)}
-        if set(meta) != names:
-            odd = ", ".join(sorted(names ^ set(meta)))
-            raise FileFormatError(f"{path} is not a complete result: {odd}")
-        if meta["table"].columns != COLUMNS or "user" not in meta["per_user"].columns:
-            raise FileFormatError(f"the tables in {path} lack columns of a result")
-        if not isinstance(meta["k"], list) or meta["per_user"].height != meta["n_users"]:
-            raise FileFormatError(f"{path} does not fit its own manifest; save the result again")
-        return cls(**{**meta, "k": tuple(meta["k"])})
+        return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
         rows = [(name, value) for name, value in self.values.items()]
@@ -199,6 +198,59 @@ class Result:
         if self.bootstrap:
             lines += ["", f"In brackets: 95% bootstrap intervals over users ({self.bootstrap:,})."]
         return lines + [line for note in self.notes for line in ("", f"Note: {note}.")]
+
+
+def _restored(stored: Stored) -> Result:
+    meta = stored.meta
+    content = {**meta, **stored.frames}
+    names = {f.name for f in fields(Result)}
+    if set(content) != names:
+        odd = ", ".join(sorted(names ^ set(content)))
+        raise FileFormatError(f"it is not a complete result: {odd}")
+    for name in ("name", "protocol", "part", "fingerprint", "data_fingerprint", "version"):
+        meta.text(name)
+    for name in ("exclude_seen", "tuned_on_test"):
+        meta.flag(name)
+    for name in ("n_items", "bootstrap"):
+        meta.whole(name)
+    meta.whole("seed", most=LARGEST_SEED)
+    meta.group("settings")
+    definitions, seconds = meta.group("definitions"), meta.group("seconds")
+    content["definitions"] = {name: definitions.text(name) for name in definitions}
+    content["seconds"] = {name: seconds.number(name, least=0) for name in seconds}
+    content["k"] = tuple(meta.wholes("k", least=1))
+    if not content["k"] or list(content["k"]) != sorted(set(content["k"])):
+        raise FileFormatError(f"its cut-offs must ascend, got {meta['k']}")
+    stored.frame("per_user", meta.whole("n_users"))
+    result = Result(**content)
+    _check_tables(result)
+    return result
+
+
+def _check_tables(result: Result) -> None:
+    """Refuse tables that are not those `evaluate` makes: typed, and each number there once."""
+    table, per_user = result.table, result.per_user
+    if table.schema != pl.Schema(SCHEMA):
+        raise FileFormatError(f"its table should have the columns {', '.join(SCHEMA)}")
+    if "user" not in per_user.columns or any(
+        not kind.is_float() for name, kind in per_user.schema.items() if name != "user"
+    ):
+        raise FileFormatError("its values per user should be a column 'user' and numbers")
+    numbers = [*table.select("value", "low", "high"), *per_user.drop("user")]
+    if any(column.is_infinite().any() for column in numbers):
+        raise FileFormatError("its tables hold infinite values")
+    keys = table.select("metric", "slice", "k")
+    if any(keys.null_count().row(0)) or keys.is_duplicated().any():
+        raise FileFormatError("a number of its table is there twice or has no name")
+    cells = keys.select("metric", "slice").unique().height * len(result.k)
+    if cells != keys.height or not set(keys["k"]) <= set(result.k):
+        raise FileFormatError("its table does not hold every metric at every cut-off")
+    named = {Named(part, base).name for base, part in keys.select("metric", "slice").rows()}
+    if named != set(result.definitions) or not set(per_user.columns) <= {"user", *result}:
+        raise FileFormatError("its tables, definitions and values per user are not of one result")
+    known = table["n_users"].drop_nulls()
+    if ((known < 0) | (known > result.n_users)).any():
+        raise FileFormatError("its table counts more users than there are")
 
 
 def _cell(row: dict[str, Any], with_interval: str) -> str:

@@ -2,7 +2,9 @@
 
 A directory holds `manifest.json` and the files it names: `.npy` arrays (memory-mapped when read)
 and Parquet tables. New files get new names, and replacing the manifest is the one step that makes
-them current, so a crash leaves the old content or the new one. Nothing is ever unpickled.
+them current, so a crash leaves the old content or the new one. Before that step what was written
+is loaded as a reader would load it: what cannot be opened again never replaces what can. Nothing
+is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from equipoise.checksums import check_file, describe_file
-from equipoise.errors import DataError, FileFormatError
+from equipoise.errors import (
+    DataError,
+    EquipoiseError,
+    FileFormatError,
+    MissingExtraError,
+    TooBigError,
+)
+from equipoise.manifest import Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 
@@ -33,33 +42,52 @@ MANIFEST = "manifest.json"
 FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{12}\.(npy|parquet)")
 OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
 LARGEST_MANIFEST = 16 << 20
+CHECKED_CELLS = 1 << 22  # arrays up to this size are looked through when they are loaded
+LONGEST_LIST = 64  # numbers that stand in the manifest itself; longer lists become arrays
+LISTED = "$array"
+LIST_NAME = re.compile(r"list_[0-9]+")
+# what reading values that are not as they should be can raise
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Stored:
     """What a directory holds: settings, arrays (read-only, memory-mapped) and tables."""
 
-    meta: dict[str, Any]
+    meta: Fields
     arrays: dict[str, npt.NDArray[Any]]
     frames: dict[str, pl.DataFrame]
 
-    def array(self, name: str, shape: tuple[int, ...], kinds: str) -> npt.NDArray[Any]:
-        """Array `name`, checked for its shape and dtype kinds ('f', 'iu', ...)."""
+    def array(
+        self, name: str, shape: tuple[int, ...], kinds: str, *, sizes: tuple[int, ...] = (4, 8)
+    ) -> npt.NDArray[Any]:
+        """Array `name`, row by row, checked for its shape, dtype kinds ('f', 'iu') and sizes."""
         if name not in self.arrays:
             raise FileFormatError(f"the saved directory has no array {name!r}")
         array = self.arrays[name]
-        fits = array.dtype.kind in kinds and array.dtype.isnative
-        if array.shape != shape or not fits:
+        number = array.dtype.kind in kinds and array.dtype.itemsize in sizes
+        if not (array.shape == shape and number and array.dtype.isnative):
             found = f"{array.dtype} {array.shape}"
             raise FileFormatError(f"array {name!r} should have shape {shape}, found {found}")
+        if not array.flags.c_contiguous:
+            raise FileFormatError(f"array {name!r} should be stored row by row")
         return array
 
-    def finite(self, name: str, shape: tuple[int, ...], kinds: str = "f") -> npt.NDArray[Any]:
+    def finite(
+        self, name: str, shape: tuple[int, ...], kinds: str = "f", **sizes: tuple[int, ...]
+    ) -> npt.NDArray[Any]:
         """Like `array`, and refuses NaN and infinities."""
-        array = self.array(name, shape, kinds)
+        array = self.array(name, shape, kinds, **sizes)
         if not np.isfinite(array).all():
             raise FileFormatError(f"array {name!r} holds NaN or infinite values")
         return array
+
+    def mapped(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Array of floats that may be large: then it is mapped, and not read to look for NaN."""
+        small = np.prod(shape, dtype=np.float64) <= CHECKED_CELLS
+        return self.finite(name, shape) if small else self.array(name, shape, "f")
 
     def frame(self, name: str, height: int) -> pl.DataFrame:
         """Table `name`, checked for its number of rows."""
@@ -78,30 +106,84 @@ def write_directory(
     meta: Mapping[str, Any],
     arrays: Mapping[str, npt.NDArray[Any]],
     frames: Mapping[str, pl.DataFrame],
+    restore: Callable[[Stored], object] = lambda stored: stored,
 ) -> None:
     """Write a directory; the old content stays valid until the new one is complete.
 
-    `meta` must be what JSON can hold. Names of arrays and frames are lower-case words, all
-    different. Saving to a directory that another process is saving to is refused.
+    `meta` must be what JSON can hold; its long lists of numbers become arrays. Names of arrays and
+    frames are lower-case words, all different. `restore` is what `load_directory` is given later:
+    it must accept what was written, or nothing is changed. Saving to a directory that another
+    process is saving to is refused.
     """
     root = Path(path)
     token = secrets.token_hex(6)
+    lists: dict[str, npt.NDArray[Any]] = {}
     try:
         with _locked(root, kind):
-            files = _write_files(root, token, arrays, frames)
-            manifest = {"format": kind, "version": version, "meta": dict(meta), "files": files}
             fresh = root / f"{MANIFEST}.{token}"
-            _write(fresh, json.dumps(manifest, indent=1, allow_nan=False).encode())
+            content = _encoded(dict(meta), lists)
+            files = _write_files(root, token, chain(arrays.items(), lists.items()), frames)
+            manifest = {"format": kind, "version": version, "meta": content, "files": files}
+            _write(fresh, json.dumps(sealed(manifest), indent=1).encode())
+            _restored(root, _read_json(fresh), kind, version, restore, verify=False)
             os.replace(fresh, root / MANIFEST)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"could not write {root}: {reason}; nothing was changed") from error
+    except FileFormatError as error:
+        raise DataError(
+            f"{root} was not saved, since it could not be loaded again: {error}; "
+            "nothing was changed"
+        ) from error
+
+
+def _encoded(meta: dict[str, Any], lists: dict[str, npt.NDArray[Any]]) -> Any:
+    """Return settings for the manifest; long lists of numbers are added to `lists`."""
+
+    def encoded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: encoded(part) for name, part in value.items()}
+        if not isinstance(value, list | tuple):
+            return value
+        if len(value) <= LONGEST_LIST or set(map(type, value)) not in ({int}, {float}):
+            return [encoded(part) for part in value]
+        name = f"list_{len(lists)}"
+        lists[name] = np.array(value, np.float64 if type(value[0]) is float else np.int64)
+        return {LISTED: name}
+
+    try:
+        content = encoded(meta)
+        sealed(content)  # raises what the manifest would
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise FileFormatError(f"its settings do not fit a manifest: {error}") from error
+    return content
+
+
+def _decoded(meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Fields:
+    """Return the settings that `_encoded` was given; takes the long lists out of the arrays."""
+    lists = Stored(Fields({}), {n: a for n, a in arrays.items() if LIST_NAME.fullmatch(n)}, {})
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [decoded(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if set(value) == {LISTED}:
+            name = str(value[LISTED])
+            size = lists.arrays[name].size if name in lists.arrays else 0
+            return lists.finite(name, (size,), "fi", sizes=(8,)).tolist()
+        return {name: decoded(part) for name, part in value.items()}
+
+    content = decoded(meta)
+    for name in lists.arrays:
+        arrays.pop(name)
+    return Fields(content)
 
 
 def _write_files(
     root: Path,
     token: str,
-    arrays: Mapping[str, npt.NDArray[Any]],
+    arrays: Iterable[tuple[str, npt.NDArray[Any]]],
     frames: Mapping[str, pl.DataFrame],
 ) -> dict[str, Any]:
     files: dict[str, Any] = {}
@@ -112,7 +194,7 @@ def _write_files(
             raise ValueError(f"{name!r} cannot name a file of a saved directory")
         return root / file
 
-    for name, array in arrays.items():
+    for name, array in arrays:
         if array.dtype.hasobject:
             raise TypeError(f"array {name!r} would need pickle")
         target = place(name, "npy")
@@ -201,19 +283,24 @@ def _sweep(root: Path) -> None:
             file.unlink()
 
 
-def read_directory(
-    path: str | os.PathLike[str], kind: str, version: int, *, verify: bool = False
-) -> Stored:
-    """Read a directory of this kind, at most this version.
+def load_directory(
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    restore: Callable[[Stored], T],
+    *,
+    verify: bool = False,
+) -> T:
+    """Return what `restore` makes of a directory of this kind, at most this version.
 
-    Sizes and the checksums of small files are always checked, large files by sampled blocks;
-    ``verify=True`` hashes everything.
+    Whatever is wrong with it is a `FileFormatError`. Sizes and the checksums of small files are
+    always checked, large files by sampled blocks; ``verify=True`` hashes everything.
     """
     root = Path(path)
     manifest = read_manifest(root)
     while True:
         try:
-            return _read_files(root, manifest, kind, version, verify=verify)
+            return _restored(root, manifest, kind, version, restore, verify=verify)
         except FileFormatError:
             # A save that finished in between has removed the files of the manifest read before.
             newer = read_manifest(root)
@@ -222,17 +309,45 @@ def read_directory(
             manifest = newer
 
 
-def _read_files(
-    root: Path, manifest: dict[str, Any], kind: str, version: int, *, verify: bool
+def read_directory(
+    path: str | os.PathLike[str], kind: str, version: int, *, verify: bool = False
 ) -> Stored:
+    """Return the checked files of a directory, as `load_directory` gives them to `restore`."""
+    return load_directory(path, kind, version, lambda stored: stored, verify=verify)
+
+
+def _restored(
+    root: Path,
+    manifest: Fields,
+    kind: str,
+    version: int,
+    restore: Callable[[Stored], T],
+    *,
+    verify: bool,
+) -> T:
     if manifest["format"] != kind:
         raise FileFormatError(f"{root} holds {manifest['format']!r}, expected {kind!r}")
     if manifest["version"] > version:
         newer = f"{root} has format version {manifest['version']}"
         raise FileFormatError(f"{newer}, this equipoise reads up to {version}; upgrade it")
+    arrays, frames = _read_files(root, manifest.group("files"), verify=verify)
+    try:
+        with np.errstate(all="ignore"):
+            found = restore(Stored(_decoded(manifest["meta"], arrays), arrays, frames))
+        check_seal(manifest)  # last: an error that names the field is of more use
+    except (MissingExtraError, TooBigError):
+        raise
+    except (EquipoiseError, *UNFIT) as error:
+        raise FileFormatError(f"{root} is damaged: {error}") from error
+    return found
+
+
+def _read_files(
+    root: Path, files: Fields, *, verify: bool
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pl.DataFrame]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     frames: dict[str, pl.DataFrame] = {}
-    for name, entry in manifest["files"].items():
+    for name, entry in files.items():
         file = _checked_file(root, name, entry, verify=verify)
         try:
             if file.suffix == ".npy":
@@ -241,33 +356,30 @@ def _read_files(
                 frames[name] = pl.read_parquet(file, glob=False)
         except (Exception, pl.exceptions.PanicException) as error:
             raise FileFormatError(f"{file} cannot be read: {error}") from error
-    return Stored(manifest["meta"], arrays, frames)
+    return arrays, frames
 
 
-def read_manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path) -> Fields:
     """Return the checked manifest of a directory."""
-    file = root / MANIFEST
-    if not file.is_file():
+    if not (root / MANIFEST).is_file():
         raise FileFormatError(f"{root} is not a saved directory: it has no {MANIFEST}")
+    return _read_json(root / MANIFEST)
+
+
+def _read_json(file: Path) -> Fields:
     try:
         if file.stat().st_size > LARGEST_MANIFEST:
-            raise FileFormatError(f"{file} is damaged: it is larger than any manifest")
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        well_formed = (
-            isinstance(manifest["format"], str)
-            and type(manifest["version"]) is int
-            and isinstance(manifest["meta"], dict)
-            and isinstance(manifest["files"], dict)
-        )
+            raise FileFormatError("it is larger than any manifest")
+        manifest = parse(file.read_bytes())
+        manifest.text("format")
+        manifest.whole("version", least=1)
+        manifest.group("meta")
+        manifest.group("files")
     except OSError as error:
         raise FileFormatError(f"{file} cannot be read: {error.strerror}") from error
-    except FileFormatError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileFormatError(f"{file} is damaged: {error!r}") from error
-    if not well_formed:
-        raise FileFormatError(f"{file} is damaged: a field has the wrong type")
-    return dict(manifest)
+    except FileFormatError as error:
+        raise FileFormatError(f"{file} is damaged: {error}") from error
+    return manifest
 
 
 def is_directory_of(path: str | os.PathLike[str], kind: str) -> bool:
@@ -291,6 +403,8 @@ def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
     listed = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(listed, str) or not FILE_NAME.fullmatch(listed):
         raise FileFormatError(f"{root / MANIFEST} names a file that is not allowed: {listed!r}")
+    if not listed.startswith(f"{name}-"):
+        raise FileFormatError(f"{root / MANIFEST} is damaged: it names {listed!r} as {name!r}")
     file = root / listed
     if file.is_symlink() or not file.is_file():
         raise FileFormatError(f"{file}, which the manifest names as {name!r}, is missing")

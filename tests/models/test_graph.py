@@ -192,6 +192,7 @@ def test_coefficients_of_bspm_are_those_of_its_solver() -> None:
         (lambda: eq.BSPM(solver="exact"), "solver must be"),
         (lambda: eq.BSPM(merge="never"), "merge must be"),
         (lambda: eq.BSPM(steps=0), "steps must be"),
+        (lambda: eq.BSPM(steps=101), "steps must be a whole number from 1 to 100"),
         (lambda: eq.TurboCF(power=0.0), "power must be > 0"),
         (lambda: eq.TurboCF(order=4), "order must be 1, 2 or 3"),
         (lambda: eq.SVDAE(share=0.0), "share must lie"),

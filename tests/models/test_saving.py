@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.errors import FileFormatError
+from equipoise import storage
+from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions
+from equipoise.results import Result
 
 GOLDEN = Path(__file__).parent / "golden-model-v1"
 COUNTED = Path("/proc/self/io")
@@ -101,6 +103,57 @@ def test_custom_weights_survive(tmp_path: Path, toy: Interactions) -> None:
     np.testing.assert_array_equal(eq.load(tmp_path / "m").weights_, model.weights_)
 
 
+def test_weights_of_any_number_of_users_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "LARGEST_MANIFEST", 10_000)
+    rng = np.random.default_rng(0)
+    data = Interactions((rng.random((3000, 4)) < 0.5).astype(np.float32))
+    norm = eq.CustomNorm(users=rng.random(3000) + 0.5)
+    model = eq.LAE(l2=1.0, normalizer=norm).fit(data)
+    model.save(tmp_path / "m")
+    back = eq.load(tmp_path / "m")
+    assert back.settings() == model.settings()
+    np.testing.assert_array_equal(back.normalizer_.users, norm.users)
+    np.testing.assert_array_equal(back.weights_, model.weights_)
+    result = eq.evaluate(model, eq.split.weak(data).test, 2, bootstrap=0)
+    result.save(tmp_path / "r")
+    assert Result.load(tmp_path / "r").settings == result.settings
+
+
+def test_a_model_that_could_not_be_loaded_does_not_replace_one_that_can(
+    saved: Path, toy: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(file.name for file in saved.iterdir())
+
+    class Forgetful(eq.Popularity):
+        def _restore(self, state, stored) -> None:
+            raise KeyError("what was it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "LARGEST_MANIFEST", 5000)
+        noted = Interactions(toy.matrix, toy.users, toy.items, notes=["a note "] * 1000)
+        with pytest.raises(DataError, match="larger than any manifest; nothing was changed"):
+            eq.LAE(l2=1.0).fit(noted).save(saved)
+    with pytest.raises(DataError, match=r"could not be loaded again.*nothing was changed"):
+        Forgetful().fit(toy).save(saved)
+    unfit = eq.LAE(l2=1.0).fit(toy)
+    unfit.inverse_ = np.full((4, 4), np.nan)
+    with pytest.raises(DataError, match=r"'inverse' holds NaN.*nothing was changed"):
+        unfit.save(saved)
+    assert sorted(file.name for file in saved.iterdir()) == before
+    assert eq.load(saved, verify=True).settings()["model"] == "EASE"
+
+
+def test_a_class_that_takes_the_name_of_another_is_not_saved(
+    saved: Path, toy: Interactions
+) -> None:
+    taken = type("Popularity", (eq.Popularity,), {})
+    with pytest.raises(DataError, match="Popularity names another class"):
+        taken().fit(toy).save(saved)
+    assert eq.load(saved).settings()["model"] == "EASE"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -113,8 +166,8 @@ def test_custom_weights_survive(tmp_path: Path, toy: Interactions) -> None:
         (lambda m: m["meta"]["settings"].update(normalizer={"name": "os"}), "unknown kind"),
         (lambda m: m["meta"]["settings"].update(normalizer=7), "unknown kind"),
         (lambda m: m["meta"]["state"].update(normalizer={"name": "DAN", "x": 1}), "damaged"),
-        (lambda m: m["meta"].pop("state"), "no state"),
-        (lambda m: m["meta"].update(settings=[1]), "no settings"),
+        (lambda m: m["meta"].pop("state"), "field .state. is missing"),
+        (lambda m: m["meta"].update(settings=[1]), "field .settings. must be a group"),
         (lambda m: m["meta"]["train"].update(shape=[7, 5]), "shape|rows"),
         (lambda m: m.update(version=99), "upgrade"),
         (lambda m: m.update(format="other"), "expected 'equipoise-model'"),
@@ -144,6 +197,9 @@ def test_truncated_and_edited_files_are_refused(saved: Path) -> None:
         ("inverse", np.zeros((3, 3), np.float32), "shape"),
         ("inverse", np.full((4, 4), np.nan, np.float32), "NaN"),
         ("inverse", np.zeros((4, 4), np.int64), "shape|found int64"),
+        ("inverse", np.eye(4, dtype=np.float16), "found float16"),
+        ("inverse", np.asfortranarray(np.arange(16.0).reshape(4, 4)), "row by row"),
+        ("penalty", np.full(4, 1e-300, np.longdouble), "found "),
         ("diagonal", np.array([1.0, 2.0, np.inf, 1.0]), "NaN or infinite"),
         ("diagonal", np.array([1.0, 2.0, -1.0, 1.0]), "not positive"),
         ("train_indices", np.full(15, 77, np.int32), "damaged"),

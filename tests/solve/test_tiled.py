@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.solve import dense, tiled
+from equipoise.solve import dense, tiled, tileresult
 from equipoise.solve.tiles import locked
 from equipoise.solve.tilework import all_tasks
 
@@ -99,6 +102,92 @@ def test_killed_at_every_step_it_goes_on(moment: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # the last steps write the result, with a call of `fsync` of their own
     assert int(done.stdout) >= len(all_tasks(3)) // 2
+
+
+class Killed(BaseException):
+    """The process ends here: what is in the files stays, nothing else does."""
+
+
+def spy(patch: pytest.MonkeyPatch, told: Callable[[str], object], *, after: bool = True) -> None:
+    """Be told of each call that makes or changes the file of the result."""
+
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            if not after:
+                told(name)
+            result = real(*arguments)
+            if after:
+                told(name)
+            return result
+
+        return call
+
+    system = types.SimpleNamespace(**vars(os))
+    for name in ("open", "ftruncate", "lseek", "write", "fsync"):
+        setattr(system, name, watched(name))
+    patch.setattr(tileresult, "os", system)
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_killed_at_any_moment_of_making_its_result_it_goes_on(
+    problem: Problem, after: bool, tmp_path: Path
+) -> None:
+    expected, _, _ = tiled.invert(*problem, tile_rows=40, scratch=tmp_path / "whole")
+    # making the file takes the first few calls, rows come after them one like the other
+    for moment in (0, 1, 2, 3, 4, 5, 50, 200):
+        left = moment
+        folder = tmp_path / str(moment)
+
+        def count(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed(name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            spy(patch, count, after=after)
+            with pytest.raises(Killed):
+                tiled.invert(*problem, tile_rows=40, scratch=folder)
+        found, _, _ = tiled.invert(*problem, tile_rows=40, scratch=folder)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x00" * 100, None])
+def test_what_a_killed_process_left_of_the_result_is_made_again(
+    problem: Problem, rest: bytes | None, tmp_path: Path
+) -> None:
+    expected, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "whole")
+    size = (tmp_path / "whole" / "inverse.npy").stat().st_size
+    before = sum(task.kind != "place" for task in all_tasks(3))
+    with pytest.raises(Stop):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it", progress=stop_after(before))
+    # made at its full length, without the head
+    (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if rest is None else rest)
+    found, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("damage", ["short", "long", "head", "missing"])
+def test_result_that_was_damaged_between_two_runs_is_noticed(
+    problem: Problem, damage: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Stop):
+        tiled.invert(
+            *problem, tile_rows=30, scratch=tmp_path, progress=stop_after(len(all_tasks(3)) - 2)
+        )
+    file = tmp_path / "inverse.npy"
+    content = file.read_bytes()
+    file.write_bytes(
+        {"short": content[:-4], "long": content + b"0000", "head": bytes(8) + content[8:]}.get(
+            damage, content
+        )
+    )
+    if damage == "missing":
+        file.unlink()
+    with pytest.raises(FileFormatError, match=r"inverse\.npy is damaged; remove the folder"):
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
 
 
 @posix

@@ -18,10 +18,11 @@ from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass, restored
-from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
-from equipoise.normalize import NoNorm, Normalizer, check_number
+from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.normalize import NoNorm, Normalizer
 from equipoise.solve.device import DeviceMatrix
 from equipoise.solve.device_rank import OnDevice
 from equipoise.solve.engine import Options, move, require_host, solve
@@ -30,7 +31,6 @@ from equipoise.terms import Dense, Sparse, Term
 from equipoise.threads import limited
 
 Vector = npt.NDArray[np.float64]
-CHECKED_CELLS = 1 << 22  # an inverse up to this size is checked for NaN when it is loaded
 
 
 @dataclass(kw_only=True, eq=False)
@@ -251,26 +251,27 @@ class LinearAutoencoder(Recommender):
             return state, {**arrays, **sparse_arrays(self.inverse_, "inverse")}
         return state, {**arrays, "inverse": self.inverse_}
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+    def _restore(self, state: Fields, stored: Stored) -> None:
         n_items = len(self.item_index_)
-        self.normalizer_ = build_normalizer(state.get("normalizer"))
-        self.residual_ = check_number("residual", state.get("residual"))
+        self.normalizer_ = restored_normalizer(state, self.interactions_)
+        self.residual_ = state.number("residual", least=0)
         # older models have numbers in their settings, and only there
-        self.l2_ = check_number("l2", state.get("l2", self.l2))
-        self.dropout_ = check_number("dropout", state.get("dropout", self.dropout))
+        numbers = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
+        self.l2_, self.dropout_ = numbers.number("l2", least=0), numbers.number("dropout", least=0)
+        check_penalty(self.l2_, self.dropout_)
         self.diagonal_ = np.array(stored.finite("diagonal", (n_items,)))
         self.penalty_ = np.array(stored.finite("penalty", (n_items,)))
         if not ((self.diagonal_ > 0).all() and (self.penalty_ > 0).all()):
             raise FileFormatError("its diagonal or penalty is not positive")
         self.loss_ = None
         if "loss" in state:
-            self.loss_ = dict(state["loss"])
+            loss = state.group("loss")
+            self.loss_ = {name: loss.number(name) for name in loss}
             self.inverse_ = sparse_from(stored, "inverse", n_items)
         else:
-            # a large array is only mapped: reading it all would take seconds
-            small = n_items**2 <= CHECKED_CELLS
-            read = stored.finite if small else stored.array
-            self.inverse_ = read("inverse", (n_items, n_items), "f")
+            self.inverse_ = stored.mapped("inverse", (n_items, n_items))
+        if not all(np.isfinite(scale).all() for scale in self.scales()):
+            raise FileFormatError("its diagonal or penalty is out of proportion")
         self.companion_ = None
         if self.lowpass is not None:
             self.companion_ = restored(self.lowpass, self.interactions_, stored)

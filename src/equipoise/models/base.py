@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.recommendations import Explanation, Recommendations, add_up
 from equipoise.models.requests import Request, empty_rows, parse_request
 from equipoise.rank import Ranked, score, score_items
@@ -289,7 +290,7 @@ class Recommender(ABC):
         """Return what fitting learned beyond the data: plain values and arrays, for `save`."""
         return {}, {}
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+    def _restore(self, state: Fields, stored: Stored) -> None:
         """Take back what `_state` gave; the data are in place already."""
         return
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once
 from equipoise.normalize import check_number
 from equipoise.storage import Stored
@@ -93,10 +94,8 @@ class GraphFilter(Recommender):
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         return {"dtype": self.dtype_}, self.arrays_
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
-        dtype = state.get("dtype")
-        if dtype not in DTYPES:
-            raise FileFormatError(f"its dtype is {dtype!r}")
+    def _restore(self, state: Fields, stored: Stored) -> None:
+        dtype = state.text("dtype", DTYPES)
         arrays = self._restored(stored)
         if any(array.dtype != dtype for array in arrays.values() if array.dtype.kind == "f"):
             raise FileFormatError(f"its arrays are not {dtype}")

@@ -27,6 +27,7 @@ from equipoise.storage import Stored
 from equipoise.terms import LowRank, Sparse, Term
 
 RANK_TOLERANCE = 1e-6  # singular values below this share of the largest count as 0
+MOST_STEPS = 100  # of BSPM; numpy raises polynomials to no higher power
 POLYNOMIALS = {1: (0, 1), 2: (0, 2, -1), 3: (0, 0.71, 0.1, -0.01)}  # of Turbo-CF
 
 
@@ -120,8 +121,11 @@ class BSPM(GraphFilter):
             raise SettingError(f"solver must be 'euler' or 'rk4', got {self.solver!r}")
         if self.merge not in ("early", "late"):
             raise SettingError(f"merge must be 'early' or 'late', got {self.merge!r}")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise SettingError(f"steps must be a whole number >= 1, got {self.steps!r}")
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not whole or not 1 <= self.steps <= MOST_STEPS:
+            raise SettingError(
+                f"steps must be a whole number from 1 to {MOST_STEPS}, got {self.steps!r}"
+            )
 
     def polynomials(self) -> tuple[list[float], list[float]]:
         """Coefficients of f and g, where the scores are x P f(P) + strength * i g(P)."""

@@ -114,7 +114,10 @@ def restored(settings: LowPass, interactions: Interactions, stored: Stored) -> C
     right = stored.finite("lowpass_right", (rank, n))
     if values.dtype != right.dtype or (values < 0).any():
         raise FileFormatError("its low-pass companion is damaged")
-    return Companion(settings, interactions, Spectrum(values, right))
+    found = Companion(settings, interactions, Spectrum(values, right))
+    if not all(np.isfinite(side).all() for side in (found.term.source, found.term.target)):
+        raise FileFormatError("its low-pass companion gives weights that are not finite")
+    return found
 
 
 def build_lowpass(settings: Any) -> LowPass | None:

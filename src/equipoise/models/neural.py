@@ -13,6 +13,7 @@ import numpy.typing as npt
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once
 from equipoise.models.neural_judging import Judge
 from equipoise.models.neural_training import (
@@ -23,6 +24,7 @@ from equipoise.models.neural_training import (
     has_checkpoint,
     neural_torch,
     torch_threads,
+    training_record,
 )
 from equipoise.models.recommendations import Explanation
 from equipoise.normalize import check_number
@@ -213,10 +215,8 @@ class NeuralModel(Recommender):
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         return {"epoch": self.epoch_, "history": self.history_}, self.arrays_
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
-        epoch, history = state.get("epoch"), state.get("history")
-        if type(epoch) is not int or not isinstance(history, list):
-            raise FileFormatError("its record of the training is damaged")
+    def _restore(self, state: Fields, stored: Stored) -> None:
+        epoch, history = state.whole("epoch"), training_record(state)
         arrays = {name: stored.finite(name, shape) for name, shape in self._shapes().items()}
         if any(array.dtype != "float32" for array in arrays.values()):
             raise FileFormatError("its arrays are not float32")

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError, MissingExtraError, SolveError
+from equipoise.manifest import Fields
 from equipoise.models.neural_judging import Judge, Scorer
 from equipoise.solve.card import Tensor, load_torch, send
-from equipoise.storage import MANIFEST, Stored, check_ours, read_directory, write_directory
+from equipoise.storage import MANIFEST, Stored, check_ours, load_directory, write_directory
 
 logger = logging.getLogger(__name__)
 
@@ -205,11 +206,11 @@ class Training:
         arrays["random"] = self.generator.get_state().numpy()
         numbers = ("epoch", "update", "best_epoch", "without_gain", "history")
         meta = {**{name: getattr(self, name) for name in numbers}, **self.course.identity}
-        write_directory(path, KIND, VERSION, meta, arrays, {})
+        write_directory(path, KIND, VERSION, meta, arrays, {}, self._arrays)
 
     def resume(self, path: str | os.PathLike[str]) -> None:
         """Take up the state of a checkpoint of the same settings, data and device."""
-        stored = read_directory(path, KIND, VERSION, verify=True)
+        stored = load_directory(path, KIND, VERSION, _checked, verify=True)
         for name, mine in self.course.identity.items():
             theirs = stored.meta.get(name)
             if theirs != mine:
@@ -219,35 +220,59 @@ class Training:
                 )
         try:
             self._take(stored)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (FileFormatError, RuntimeError) as error:
             raise FileFormatError(f"the checkpoint {path} is damaged: {error}") from error
         logger.info("resumed after epoch %d from %s", self.epoch, path)
 
+    def _arrays(self, stored: Stored) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a checkpoint, which must be those of these parameters."""
+        roles = ["now", *MOMENTS, *(["best"] if _checked(stored).meta["best_epoch"] else [])]
+        return {
+            f"{role}_{name}": stored.finite(f"{role}_{name}", tuple(parameter.shape), sizes=(4,))
+            for role in roles
+            for name, parameter in self._parameters()
+        }
+
     def _take(self, stored: Stored) -> None:
         torch = neural_torch()
-        numbers = ("epoch", "update", "best_epoch", "without_gain")
-        epoch, update, best_epoch, without_gain = (int(stored.meta[name]) for name in numbers)
-        history = [dict(entry) for entry in stored.meta["history"]]
         device = self.generator.device
-
-        def tensor(name: str, like: Tensor) -> Tensor:
-            return send(stored.finite(name, tuple(like.shape)), device, like.dtype)
-
-        found = {name: tensor(f"now_{name}", each) for name, each in self._parameters()}
-        if best_epoch:
-            self.best = {name: tensor(f"best_{name}", each) for name, each in self._parameters()}
+        found = {name: send(each, device) for name, each in self._arrays(stored).items()}
+        size = (self.generator.get_state().numel(),)
+        random = stored.array("random", size, "u", sizes=(1,))
+        self.generator.set_state(torch.from_numpy(np.array(random)))
+        for name in ("epoch", "update", "best_epoch", "without_gain"):
+            setattr(self, name, stored.meta.whole(name))
+        self.history = training_record(stored.meta)
         for name, parameter in self._parameters():
-            state = {"step": torch.tensor(float(update), device=device)}
-            for ours, theirs in MOMENTS.items():
-                state[theirs] = tensor(f"{ours}_{name}", parameter)
+            state = {"step": torch.tensor(float(self.update), device=device)}
+            state |= {theirs: found[f"{ours}_{name}"] for ours, theirs in MOMENTS.items()}
             self.optimizer.state[parameter] = state
-        random = np.array(stored.arrays["random"], np.uint8)
-        self.generator.set_state(torch.from_numpy(random))
-        with torch.no_grad():
-            for name, parameter in self._parameters():
-                parameter.copy_(found[name])
-        self.epoch, self.update, self.history = epoch, update, history
-        self.best_epoch, self.without_gain = best_epoch, without_gain
+            with torch.no_grad():
+                parameter.copy_(found[f"now_{name}"])
+        if self.best_epoch:
+            self.best = {name: found[f"best_{name}"] for name, _ in self._parameters()}
+
+
+def _checked(stored: Stored) -> Stored:
+    """Return a checkpoint whose numbers make sense."""
+    epoch = stored.meta.whole("epoch")
+    stored.meta.whole("best_epoch", most=epoch)
+    for name in ("update", "without_gain"):
+        stored.meta.whole(name, most=2**53)
+    training_record(stored.meta)
+    return stored
+
+
+def training_record(fields: Fields) -> list[dict[str, Any]]:
+    """Return the loss of each epoch, with recall and NDCG where it was judged."""
+    record = fields.groups("history")
+    for entry in record:
+        entry.whole("epoch", least=1)
+        entry.number("loss")
+        for name in ("recall", "ndcg"):
+            if entry.get(name, name) is not None:
+                entry.number(name, least=0)
+    return [dict(entry) for entry in record]
 
 
 def has_checkpoint(path: Path) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.normalize import check_number
@@ -84,7 +85,7 @@ class ItemKNN(Recommender):
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         return {}, sparse_arrays(self.similarity_, "similarity")
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+    def _restore(self, state: Fields, stored: Stored) -> None:
         self.similarity_ = sparse_from(stored, "similarity", len(self.item_index_))
 
 

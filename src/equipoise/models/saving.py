@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from inspect import isabstract
 from typing import Any
 
@@ -12,12 +13,14 @@ import scipy.sparse as sp
 
 import equipoise
 from equipoise import normalize
-from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.errors import DataError, FileFormatError
+from equipoise.interactions import Interactions
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, plain
 from equipoise.models.lowpass import build_lowpass
 from equipoise.normalize import Normalizer
 from equipoise.persist import pack, unpack
-from equipoise.storage import Stored, read_directory, write_directory
+from equipoise.storage import Stored, load_directory, write_directory
 
 KIND = "equipoise-model"
 VERSION = 1
@@ -34,7 +37,22 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         "state": plain(state),
         "train": data.meta,
     }
-    write_directory(path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames)
+    write_directory(
+        path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames, _same_kind(model)
+    )
+
+
+def _same_kind(model: Recommender) -> Callable[[Stored], Recommender]:
+    """Return how to restore this model: by the class of its name, which must be its own."""
+
+    def restore(stored: Stored) -> Recommender:
+        found = _restored(stored)
+        if type(found) is not type(model):
+            taken = f"{type(model).__name__} names another class, {type(found).__module__}"
+            raise DataError(f"{taken}; give yours a name of its own")
+        return found
+
+    return restore
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
@@ -47,16 +65,15 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
     verify
         Check every byte against its checksum, instead of small files and samples of large ones.
     """
-    stored = read_directory(path, KIND, VERSION, verify=verify)
-    try:
-        model = build(stored.meta.get("settings"))
-        model.interactions_ = unpack(stored, stored.meta.get("train"), TRAIN)
-        state = stored.meta.get("state")
-        if not isinstance(state, dict):
-            raise FileFormatError("its manifest has no state")
-        model._restore(state, stored)
-    except (SettingError, DataError) as error:
-        raise FileFormatError(f"the model in {path} is damaged: {error}") from error
+    return load_directory(path, KIND, VERSION, _restored, verify=verify)
+
+
+def _restored(stored: Stored) -> Recommender:
+    meta = stored.meta
+    meta.text("library")
+    model = build(meta.group("settings"))
+    model.interactions_ = unpack(stored, meta.group("train"), TRAIN)
+    model._restore(meta.group("state"), stored)
     return model
 
 
@@ -65,7 +82,7 @@ def build(settings: Any) -> Recommender:
     importlib.import_module("equipoise.models")  # fills the registry
 
     if not isinstance(settings, dict):
-        raise FileFormatError("its manifest has no settings")
+        raise FileFormatError(f"settings must be a group of fields, got {settings!r}")
     fields = dict(settings)
     kind = Recommender.registry.get(str(fields.pop("model", None)))
     if kind is None or isabstract(kind):
@@ -97,6 +114,19 @@ def build_normalizer(settings: Any) -> Normalizer:
         raise FileFormatError(f"its normalizer is damaged: {error}") from error
 
 
+def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
+    """Return the normalizer of a fitted model; its vectors must fit the data and be finite."""
+    found = build_normalizer(state.group("normalizer"))
+    vectors = [
+        *found.item_scales(interactions.item_counts),
+        found.user_weights(interactions),
+        found.penalty_scale(interactions.n_items),
+    ]
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        raise FileFormatError(f"its normalizer {found!r} gives weights that are not finite")
+    return found
+
+
 def sparse_arrays(matrix: Any, name: str) -> dict[str, Any]:
     """Return a CSR matrix as arrays to save."""
     parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
@@ -110,8 +140,8 @@ def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -
     length = (int(indptr[-1]),)
     data = np.array(stored.finite(f"{name}_data", length))
     indices = np.array(stored.array(f"{name}_indices", length, "i"))
-    matrix = sp.csr_array((data, indices, indptr), shape=(rows, size))
     try:
+        matrix = sp.csr_array((data, indices, indptr), shape=(rows, size))
         matrix.check_format(full_check=True)
     except ValueError as error:
         raise FileFormatError(f"its matrix {name!r} is damaged: {error}") from error

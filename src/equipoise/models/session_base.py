@@ -13,10 +13,11 @@ from equipoise.errors import DataError, FileFormatError, SettingError, TooBigErr
 from equipoise.ids import Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
+from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once, on_snapshot
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.requests import Request
-from equipoise.models.saving import build_normalizer, sparse_arrays, sparse_from
+from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_matrices import Direction, RowNorm, narrow, regression, time_weights
 from equipoise.models.session_requests import session_request
 from equipoise.models.session_rows import Solved, SolvedRows, better_dense, move_all, solve_all
@@ -281,21 +282,22 @@ class SessionModel(Recommender):
             arrays |= sparse_arrays(getattr(self.system_, name), name)
         return {**state, "rows": self.system_.inputs.shape[0]}, arrays
 
-    def _restore(self, state: dict[str, Any], stored: Stored) -> None:
+    def _restore(self, state: Fields, stored: Stored) -> None:
         n_items = len(self.item_index_)
-        self.normalizer_ = build_normalizer(state.get("normalizer"))
-        self.dtype_ = str(state.get("dtype"))
-        if self.dtype_ not in ("float32", "float64"):
-            raise FileFormatError(f"its dtype is {self.dtype_!r}")
+        if self.interactions_.sequences is None:
+            raise FileFormatError("its sessions have no events")
+        self.normalizer_ = restored_normalizer(state, self.interactions_)
+        self.dtype_ = state.text("dtype", ("float32", "float64"))
         if "rows" not in state:
-            self._take(None, stored.array("dense", (n_items, n_items), "f"))
+            dense = stored.mapped("dense", (n_items, n_items))
+            if dense.dtype != self.dtype_:
+                raise FileFormatError(f"its matrix is {dense.dtype}, not {self.dtype_}")
+            self._take(None, dense)
             return
-        rows = state["rows"]
-        if type(rows) is not int or rows < 0:
-            raise FileFormatError(f"its number of rows is {rows!r}")
+        rows = state.whole("rows")
         shapes = {"inputs": rows, "targets": rows, "right": n_items}
         parts = {name: narrow(sparse_from(stored, name, n_items, n)) for name, n in shapes.items()}
-        diagonal = np.array(stored.finite("diagonal", (n_items,)))
+        diagonal = np.array(stored.finite("diagonal", (n_items,), sizes=(8,)))
         if not (diagonal > 0).all():
             raise FileFormatError("its diagonal is not positive")
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)

@@ -24,9 +24,11 @@ from equipoise.errors import SolveError, TooBigError
 from equipoise.matrix import Csr
 from equipoise.solve.inmemory import LAPACK_ITEMS
 from equipoise.solve.tileresult import RESULT, check_result, place_tile
-from equipoise.solve.tiles import BUFFERS, Place, Tile, TileFolder, locked, stored_rows
+from equipoise.solve.tiles import BUFFERS, TileFolder, locked, stored_rows
 from equipoise.solve.tilework import (
+    Place,
     Task,
+    Tile,
     accumulate,
     all_tasks,
     gram_tile,

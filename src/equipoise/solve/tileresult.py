@@ -18,9 +18,11 @@ from equipoise.matrix import Csr
 from equipoise.solve.blocked import strips
 from equipoise.solve.dense import mirror
 from equipoise.solve.gram import gram_times
-from equipoise.solve.tiles import Place, Tile, TileFolder, write_failure
+from equipoise.solve.tiles import TileFolder, write_failure
+from equipoise.solve.tilework import Place, Tile
 
 RESULT = "inverse.npy"
+FIRST = (0, 0)  # of the tiles, in the order they are placed
 TURN_COLUMNS = 256  # of a tile, transposed at a time
 READ_BYTES = 8 << 20
 
@@ -33,7 +35,7 @@ def place_tile(tiles: TileFolder, place: Place) -> None:
     rows, columns = map(tiles.span, place)
     tile = tiles.get(place)
     try:
-        with _Rows(file, tiles.size, tiles.dtype) as result:
+        with _Rows(file, tiles.size, tiles.dtype, make=place == FIRST) as result:
             if place[0] == place[1]:
                 with tiles.changing(place):
                     mirror(tile.T)  # from the lower triangle to the upper one
@@ -56,8 +58,7 @@ def check_result(
     Y = np.empty_like(V)
     diagonal = np.empty(n_items, dtype)
     start = len(_header(n_items, dtype))
-    if not file.is_file() or file.stat().st_size != start + n_items**2 * dtype.itemsize:
-        raise FileFormatError(f"{file} is damaged; remove the folder {file.parent} and fit again")
+    _check_head(file, n_items, dtype)
     step = max(1, READ_BYTES // (n_items * dtype.itemsize))
     for low, high in strips((0, n_items), step):
         offset = start + low * n_items * dtype.itemsize
@@ -70,15 +71,20 @@ def check_result(
 
 
 class _Rows:
-    """A `.npy` file of n x n numbers that is filled in piece by piece."""
+    """A `.npy` file of n x n numbers that is filled in piece by piece.
 
-    def __init__(self, file: Path, size: int, dtype: np.dtype[Any]) -> None:
+    The step that places the first tile makes the file, and makes it again whatever a kill left of
+    it; for all others it must be there, with its head and its full length.
+    """
+
+    def __init__(self, file: Path, size: int, dtype: np.dtype[Any], *, make: bool = False) -> None:
         header = _header(size, dtype)
         self._start, self._length, self._itemsize = len(header), size, dtype.itemsize
+        if not make:
+            _check_head(file, size, dtype)
         self._handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        whole = len(header) + size * size * dtype.itemsize
-        if os.fstat(self._handle).st_size != whole:
-            os.ftruncate(self._handle, whole)
+        if make:
+            os.ftruncate(self._handle, len(header) + size * size * dtype.itemsize)
             self._write_at(header, 0)
 
     def __enter__(self) -> _Rows:
@@ -102,6 +108,17 @@ class _Rows:
         while written < len(data):
             os.lseek(self._handle, offset + written, os.SEEK_SET)
             written += os.write(self._handle, data[written:])
+
+
+def _check_head(file: Path, size: int, dtype: np.dtype[Any]) -> None:
+    """Refuse a result without its head or of another length."""
+    header = _header(size, dtype)
+    whole = file.is_file() and file.stat().st_size == len(header) + size * size * dtype.itemsize
+    if whole:
+        with file.open("rb") as stream:
+            whole = stream.read(len(header)) == header
+    if not whole:
+        raise FileFormatError(f"{file} is damaged; remove the folder {file.parent} and fit again")
 
 
 def _header(size: int, dtype: np.dtype[Any]) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from equipoise.errors import DataError, FileFormatError
+from equipoise.manifest import Fields, check_seal, parse, sealed
+from equipoise.solve.tilework import Place, Tile, all_tasks
 
 STATE = "state.json"
 FORMAT = "equipoise-tiles"
-Place = tuple[int, int]
-Tile = npt.NDArray[Any]
+ENTRY = ("row", "column", "file", "checksum")
 BUFFERS = 3  # tiles in memory: a target and two factors
 
 
@@ -107,7 +108,7 @@ class TileFolder:
             "tiles": [[*place, *entry] for place, entry in self._files.items()],
         }
         fresh = self.folder / f"{STATE}.new"
-        self._write(fresh, json.dumps(state).encode())
+        self._write(fresh, json.dumps(sealed(state)).encode())
         os.replace(fresh, self.folder / STATE)
 
     def clear(self) -> None:
@@ -157,20 +158,30 @@ class TileFolder:
             self._refuse_foreign()
             return 0, {}
         try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-            fits = state["format"] == FORMAT and state["problem"] == self._problem
-            files = {(int(i), int(j)): (Path(f).name, int(c)) for i, j, f, c in state["tiles"]}
-            done = int(state["done"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            state = parse(file.read_bytes())
+            state.text("format", (FORMAT,))
+            problem = state.group("problem")
+            done, files = state.whole("done"), _listed(state)
+            if problem == self._problem:
+                self._check_places(done, list(files))
+                check_seal(state)
+        except (OSError, FileFormatError) as error:
             raise FileFormatError(
-                f"{file} is damaged; remove the folder {self.folder} and fit again"
+                f"{file} is damaged; remove the folder {self.folder} and fit again ({error})"
             ) from error
-        if not fits:
+        if problem != self._problem:
             raise DataError(
                 f"{self.folder} holds the tiles of another fit (data, settings or memory differ); "
                 "give another scratch folder, or remove this one"
             )
         return done, files
+
+    def _check_places(self, done: int, places: list[Place]) -> None:
+        """Refuse other tiles than those that so many steps have made, in their order."""
+        tasks = all_tasks(self.count)
+        made = [task.target for task in tasks[:done] if task.kind == "gram"]
+        if done > len(tasks) or places != made:
+            raise FileFormatError(f"its tiles are not those of {done} steps")
 
     def _refuse_foreign(self) -> None:
         strange = [f for f in self.folder.iterdir() if not f.match("*.tile")]
@@ -188,12 +199,25 @@ class TileFolder:
                 file.unlink(missing_ok=True)
 
 
+def _listed(state: Fields) -> dict[Place, tuple[str, int]]:
+    """Return the file and the checksum of each tile that the state names."""
+    files: dict[Place, tuple[str, int]] = {}
+    listed = state.get("tiles")
+    for entry in listed if isinstance(listed, list) else [listed]:
+        tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
+        place = tile.whole("row"), tile.whole("column")
+        name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
+        if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
+            raise FileFormatError(f"{name!r} does not name the tile {place}")
+        files[place] = name, checksum
+    return files
+
+
 def stored_rows(folder: Path) -> int:
     """Return the rows of the tiles that a folder holds; 0 where it holds none."""
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        return int(state["problem"]["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return parse((folder / STATE).read_bytes()).group("problem").whole("rows")
+    except (OSError, FileFormatError):
         return 0  # what is wrong with it is told when it is opened
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
+from equipoise.manifest import LARGEST_SEED
 from equipoise.persist import Packed, pack, unpack
-from equipoise.storage import Stored, read_directory, write_directory
+from equipoise.storage import Stored, load_directory, write_directory
 
 Protocol = Literal["strong", "weak", "last", "time", "session"]
 PROTOCOLS = ("strong", "weak", "last", "time", "session")
@@ -139,16 +140,12 @@ class Split:
         for packed in content.values():
             merged.arrays.update(packed.arrays)
             merged.frames.update(packed.frames)
-        write_directory(path, KIND, VERSION, meta, merged.arrays, merged.frames)
+        write_directory(path, KIND, VERSION, meta, merged.arrays, merged.frames, _restored)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Split:
         """Read what `save` wrote; damaged or foreign directories are refused."""
-        stored = read_directory(path, KIND, VERSION)
-        try:
-            return _restored(stored)
-        except (DataError, SettingError, KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{path} is damaged: {error}") from error
+        return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
@@ -160,22 +157,22 @@ class Split:
 
 
 def _restored(stored: Stored) -> Split:
-    meta: dict[str, Any] = stored.meta
-    packed = meta["parts"]
-    train = unpack(stored, packed["train"], "train_")
+    meta = stored.meta
+    protocol, packed = meta.text("protocol", PROTOCOLS), meta.group("parts")
+    meta.text("fingerprint")
+    train = unpack(stored, packed.group("train"), "train_")
     parts: dict[str, Part] = {}
     for name in ("valid", "test"):
-        if f"{name}_history" in packed or name == "test":
+        keys = [f"{name}_{side}" for side in ("history", "target")]
+        saved = any(each.startswith(f"{name}_") for each in (*packed, *stored.arrays))
+        if saved or name == "test":
             history, target = (
-                unpack(stored, packed[f"{name}_{side}"], f"{name}_{side}_", like=train)
-                for side in ("history", "target")
+                unpack(stored, packed.group(key), f"{key}_", like=train) for key in keys
             )
-            parts[name] = Part(history, target, meta["protocol"], name)
-    seed = meta["seed"]
-    if seed is not None and type(seed) is not int:
-        raise FileFormatError(f"seed must be a number, found {seed!r}")
-    notes = tuple(str(note) for note in meta["notes"])
-    return Split(train, parts.get("valid"), parts["test"], meta["protocol"], seed, notes)
+            parts[name] = Part(history, target, protocol, name)
+    seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
+    notes = tuple(meta.texts("notes"))
+    return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes)
 
 
 def _digest(*fingerprints: str) -> str:

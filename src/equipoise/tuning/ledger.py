@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.manifest import LARGEST, SEAL, Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class Ledger:
         The file; None keeps everything in memory.
     search
         What must agree for a file to be gone on with: "data", the fingerprint of what was
-        searched on, and everything else that a solve or the choice of the best depends on.
+        searched on, and everything else that a solve or the choice of the best depends on; every
+        point has its "metrics" and belongs to one of its "models".
     resume
         Whether to go on with a file that exists; otherwise it is refused.
     """
@@ -57,6 +59,7 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike[str] | None, search: Mapping[str, Any], *, resume: bool
     ) -> None:
+        self._kinds: dict[str, type] = {}
         self.path = None if path is None else Path(path)
         header = {"format": KIND, "version": VERSION, **search}
         self._header: dict[str, Any] = json.loads(json.dumps(header))
@@ -106,7 +109,11 @@ class Ledger:
             self._append(self._stream, {"outer": outer, **solved})
 
     def _append(self, stream: io.FileIO, *documents: Any) -> None:
-        left = memoryview("".join(json.dumps(each) + "\n" for each in documents).encode())
+        try:
+            lines = "".join(json.dumps(sealed(each)) + "\n" for each in documents)
+        except ValueError as error:
+            raise DataError(f"could not write {self.path}: a metric is no number") from error
+        left = memoryview(lines.encode())
         try:
             while left:
                 left = left[stream.write(left) :]
@@ -138,28 +145,51 @@ class Ledger:
         content += stream.readall()
         whole = content.rfind(b"\n") + 1
         if not whole:
-            if not json.dumps(self._header).encode().startswith(content):
+            if not json.dumps(sealed(self._header)).encode().startswith(content):
                 raise foreign
             return 0
-        lines = content[:whole].decode(errors="replace").splitlines()
-        self._check(self._parsed(lines[0], 1))
-        for number, line in enumerate(lines[1:], start=2):
-            document = self._parsed(line, number)
-            if "process" in document:
-                continue
-            outer, points = document.pop("outer", None), document.get("points")
-            if not (isinstance(outer, dict) and _are_points(points)):
-                raise FileFormatError(f"{self.path} is damaged in line {number}")
-            self.solves[key_of(outer)] = document
+        for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
+            try:
+                document = parse(line)
+                if number > 1:
+                    self._take(document)
+                check_seal(document)
+            except FileFormatError as error:
+                where = f"{self.path} is damaged in line {number}"
+                raise FileFormatError(f"{where}: {error}") from error
+            if number == 1:
+                self._check(document)
         return whole
 
-    def _parsed(self, line: str, number: int) -> dict[str, Any]:
-        document = _document(line)
-        if document is None:
-            raise FileFormatError(f"{self.path} is damaged in line {number}")
-        return document
+    def _take(self, document: Fields) -> None:
+        if "process" in document:
+            document.whole("process")
+            document.text("host")
+            return
+        outer, points = document.group("outer"), document.groups("points")
+        if not points:
+            raise FileFormatError("a solve has no points")
+        for point in points:
+            point.text("family")
+            point.whole("prototype", most=len(self._header.get("models", [None])) - 1)
+            for name in self._header.get("metrics", ()):
+                point.number(name)
+            if not outer.keys() <= point.keys():
+                raise FileFormatError("a point lacks the settings of its solve")
+            for name, value in point.items():
+                self._check_kind(name, value)
+        seconds = document.number("seconds", least=0)
+        self.solves[key_of(outer)] = {"points": list(map(dict, points)), "seconds": seconds}
 
-    def _check(self, found: dict[str, Any]) -> None:
+    def _check_kind(self, name: str, value: Any) -> None:
+        """Refuse a value of another kind than before: all points stand in one table."""
+        number = type(value) in (int, float) and abs(value) <= LARGEST
+        kind = float if number else type(value)
+        if value is not None and self._kinds.setdefault(name, kind) is not kind:
+            raise FileFormatError(f"{name!r} is of another kind than before, {kind.__name__}")
+
+    def _check(self, document: Fields) -> None:
+        found = {name: value for name, value in document.items() if name != SEAL}
         if found.get("version") != VERSION:
             raise FileFormatError(f"{self.path} is of another version; choose another storage")
         if found.get("data") != self._header.get("data"):
@@ -173,10 +203,6 @@ class Ledger:
                 f"{self.path} belongs to another search: its {_difference(found, self._header)}; "
                 "choose another storage, or tune with what it was made with"
             )
-
-
-def _are_points(points: Any) -> bool:
-    return isinstance(points, list) and all(isinstance(each, dict) for each in points)
 
 
 def _document(line: str | bytes) -> dict[str, Any] | None:
