@@ -17,8 +17,8 @@ import scipy.sparse as sp
 
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
-from equipoise.rank import Ranked, top_k
-from equipoise.terms import Dense
+from equipoise.ranking.ranker import Ranked, top_k
+from equipoise.ranking.terms import Dense
 
 CUTOFFS = (10, 20, 100)
 

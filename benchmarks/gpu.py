@@ -22,10 +22,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from equipoise.ranking.device import OnDevice, device_top_k
 from equipoise.solve import blocked, gpu
-from equipoise.solve.card import find_device, precision, send
-from equipoise.solve.device import DeviceMatrix, SparseRows, mirror
-from equipoise.solve.device_rank import OnDevice, device_top_k
+from equipoise.solve.gpu import DeviceMatrix, SparseRows, mirror
+from equipoise.solve.torch_backend import find_device, precision, send
 
 SIZES = (40_981, 91_599, 180_000)
 CARD_24GB = 70_000  # items that a card with 24 GB must hold

@@ -27,9 +27,8 @@ from typing import Any
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.models.neural import NeuralModel
-from equipoise.models.neural_training import Epoch
-from equipoise.readers.parts import read_strong, read_weak
+from equipoise.models.neural.base import Epoch, NeuralModel
+from equipoise.readers.research import read_strong, read_weak
 from equipoise.split.parts import Part
 
 MODELS = ("MultVAE", "LightGCN", "XSimGCL")
@@ -82,9 +81,9 @@ def build(asked: argparse.Namespace) -> NeuralModel:
 def device_name(device: str) -> str:
     if device == "cpu":
         return "cpu"
-    from equipoise.solve import card
+    from equipoise.solve import torch_backend
 
-    return card.device_name(device)
+    return torch_backend.device_name(device)
 
 
 def write(file: Path, facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Top-20 lists for 5,000 users at 10,000 items: `equipoise.rank` against what peers do.
+"""Top-20 lists for 5,000 users at 10,000 items: `equipoise.ranking.ranker` against what peers do.
 
 Run ``python benchmarks/rank.py``; it prints a Markdown table made from one run on one machine.
 Each way is measured several times in turn, and medians are compared. The peers' ways are written
@@ -26,8 +26,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.matrix import Csr, entry_rows
-from equipoise.rank import score_items, top_k
-from equipoise.terms import Dense
+from equipoise.ranking.ranker import score_items, top_k
+from equipoise.ranking.terms import Dense
 
 K = 20
 Lists = npt.NDArray[np.integer]

@@ -29,7 +29,7 @@ from typing import Any
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.readers.parts import read_weak
+from equipoise.readers.research import read_weak
 
 CSV_NAMES = {"GFCF": "GF-CF", "TurboCF": "TurboCF", "SVDAE": "SVD-AE", "BSPM": "BSPM"}
 CSV_NAMES["SGFCF"] = "SGFCF"

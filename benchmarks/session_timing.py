@@ -19,7 +19,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.models.session_matrices import past_future
+from equipoise.models.session_solver import past_future
 
 MODELS = {
     "SLIT": lambda: eq.SLIT(decay_inference=1.0),

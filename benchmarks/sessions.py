@@ -30,7 +30,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.models import session_rows
+from equipoise.models import session_solver
 from equipoise.reproduce.cells import write_text
 from equipoise.reproduce.config import Config, load_config
 from equipoise.reproduce.session_search import Pair, Search, Settings, make, measure, sample
@@ -212,7 +212,7 @@ def work(task: tuple[str, str, argparse.Namespace]) -> str:
     name, model, args = task
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("equipoise.reproduce").setLevel(logging.INFO)
-    session_rows.CACHE_BYTES = CACHE
+    session_solver.CACHE_BYTES = CACHE
     began = time.perf_counter()
     tasks = {"prepared": prepared, "random": random_parts, "memory": memory}
     tasks[args.protocol](name, model, args)

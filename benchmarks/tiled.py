@@ -22,10 +22,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from equipoise.interactions import Interactions
-from equipoise.machine import parse_memory
+from equipoise.machine import count, parse_memory
 from equipoise.solve.engine import solve
 from equipoise.solve.plan import plan
-from equipoise.threads import count
 
 
 def main() -> None:

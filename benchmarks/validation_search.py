@@ -28,7 +28,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.models.saving import build
-from equipoise.readers.parts import read_weak
+from equipoise.readers.research import read_weak
 from equipoise.reproduce.data import published_split
 from equipoise.split import Part
 

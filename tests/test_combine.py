@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
 
 Cells = dict[tuple[int, int], int]
 cells = st.dictionaries(

@@ -15,16 +15,16 @@ import polars as pl
 import pytest
 
 import equipoise as eq
-from equipoise.checksums import describe_file
 from equipoise.errors import EquipoiseError, FileFormatError, SolveError
 from equipoise.interactions import Interactions
 from equipoise.manifest import SEAL
+from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.results import Result
-from equipoise.sequences import Sequences
 from equipoise.solve import tiled
-from equipoise.solve.tiles import TileFolder
+from equipoise.solve.tiled import TileFolder
 from equipoise.split import Split
+from equipoise.storage import describe_file
 from tests.mutants import damaged, mutants, near_misses, write
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
 
 
 def sessions() -> Interactions:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise import checksums
+from equipoise import storage
 from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
 
 
 def everything() -> Interactions:
@@ -150,7 +150,7 @@ def test_wrong_content_with_matching_checksums_is_refused(
     else:
         with file.open("wb") as stream:
             np.save(stream, content)
-    entry = checksums.describe_file(file)
+    entry = storage.describe_file(file)
     tampered(tmp_path, lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(FileFormatError, match="is damaged"):
         Interactions.load(tmp_path)

@@ -15,12 +15,11 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise import blocks
-from equipoise.blocks import Job
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.matrix import Csr
-from equipoise.rank import Ranked, score, score_items, top_k
-from equipoise.terms import Constant, Dense, LowRank, Sparse, Term
+from equipoise.ranking import ranker
+from equipoise.ranking.ranker import Job, Ranked, score, score_items, top_k
+from equipoise.ranking.terms import Constant, Dense, LowRank, Sparse, Term
 
 KINDS = ["dense", "dense with diagonal", "sparse", "sparse with diagonal", "low-rank", "constant"]
 
@@ -233,11 +232,11 @@ def test_lists_have_the_same_bits_for_any_threads_batches_and_blocks(
         part = top_k(terms, history[start : start + 30], 20, threads=1)
         assert part.items.tobytes() == expected.items[start : start + 30].tobytes()
         assert part.scores.tobytes() == expected.scores[start : start + 30].tobytes()
-    monkeypatch.setattr(blocks, "SMALL", 0)
+    monkeypatch.setattr(ranker, "SMALL", 0)
     for block, tile, scratch in [(1024, 1 << 19, 1 << 23), (37, 600, 5000), (256, 1, 1)]:
-        monkeypatch.setattr(blocks, "BLOCK", block)
-        monkeypatch.setattr(blocks, "TILE", tile)
-        monkeypatch.setattr(blocks, "SCRATCH", scratch)
+        monkeypatch.setattr(ranker, "BLOCK", block)
+        monkeypatch.setattr(ranker, "TILE", tile)
+        monkeypatch.setattr(ranker, "SCRATCH", scratch)
         for threads in (None, 1, 2, 3):
             assert_same_bits(top_k(terms, history, 20, threads=threads), expected)
 
@@ -264,7 +263,7 @@ def test_scores_of_pairs_have_the_bits_of_the_lists(rng: np.random.Generator, dt
 def test_several_callers_at_once_get_the_same_lists(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "SMALL", 0)
+    monkeypatch.setattr(ranker, "SMALL", 0)
     terms = random_terms(rng, 300)
     history = make_history(rng, 40, 300)
     expected = top_k(terms, history, 10)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import DataError
-from equipoise.sequences import Sequences, segments
+from equipoise.matrix import Sequences, segments
 
 rows = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=8)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from equipoise import spectra
+from equipoise import svd
 from equipoise.interactions import Interactions
-from equipoise.spectra import normalised, spectrum
+from equipoise.svd import normalised, spectrum
 
 
 def test_normalised_matrix_is_divided_by_powers_of_both_sums(toy: Interactions) -> None:
@@ -17,7 +17,7 @@ def test_normalised_matrix_is_divided_by_powers_of_both_sums(toy: Interactions) 
 
 
 def test_a_larger_spectrum_serves_smaller_ranks(synthetic: Interactions) -> None:
-    spectra._cache.held.clear()
+    svd._cache.held.clear()
     large = spectrum(synthetic, 20)
     small = spectrum(synthetic, 5)
     assert np.shares_memory(small.right, large.right)
@@ -29,14 +29,14 @@ def test_a_larger_spectrum_serves_smaller_ranks(synthetic: Interactions) -> None
 def test_old_spectra_leave_the_cache_when_it_is_full(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spectra._cache.held.clear()
-    monkeypatch.setattr(spectra, "CACHED_BYTES", 3 * 5 * 80 * 4)
+    svd._cache.held.clear()
+    monkeypatch.setattr(svd, "CACHED_BYTES", 3 * 5 * 80 * 4)
     found = [spectrum(synthetic, 5, shift=float(shift)) for shift in range(5)]
-    assert len(spectra._cache.held) == 3
+    assert len(svd._cache.held) == 3
     again = [spectrum(synthetic, 5, shift=float(shift)) for shift in (4, 0)]
     assert np.shares_memory(again[0].right, found[4].right)
     assert not np.shares_memory(again[1].right, found[0].right)
-    spectra._cache.held.clear()
+    svd._cache.held.clear()
 
 
 def test_rough_spectra_are_used_again_for_their_own_rank_only(synthetic: Interactions) -> None:

@@ -14,7 +14,7 @@ import pytest
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
 from equipoise.split import Part, Split
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
 
 LATER = "training may hold events later than those to be found"
 event_lists = st.lists(st.lists(st.integers(0, 6), max_size=7), min_size=1, max_size=25)

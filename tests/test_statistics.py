@@ -18,8 +18,8 @@ from hypothesis.extra.numpy import arrays
 from equipoise import statistics
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
+from equipoise.machine import limited
 from equipoise.statistics import Statistics, describe, gini, homophily
-from equipoise.threads import limited
 
 # The pairs of items of `toy`: (common users, smaller count, size of the union).
 TOY_PAIRS = [(3, 5, 7), (2, 3, 6), (2, 2, 5), (2, 3, 6), (2, 2, 5), (1, 2, 4)]

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from equipoise import checksums, storage
+from equipoise import storage
 from equipoise.errors import FileFormatError
 from equipoise.storage import read_directory, write_directory
 
@@ -141,8 +141,8 @@ def test_shortened_edited_and_missing_files_are_refused(tmp_path: Path, pattern:
 def test_large_files_are_sampled_and_verified_whole_on_demand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checksums, "SMALL", 1000)
-    monkeypatch.setattr(checksums, "BLOCK", 64)
+    monkeypatch.setattr(storage, "SMALL", 1000)
+    monkeypatch.setattr(storage, "BLOCK", 64)
     save(tmp_path, arrays={"numbers": np.zeros(4000)})
     (file,) = tmp_path.glob("numbers-*.npy")
     content = bytearray(file.read_bytes())
@@ -187,7 +187,7 @@ def test_hostile_files_with_matching_checksums_are_refused(
                 "noise": b"\x93NUMPY\x01\x00" + bytes(range(200)),
             }[hostile]
         )
-    entry = checksums.describe_file(file)
+    entry = storage.describe_file(file)
     name = "names" if hostile == "parquet" else "numbers"
     edit_manifest(tmp_path / "saved", lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(FileFormatError, match="cannot be read"):

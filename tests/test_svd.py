@@ -11,9 +11,8 @@ import scipy.sparse as sp
 from equipoise import svd
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.readers.parts import read_weak
-from equipoise.spectra import normalised, spectrum
-from equipoise.svd import truncated_svd
+from equipoise.readers.research import read_weak
+from equipoise.svd import normalised, spectrum, truncated_svd
 
 
 def random_matrix(m: int, n: int, density: float, seed: int = 3) -> sp.csr_array:

@@ -8,8 +8,8 @@ import pytest
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.rank import top_k
-from equipoise.terms import Constant, Dense, LowRank, Sparse, Term
+from equipoise.ranking.ranker import top_k
+from equipoise.ranking.terms import Constant, Dense, LowRank, Sparse, Term
 
 ONES = np.ones(3)
 SQUARE = np.arange(9, dtype=np.float32).reshape(3, 3)

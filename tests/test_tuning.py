@@ -14,9 +14,9 @@ from equipoise.matrix import entry_rows
 from equipoise.solve import dense
 from equipoise.split import Split
 from equipoise.tuning import Progress, contrast, frontier_svg
-from equipoise.tuning.readoff import read_off
-from equipoise.tuning.sampling import RangeSampler
+from equipoise.tuning.proposals import RangeSampler
 from equipoise.tuning.search import parse_budget
+from equipoise.tuning.shared_ranking import read_off
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
 
@@ -36,7 +36,7 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(A))
         real(A)
 
-    for module in ("equipoise.solve.dense", "equipoise.tuning.solver"):
+    for module in ("equipoise.solve.dense", "equipoise.tuning.shared_ranking"):
         monkeypatch.setattr(f"{module}.invert_in_place", counting)
     return counted
 
@@ -89,16 +89,16 @@ def test_one_solve_serves_every_alpha_family_and_bound(split: Split, solves: lis
 def test_gram_matrix_is_kept_for_all_penalties_of_a_beta(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from equipoise.tuning import solver
+    from equipoise.tuning import shared_ranking
 
     made = []
-    real = solver.weighted_gram
+    real = shared_ranking.weighted_gram
 
     def counting(*given: Any) -> Any:
         made.append(1)
         return real(*given)
 
-    monkeypatch.setattr(solver, "weighted_gram", counting)
+    monkeypatch.setattr(shared_ranking, "weighted_gram", counting)
     with_memory = eq.tune(eq.EASE, split, grid=GRID)
     assert len(made) == len(GRID["beta"])
     made.clear()
@@ -267,7 +267,7 @@ def test_no_solve_is_begun_that_would_outlast_the_budget(
             return super().user_weights(interactions)
 
     stopped = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr("equipoise.tuning.run.time", stopped)
+    monkeypatch.setattr("equipoise.tuning.search.time", stopped)
     monkeypatch.setattr("equipoise.tuning.search.time", stopped)
     model, grid = eq.EASE(normalizer=Slow()), {"l2": [1.0, 2.0, 3.0, 4.0, 5.0]}
     one = eq.tune(model, split, grid={"l2": [1.0]}).seconds

@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split import Split
-from equipoise.tuning.judge import Judge, Objective
+from equipoise.tuning.shared_ranking import Judge, Objective
 
 GRID = {"l2": [2.0, 20.0]}
 

@@ -11,11 +11,11 @@ import scipy.sparse as sp
 import equipoise as eq
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
+from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
-from equipoise.sequences import Sequences
 from equipoise.split import Split
-from equipoise.tuning.sampling import GridSampler
-from equipoise.tuning.separate import SPACES, Separate
+from equipoise.tuning.proposals import GridSampler
+from equipoise.tuning.space import SPACES, Separate
 
 
 @pytest.fixture(scope="module")

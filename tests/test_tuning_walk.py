@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.split import Split
 from equipoise.tuning import Progress
-from equipoise.tuning.walk import Walk, nearest
+from equipoise.tuning.proposals import Walk, nearest
 
 GRID = {
     "alpha": [0.0, 0.3],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.blocks import Ranked
+from equipoise.ranking.ranker import Ranked
 
 RTOL = {"float64": 1e-7, "float32": 1e-4}
 

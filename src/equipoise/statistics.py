@@ -17,8 +17,8 @@ import polars as pl
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
+from equipoise.machine import run
 from equipoise.matrix import Csr
-from equipoise.threads import run
 
 HEAD = 0.2  # share of the items that counts as the head
 BLOCK = 256  # items a thread takes at a time

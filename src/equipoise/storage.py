@@ -1,4 +1,6 @@
-"""A directory of arrays and tables that is written atomically and read without trust.
+"""Checksums of saved files: all of a small file, samples of a large one.
+
+A directory of arrays and tables that is written atomically and read without trust.
 
 A directory holds `manifest.json` and the files it names: `.npy` arrays (memory-mapped when read)
 and Parquet tables. New files get new names, and replacing the manifest is the one step that makes
@@ -9,6 +11,7 @@ is ever unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -26,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.checksums import check_file, describe_file
 from equipoise.errors import (
     DataError,
     EquipoiseError,
@@ -36,16 +38,75 @@ from equipoise.errors import (
 )
 from equipoise.manifest import Fields, check_seal, parse, sealed
 
+SMALL = 16 << 20  # files up to this size are hashed whole at every load
+
+
+BLOCK = 4096
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    """Name, size and checksums of a file, for the manifest."""
+    size = file.stat().st_size
+    entry = {"file": file.name, "bytes": size, "sha256": _digest(file)}
+    if size > SMALL:
+        entry["sample"] = _sample_digest(file, size)
+    return entry
+
+
+def check_file(file: Path, entry: dict[str, Any], *, verify: bool) -> None:
+    """Refuse a file that differs from its description; ``verify`` hashes large files whole."""
+    size = file.stat().st_size
+    if size != entry.get("bytes"):
+        raise FileFormatError(f"{file} has {size:,} bytes, the manifest says {entry.get('bytes')}")
+    if verify or size <= SMALL:
+        sound = _digest(file) == entry.get("sha256")
+    else:
+        sound = _sample_digest(file, size) == entry.get("sample")
+    if not sound:
+        raise FileFormatError(f"{file} was changed after it was saved: its checksum differs")
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sample_digest(file: Path, size: int) -> str:
+    """Hash both ends and 62 blocks spread evenly over the file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        for place in np.linspace(0, size - BLOCK, 64).astype(np.int64):
+            stream.seek(int(place))
+            digest.update(stream.read(BLOCK))
+    return digest.hexdigest()
+
+
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+
+
 FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{12}\.(npy|parquet)")
+
+
 OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
+
+
 LARGEST_MANIFEST = 16 << 20
+
+
 CHECKED_CELLS = 1 << 22  # arrays up to this size are looked through when they are loaded
+
+
 LONGEST_LIST = 64  # numbers that stand in the manifest itself; longer lists become arrays
+
+
 LISTED = "$array"
+
+
 LIST_NAME = re.compile(r"list_[0-9]+")
+
+
 # what reading values that are not as they should be can raise
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 

@@ -18,7 +18,7 @@ from typer.testing import Result
 import equipoise
 from equipoise.cli import framework
 from equipoise.cli.app import app
-from equipoise.cli.recipe import Recipe
+from equipoise.cli.settings import Recipe
 
 EXPECTED = {
     *("demo", "plan", "stats", "split", "fit", "evaluate", "compare", "recommend", "similar"),

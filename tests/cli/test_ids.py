@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from equipoise.cli.ids import find_items, find_users, split_list
+from equipoise.cli.data import find_items, find_users, split_list
 from equipoise.errors import UnknownIdError
 from equipoise.interactions import Interactions
 

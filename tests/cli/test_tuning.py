@@ -122,7 +122,7 @@ def test_budget_that_runs_out_says_how_to_go_on(
 ) -> None:
     seconds = itertools.count()  # one passes from each look at the clock to the next
     clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr("equipoise.tuning.run.time", clock)
+    monkeypatch.setattr("equipoise.tuning.search.time", clock)
     monkeypatch.setattr("equipoise.tuning.search.time", clock)
     done = run("tune", "split", tmp_path / "tuned", "--paper-grid", "--budget", "20s")
     assert done.exit_code == 0, done.stderr

@@ -8,7 +8,7 @@ import numpy as np
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.models.neural import NeuralModel
+from equipoise.models.neural.base import NeuralModel
 
 CASES: dict[str, Callable[..., NeuralModel]] = {
     "MultVAE": lambda **more: eq.MultVAE(

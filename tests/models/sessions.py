@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.interactions import Interactions
-from equipoise.models.session_base import SessionModel
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
+from equipoise.models.sessions import SessionModel
 
 
 def as_data(

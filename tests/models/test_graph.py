@@ -22,12 +22,12 @@ from tests.tolerance import assert_close
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.models import graph
+from equipoise.models import filters
 from equipoise.models.base import Recommender
-from equipoise.models.personal import homophily_of_rows
-from equipoise.polynomials import PolynomialTerm
-from equipoise.rank import score, top_k
-from equipoise.readers.parts import read_weak
+from equipoise.models.filters import PolynomialTerm
+from equipoise.models.sgfcf import homophily_of_rows
+from equipoise.ranking.ranker import score, top_k
+from equipoise.readers.research import read_weak
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_fit_refuses_what_it_cannot_learn_from(data: Interactions) -> None:
 def test_a_graph_that_does_not_fit_is_refused(
     data: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "free_memory", lambda: 1000)
+    monkeypatch.setattr(filters, "free_memory", lambda: 1000)
     with pytest.raises(TooBigError, match="with power=1 it is not formed"):
         eq.TurboCF(power=0.7).fit(data)
 

@@ -26,8 +26,7 @@ from equipoise.errors import (
 )
 from equipoise.interactions import Interactions
 from equipoise.models import saving
-from equipoise.models.neural import NeuralModel
-from equipoise.models.neural_training import Epoch
+from equipoise.models.neural.base import Epoch, NeuralModel
 from equipoise.split.parts import Split
 
 torch = pytest.importorskip("torch")

@@ -15,9 +15,15 @@ from tests.tolerance import assert_close
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.neural_graph import LightGCNTask, XSimGCLTask
-from equipoise.models.neural_sampling import Sampler
-from equipoise.models.neural_smoothing import contrast, device_graph, mean_of_powers, smooth
+from equipoise.models.neural.graph import (
+    LightGCNTask,
+    Sampler,
+    XSimGCLTask,
+    contrast,
+    device_graph,
+    mean_of_powers,
+    smooth,
+)
 
 torch = pytest.importorskip("torch")
 Matrix = np.ndarray[Any, np.dtype[np.float64]]

@@ -12,7 +12,7 @@ from tests.tolerance import assert_close
 import equipoise as eq
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.multvae import MultVAETask
+from equipoise.models.neural.multvae import MultVAETask
 
 torch = pytest.importorskip("torch")
 Matrix = np.ndarray[Any, np.dtype[np.float64]]

@@ -13,8 +13,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
-from equipoise.models import session_rows
-from equipoise.models.session_base import SessionModel
+from equipoise.models import session_solver
+from equipoise.models.sessions import SessionModel
 
 MODELS = {
     "SLIS": lambda **s: eq.SLIS(**s),
@@ -92,7 +92,7 @@ def test_same_bits_for_any_threads_batches_and_cache(
     data = drawn(300, 50, seed=2)
     model = MODELS[name](l2=2.0).fit(data, engine="sparse")
     whole = model.recommend(data, k=8, threads=1)
-    monkeypatch.setattr(session_rows, "CACHE_BYTES", 3 * 50 * 4)
+    monkeypatch.setattr(session_solver, "CACHE_BYTES", 3 * 50 * 4)
     other = MODELS[name](l2=2.0).fit(data, engine="sparse")
     pieces = [other.recommend(data.rows(some), k=8) for some in np.split(np.arange(300), 30)]
     assert whole.items == [row for piece in pieces for row in piece.items]

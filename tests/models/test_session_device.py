@@ -12,9 +12,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.session_base import SessionModel
-from equipoise.models.session_device import FullMatrix, solve_on_card
-from equipoise.models.session_rows import move_all
+from equipoise.models.session_solver import FullMatrix, move_all, solve_on_card
+from equipoise.models.sessions import SessionModel
 
 pytest.importorskip("torch")
 MODELS = [

@@ -7,9 +7,9 @@ import pytest
 from tests.models.sessions import drawn
 
 from equipoise.errors import TooBigError
-from equipoise.models import session_matrices
-from equipoise.models.session_matrices import past_future, recency
-from equipoise.sequences import Sequences
+from equipoise.matrix import Sequences
+from equipoise.models import session_solver
+from equipoise.models.session_solver import past_future, recency
 
 
 def test_past_and_future_worked_by_hand() -> None:
@@ -39,7 +39,7 @@ def test_what_is_left_out_is_below_float32_rounding() -> None:
 def test_splits_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_matrices, "free_memory", lambda: 1000)
+    monkeypatch.setattr(session_solver, "free_memory", lambda: 1000)
     data = drawn(50, 10)
     with pytest.raises(TooBigError, match="decay_position"):
         past_future(data.sequences, 10, None, "all")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.readers.counting import factorize, pairs_to_csr
+from equipoise.readers.build import factorize, pairs_to_csr
 
 pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(1, 9)), min_size=1)
 

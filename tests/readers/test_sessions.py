@@ -8,7 +8,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
-from equipoise.readers.sessions import gap_seconds
+from equipoise.readers.build import gap_seconds
 
 
 def test_a_session_column_takes_the_place_of_the_user():

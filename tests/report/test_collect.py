@@ -12,9 +12,9 @@ import equipoise as eq
 from equipoise.errors import SettingError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.report.collect import collect, concentration
-from equipoise.report.people import LISTED, named, sampled
-from equipoise.report.sentences import glance
+from equipoise.report.page import glance
 from equipoise.report.trials import settings_text
+from equipoise.report.users import LISTED, named, sampled
 
 QUICK: dict[str, Any] = {"k": 5, "sample": 2, "bootstrap": 0}
 

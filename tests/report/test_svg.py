@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from equipoise.report import charts
-from equipoise.report.svg import Drawing, Scale, padded
+from equipoise.report.charts import Drawing, Scale, padded
 
 
 def test_text_is_escaped_everywhere() -> None:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from equipoise.errors import DataError
-from equipoise.models.autoencoder import LinearAutoencoder
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.reproduce import load_config
 from equipoise.reproduce.config import Config
 from equipoise.reproduce.figures import CURVES, finished, panels, read_points, run_figure

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from equipoise.models.autoencoder import LinearAutoencoder
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.reproduce import load_config, run_table
 
 PAPER = Path(__file__).resolve().parents[2] / "paper"

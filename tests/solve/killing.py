@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
+from equipoise.machine import limited
 from equipoise.solve import tiled
-from equipoise.threads import limited
 
 # A step calls `os.fsync` for the tile and for the state, then `os.replace` to let it count. Each
 # process does one whole step and dies in the next, after so many calls.

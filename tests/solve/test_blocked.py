@@ -8,7 +8,7 @@ from tests.tolerance import assert_close
 
 from equipoise.solve import blocked
 from equipoise.solve.blocked import Span
-from equipoise.solve.tilework import Recorder, all_tasks
+from equipoise.solve.tiled import Recorder, all_tasks
 
 
 class Views:

@@ -7,10 +7,9 @@ import pytest
 import scipy.sparse as sp
 
 from equipoise.errors import SolveError
-from equipoise.models.session_matrices import narrow
-from equipoise.models.session_rows import SolvedRows
-from equipoise.solve import conjugate
-from equipoise.solve.conjugate import System
+from equipoise.models.session_solver import SolvedRows, narrow
+from equipoise.solve import cg
+from equipoise.solve.cg import System
 
 
 @pytest.fixture
@@ -64,6 +63,6 @@ def test_kept_rows_are_the_solved_ones(system: System) -> None:
 def test_a_solve_that_does_not_settle_is_refused(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conjugate, "MOST_STEPS", 2)
+    monkeypatch.setattr(cg, "MOST_STEPS", 2)
     with pytest.raises(SolveError, match="2 steps; raise l2"):
         system.rows(np.array([1]), "float64")

@@ -11,12 +11,12 @@ import scipy.sparse as sp
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
-from equipoise import rank
 from equipoise.errors import MissingExtraError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.solve import card, dense, device, gpu
-from equipoise.solve.device_rank import OnDevice, top_k
-from equipoise.terms import Constant, Dense, LowRank
+from equipoise.ranking import ranker
+from equipoise.ranking.device import OnDevice, top_k
+from equipoise.ranking.terms import Constant, Dense, LowRank
+from equipoise.solve import dense, gpu, torch_backend
 
 torch = pytest.importorskip("torch")
 
@@ -43,7 +43,7 @@ def test_weights_equal_those_of_the_dense_engine(problem: Problem, dtype: str, b
 
 def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     X, weights, penalty = problem
-    sparse = device.SparseRows(X, weights, torch.device("cpu"), "float32")
+    sparse = gpu.SparseRows(X, weights, torch.device("cpu"), "float32")
     exact, error = dense.invert(*problem, dtype="float64").P, 2.0**-4
     P = torch.from_numpy((exact * (1 + error)).astype(np.float32))
     rounding = len(P) * np.linalg.cond(exact) * np.finfo(np.float32).eps
@@ -73,14 +73,14 @@ def test_exhausted_card_is_an_error_and_no_other_engine(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(device, "empty_square", full)
+    monkeypatch.setattr(gpu, "empty_square", full)
     with pytest.raises(TooBigError, match=r"133 items did not fit .* engine='tiled'"):
         gpu.invert(*problem, device="cpu")
 
 
 def test_precision_is_put_back() -> None:
     before = torch.get_float32_matmul_precision()
-    with card.precision(True):
+    with torch_backend.precision(True):
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
 
@@ -116,9 +116,9 @@ def test_lists_equal_those_of_the_host(
         "candidates": rng.random(N_ITEMS) < 0.8,
     }
     more = [constant, LowRank(drawn(N_ITEMS, 6), drawn(6, N_ITEMS), source, target)]
-    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    there = gpu.DeviceMatrix.from_host(P, torch.device("cpu"))
     found = top_k([OnDevice(there, source, target), *more], X, 110, **options)
-    expected = rank.top_k([Dense(P, source, target), *more], X, 110, **options)
+    expected = ranker.top_k([Dense(P, source, target), *more], X, 110, **options)
     np.testing.assert_array_equal(found.lengths, expected.lengths)
     np.testing.assert_array_equal(found.scores, expected.scores)
     np.testing.assert_array_equal(found.items, expected.items)
@@ -131,18 +131,18 @@ def test_equal_scores_are_ordered_by_position(k: int, rng: np.random.Generator) 
     scores[4, 5:] = -np.inf
     P = np.zeros((12, 12), np.float32)
     ones = np.ones(12, np.float32)
-    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    there = gpu.DeviceMatrix.from_host(P, torch.device("cpu"))
     nothing = sp.csr_array((1, 12), dtype=np.float32)
     for row in scores:
         found = top_k([OnDevice(there, ones, ones), Constant(row)], nothing, k)
-        expected = rank.top_k([Constant(row)], nothing, k)
+        expected = ranker.top_k([Constant(row)], nothing, k)
         np.testing.assert_array_equal(found.items, expected.items)
         np.testing.assert_array_equal(found.scores, expected.scores)
 
 
 def test_lists_on_a_device_have_room_for_the_items_there_are() -> None:
     ones = np.ones(4, np.float32)
-    there = device.DeviceMatrix.from_host(np.eye(4, dtype=np.float32), torch.device("cpu"))
+    there = gpu.DeviceMatrix.from_host(np.eye(4, dtype=np.float32), torch.device("cpu"))
     history = sp.csr_array(np.eye(3, 4, dtype=np.float32))
     found = top_k([OnDevice(there, ones, ones)], history, 10**6)
     assert found.items.shape == found.scores.shape == (3, 4)
@@ -151,7 +151,7 @@ def test_lists_on_a_device_have_room_for_the_items_there_are() -> None:
 
 def test_scores_that_are_not_numbers_are_refused() -> None:
     P = np.full((4, 4), np.nan, np.float32)
-    there = device.DeviceMatrix.from_host(P, torch.device("cpu"))
+    there = gpu.DeviceMatrix.from_host(P, torch.device("cpu"))
     ones = np.ones(4, np.float32)
     history = sp.csr_array(np.array([[0, 0, 0, 0], [0, 1, 0, 0]], np.float32))
     with pytest.raises(SolveError, match="row 1 of the histories"):
@@ -172,7 +172,7 @@ def test_model_on_a_device_answers_like_one_on_the_host(
     models: tuple[eq.EASE, eq.EASE], synthetic: Interactions
 ) -> None:
     here, there = models
-    assert isinstance(there.inverse_, device.DeviceMatrix)
+    assert isinstance(there.inverse_, gpu.DeviceMatrix)
     lists = there.rank(synthetic, 20), here.rank(synthetic, 20)
     assert_same_lists(*lists, here.score(synthetic), "float32")
     users = ["u1", "u7"]  # whose best scores differ by more than 0.2%
@@ -197,7 +197,7 @@ def test_model_on_a_device_shares_its_solve(models: tuple[eq.EASE, eq.EASE]) -> 
 def test_saved_model_comes_back_on_the_host(
     models: tuple[eq.EASE, eq.EASE], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "COPY_ROWS", 7)
+    monkeypatch.setattr(gpu, "COPY_ROWS", 7)
     models[1].save(tmp_path / "model")
     loaded = eq.load(tmp_path / "model", verify=True)
     np.testing.assert_array_equal(loaded.inverse_, models[1].inverse_.toarray())
@@ -215,7 +215,7 @@ def test_model_moves_between_host_and_device(synthetic: Interactions) -> None:
     model.to("cpu")
     assert isinstance(model.inverse_, np.ndarray)
     assert model.recommend(["u1"], 5).items == expected
-    model.inverse_ = device.DeviceMatrix.from_host(model.inverse_, torch.device("cpu"))
+    model.inverse_ = gpu.DeviceMatrix.from_host(model.inverse_, torch.device("cpu"))
     assert model.recommend(["u1"], 5).items == expected
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from equipoise.machine import limited
 from equipoise.matrix import checked_matrix
-from equipoise.solve.gram import gram_times, weighted_gram
-from equipoise.threads import limited
+from equipoise.solve.dense import gram_times, weighted_gram
 
 
 @given(

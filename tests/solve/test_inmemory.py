@@ -8,7 +8,7 @@ from tests.tolerance import assert_close
 
 from equipoise.errors import SolveError
 from equipoise.solve import dense
-from equipoise.solve.inmemory import add_outer, invert_by_blocks
+from equipoise.solve.dense import add_outer, invert_by_blocks
 
 
 def positive_definite(n: int, rng: np.random.Generator, dtype: str) -> np.ndarray:

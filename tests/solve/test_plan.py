@@ -19,7 +19,7 @@ from equipoise.machine import duration, gigabytes, parse_memory
 from equipoise.models import updating
 from equipoise.solve import engine
 from equipoise.solve import plan as planning
-from equipoise.solve.costs import Size, dense_cost, tiled_cost, update_cost
+from equipoise.solve.plan import Size, dense_cost, tiled_cost, update_cost
 
 GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}
 

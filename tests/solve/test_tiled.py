@@ -19,9 +19,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.solve import dense, tiled, tileresult
-from equipoise.solve.tiles import locked
-from equipoise.solve.tilework import all_tasks
+from equipoise.solve import dense, tiled
+from equipoise.solve.tiled import all_tasks, locked
 
 Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and resource limits")
@@ -127,7 +126,7 @@ def spy(patch: pytest.MonkeyPatch, told: Callable[[str], object], *, after: bool
     system = types.SimpleNamespace(**vars(os))
     for name in ("open", "ftruncate", "lseek", "write", "fsync"):
         setattr(system, name, watched(name))
-    patch.setattr(tileresult, "os", system)
+    patch.setattr(tiled, "os", system)
 
 
 @pytest.mark.parametrize("after", [True, False])

@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from equipoise.cli import (
-    asking,
+    data,
     datasets,
     demo,
-    describing,
     doctor,
-    fitting,
-    judging,
+    evaluate,
+    fit,
+    recommend,
     report,
     reproduce,
-    tuning,
+    tune,
 )
 from equipoise.cli.framework import Commands
 from equipoise.cli.output import hear_the_library
@@ -50,6 +50,6 @@ def every(
     hear_the_library()
 
 
-for each in (demo, describing, fitting, tuning, judging, asking, report, reproduce, doctor):
+for each in (demo, data, fit, tune, evaluate, recommend, report, reproduce, doctor):
     app.add_typer(each.app)
 app.add_typer(datasets.app, name="datasets")

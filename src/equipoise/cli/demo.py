@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from equipoise.cli.asking import strongest
 from equipoise.cli.contrasting import way_facts, ways_table
+from equipoise.cli.data import raw_id
 from equipoise.cli.framework import Json, declare
-from equipoise.cli.ids import raw_id
 from equipoise.cli.output import add, clean, emit, say, show, table, working
-from equipoise.cli.recipe import describe as name_of
+from equipoise.cli.recommend import strongest
+from equipoise.cli.settings import describe as name_of
 from equipoise.errors import UnknownIdError
 
 if TYPE_CHECKING:

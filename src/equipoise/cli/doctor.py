@@ -64,8 +64,7 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """Return everything `doctor` knows."""
     import equipoise
-    from equipoise.machine import free_memory
-    from equipoise.threads import count
+    from equipoise.machine import count, free_memory
 
     return {
         "versions": {

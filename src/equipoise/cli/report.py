@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from equipoise.cli.data import DATA, Reading, open_split, raw_id
 from equipoise.cli.framework import Json, declare
-from equipoise.cli.ids import raw_id
 from equipoise.cli.output import add, clean, emit, note, say, show, size_text, table, working
-from equipoise.cli.reading import DATA, Reading, open_split
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def report(
 
 
 def _tell(facts: dict[str, Any], path: Path, seconds: float, as_json: bool) -> None:
-    from equipoise.report.sentences import glance
+    from equipoise.report.page import glance
 
     size = path.stat().st_size
     if as_json:
@@ -101,8 +100,8 @@ def _tell(facts: dict[str, Any], path: Path, seconds: float, as_json: bool) -> N
 def _case_study(
     reading: Reading, data: str, user: str, k: int, out: Path | None, as_json: bool
 ) -> None:
-    from equipoise.report.cases import case_study
     from equipoise.report.page import check_page, write_case_study
+    from equipoise.report.users import case_study
 
     if out is not None:
         check_page(out)

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.datasets import prepare, sessions
-from equipoise.datasets.annotate import annotated
+from equipoise.datasets import prepare
 from equipoise.datasets.catalogue import CATALOGUE, DataSet
 from equipoise.datasets.fetch import cache_folder, fetch
+from equipoise.datasets.prepare import annotated
 from equipoise.errors import FetchError, SettingError
 from equipoise.interactions import Interactions
 
@@ -31,9 +31,9 @@ _PREPARE: dict[str, Callable[[Path], Interactions]] = {
     "gowalla": prepare.gowalla,
     "yelp2018": prepare.yelp,
     "amazon-book": prepare.amazon_book,
-    "diginetica": sessions.diginetica,
-    "retailrocket": sessions.retailrocket,
-    "yoochoose": sessions.yoochoose,
+    "diginetica": prepare.diginetica,
+    "retailrocket": prepare.retailrocket,
+    "yoochoose": prepare.yoochoose,
 }
 
 

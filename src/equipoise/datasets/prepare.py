@@ -1,19 +1,182 @@
-"""Data sets of users and items, made from the raw files as the papers made them."""
+"""Interactions with further notes or with other labels.
+
+Find and parse raw files that come without a header line or in a layout of their own.
+
+Session data sets: ordered events, repeats included.
+
+All follow the usual preparation of session-based recommendation (GRU4Rec, SR-GNN, SLIST): sessions
+of a single event are dropped, then items with fewer than 5 events, then the sessions that have a
+single event left.
+
+Data sets of users and items, made from the raw files as the papers made them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
-from equipoise.datasets.annotate import annotated
-from equipoise.datasets.rawfiles import find
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.readers import read
 
+
+def annotated(
+    data: Interactions, *, notes: Iterable[str] = (), labels: pl.DataFrame | None = None
+) -> Interactions:
+    """Return the same interactions with these notes added, and these labels if given."""
+    return Interactions(
+        data.matrix,
+        data.user_index,
+        data.item_index,
+        times=data.times,
+        labels=data.labels if labels is None else labels,
+        sequences=data.sequences,
+        notes=[*data.notes, *notes],
+    )
+
+
+Columns = Mapping[str, type[pl.DataType]]
+
+
+def find(path: Path, names: Sequence[str]) -> Path:
+    """Return the path itself if it is a file, else the first of these files, or its .gz, in it."""
+    wanted = " or ".join(names)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist; give the folder that holds {wanted}")
+    for name in names:
+        for file in (path / name, path / f"{name}.gz"):
+            if file.is_file():
+                return file
+    raise DataError(f"{path} has no {wanted}; download it or correct the path")
+
+
+def table(file: Path, columns: Columns, *, separator: str = ",") -> pl.DataFrame:
+    """Parse a delimited file into these columns, by position.
+
+    Columns whose name begins with "_" are left out. An empty cell in one of the others is refused.
+    Copies of some files have a header line: where the first column should hold integers, a first
+    line without one is skipped.
+    """
+    header = next(iter(columns.values())) is pl.Int64 and _starts_with_name(file)
+    kept = [name for name in columns if not name.startswith("_")]
+    try:
+        frame = pl.read_csv(
+            file,
+            has_header=False,
+            skip_rows=int(header),
+            schema=dict(columns),
+            separator=separator,
+            quote_char=None,
+            glob=False,
+        ).select(kept)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} is not the expected file: {reason}") from error
+    for name in kept:
+        if frame[name].null_count():
+            line = int(frame[name].is_null().arg_max() or 0) + 1 + header
+            raise DataError(f"{file}, line {line}: {name} is empty; download the file again")
+    return frame
+
+
+def _starts_with_name(file: Path) -> bool:
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            return stream.read(1).isalpha()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def with_seconds(frame: pl.DataFrame, column: str, pattern: str, file: Path) -> pl.DataFrame:
+    """Replace a column of text by seconds since 1970."""
+    moment = pl.col(column).str.to_datetime(pattern)
+    try:
+        return frame.with_columns((moment.dt.epoch("ms") / 1000).alias(column))
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{file} has a time that does not look like {pattern}") from error
+
+
+MIN_EVENTS = 5
+
+
+PAUSE = 30 * 60  # seconds without a view that end a session
+
+
+def diginetica(path: Path) -> Interactions:
+    """Item views of the CIKM Cup 2016: ``sessionId;userId;itemId;timeframe;eventdate``.
+
+    The time of an event is its date plus `timeframe`, the milliseconds since the session began.
+    """
+    file = find(path, ["train-item-views.csv"])
+    columns = {
+        "session": pl.Int64,
+        "_user": pl.String,
+        "item": pl.Int64,
+        "since": pl.Int64,
+        "date": pl.String,
+    }
+    events = with_seconds(table(file, columns, separator=";"), "date", "%Y-%m-%d", file)
+    # A session that runs past midnight has two dates; counting from the first keeps its order.
+    began = pl.col("date").min().over("session")
+    events = events.with_columns(time=began + pl.col("since") / 1000)
+    return _long_enough(read(events, session="session", item="item", time="time"))
+
+
+def retailrocket(path: Path) -> Interactions:
+    """Views of the RetailRocket shop: ``timestamp,visitorid,event,itemid,transactionid``.
+
+    A visitor's views are cut into sessions wherever more than 30 minutes pass without one.
+    """
+    file = find(path, ["events.csv"])
+    columns = {
+        "time": pl.Int64,
+        "visitor": pl.Int64,
+        "event": pl.String,
+        "item": pl.Int64,
+        "_transaction": pl.String,
+    }
+    views = table(file, columns).filter(pl.col("event") == "view")
+    return _long_enough(read(views, user="visitor", item="item", time="time", gap=PAUSE))
+
+
+def yoochoose(path: Path) -> Interactions:
+    """Clicks of the RecSys Challenge 2015: ``session,time,item,category`` without a header."""
+    file = find(path, ["yoochoose-clicks.dat"])
+    data = read(file, format="csv", header=False, session=0, time=1, item=2)
+    return _long_enough(data)
+
+
+def _long_enough(data: Interactions) -> Interactions:
+    """Drop single events and rare items; what counts is events, so a repeat makes two."""
+    assert data.sequences is not None
+    n_events = len(data.sequences.items)
+    kept = _several(data)
+    assert kept.sequences is not None
+    common = np.bincount(kept.sequences.items, minlength=kept.n_items) >= MIN_EVENTS
+    kept = _several(kept.columns(common))
+    assert kept.sequences is not None
+    if not kept.n_interactions:
+        raise DataError(f"no session has two events on items with {MIN_EVENTS} events")
+    n_dropped = n_events - len(kept.sequences.items)
+    note = f"{n_dropped:,} of {n_events:,} events dropped: on rare items, or alone in a session"
+    return annotated(kept, notes=[note])
+
+
+def _several(data: Interactions) -> Interactions:
+    assert data.sequences is not None
+    return data.rows(np.diff(data.sequences.offsets) >= 2)
+
+
 GOOD = 4  # the least rating that counts as an interaction
+
+
 LABELS = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
 
 

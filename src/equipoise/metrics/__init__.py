@@ -15,8 +15,11 @@ array([0.5, nan])
 """
 
 from equipoise.metrics.accuracy import (
+    Hits,
     average_precision,
+    find_hits,
     hit_rate,
+    join_hits,
     ndcg,
     precision,
     propensities,
@@ -26,8 +29,7 @@ from equipoise.metrics.accuracy import (
     unbiased_ndcg,
     unbiased_recall,
 )
-from equipoise.metrics.hits import Hits, find_hits, join_hits
-from equipoise.metrics.lists import (
+from equipoise.metrics.beyond_accuracy import (
     coverage,
     diversity,
     exposure,

@@ -1,14 +1,167 @@
-"""Accuracy of ranked lists: each function gives one value per user, NaN without targets.
+"""Where the targets stand in the ranked lists: found once, used by every accuracy metric.
+
+Accuracy of ranked lists: each function gives one value per user, NaN without targets.
 
 Notation: h hits among the first k of the list, t targets, r the rank of a hit (from 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
-from equipoise.metrics.hits import Floats, Hits
+from equipoise.errors import DataError
+from equipoise.kernels import compiled
+from equipoise.matrix import Csr, entry_rows, keep_entries
+
+Floats = npt.NDArray[np.float64]
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Targets that stand in the lists, user by user and in order of rank.
+
+    Parameters
+    ----------
+    user
+        Row of each hit, ascending.
+    rank
+        Its rank in the full list, from 1.
+    item
+        Its item position.
+    target
+        The items to be found, a row per user.
+    """
+
+    user: Ints
+    rank: Ints
+    item: Ints
+    target: Csr
+
+    @property
+    def n_users(self) -> int:
+        """Number of rows."""
+        return int(self.target.shape[0])
+
+    @cached_property
+    def n_targets(self) -> Ints:
+        """Number of targets of each user."""
+        return np.diff(self.target.indptr).astype(np.int64)
+
+    @cached_property
+    def ordinal(self) -> Ints:
+        """1 for a user's first hit, 2 for the second, ..."""
+        n_hits = np.bincount(self.user, minlength=self.n_users)
+        before = np.cumsum(n_hits) - n_hits
+        return np.arange(1, len(self.user) + 1) - before[self.user]
+
+    @cached_property
+    def target_row(self) -> Ints:
+        """Row of each target."""
+        return entry_rows(self.target)
+
+    def within(self, group: npt.ArrayLike) -> Hits:
+        """Restrict hits and targets to a group of items; ranks stay those of the full list.
+
+        Parameters
+        ----------
+        group
+            A flag per item.
+        """
+        mask = np.asarray(group)
+        if mask.dtype != bool or mask.shape != (self.target.shape[1],):
+            wanted = self.target.shape[1]
+            raise DataError(f"a group needs {wanted} flags, got {mask.dtype} {mask.shape}")
+        kept = mask[self.item]
+        target = keep_entries(self.target, mask[self.target.indices])
+        return Hits(self.user[kept], self.rank[kept], self.item[kept], target)
+
+    def total(self, k: int, weight: npt.ArrayLike | None = None) -> Floats:
+        """Sum over each user's hits among the first k of a weight per hit (1 if left out)."""
+        near = self.rank <= k
+        weights = None if weight is None else np.asarray(weight, np.float64)[near]
+        sums = np.bincount(self.user[near], weights, minlength=self.n_users)
+        return sums.astype(np.float64)
+
+
+def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
+    """Find the targets in ranked lists.
+
+    Parameters
+    ----------
+    lists
+        Item positions (m, k), best first; a list that is shorter is padded with -1 at its end.
+    target
+        Sparse m x n matrix of the items to be found.
+    """
+    items = np.ascontiguousarray(lists, dtype=np.int32)
+    wanted: Csr = sp.csr_array(target)
+    if not wanted.has_canonical_format:
+        wanted = wanted.copy()
+        wanted.sum_duplicates()
+    if items.ndim != 2 or len(items) != wanted.shape[0]:
+        raise DataError(f"lists of shape {items.shape} do not fit {wanted.shape[0]} target rows")
+    if items.size and (items.max() >= wanted.shape[1] or items.min() < -1):
+        raise DataError(f"ranked positions must lie between 0 and {wanted.shape[1] - 1}")
+    user, rank, item = (np.empty(wanted.nnz, np.int64) for _ in range(3))
+    found = _mark(items, wanted.indptr, wanted.indices, user, rank, item)
+    if found < 0:
+        raise DataError(f"the list of row {-found - 1} holds an item twice; rank each item once")
+    # Copies let go of the work space, which has room for every target.
+    return Hits(user[:found].copy(), rank[:found].copy(), item[:found].copy(), wanted)
+
+
+def join_hits(parts: Sequence[Hits], target: Csr) -> Hits:
+    """Put the hits of consecutive batches of users together; `target` holds all of them."""
+    starts = np.cumsum([0, *(part.n_users for part in parts)])
+    users = [part.user + start for part, start in zip(parts, starts[:-1], strict=True)]
+    empty = [np.empty(0, np.int64)]
+    return Hits(
+        np.concatenate(empty + users),
+        np.concatenate(empty + [part.rank for part in parts]),
+        np.concatenate(empty + [part.item for part in parts]),
+        target,
+    )
+
+
+@compiled
+def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any) -> Any:
+    """Fill one entry per hit and return their number, or -(row + 1) where a hit repeats.
+
+    Serial on purpose: a binary search per cell costs a hundredth of ranking it, and the kernel
+    stays callable from any number of Python threads.
+    """
+    found = 0
+    for row in range(lists.shape[0]):
+        first = found
+        for place in range(lists.shape[1]):
+            wanted = lists[row, place]
+            if wanted < 0:
+                break
+            low, high = indptr[row], indptr[row + 1]
+            while low < high:
+                middle = (low + high) // 2
+                if indices[middle] < wanted:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == indptr[row + 1] or indices[low] != wanted:
+                continue
+            for earlier in range(first, found):
+                if item[earlier] == wanted:
+                    return -(row + 1)
+            user[found], rank[found], item[found] = row, place + 1, wanted
+            found += 1
+    return found
 
 
 def recall(hits: Hits, k: int) -> Floats:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from equipoise.errors import SettingError
 from equipoise.metrics import accuracy
-from equipoise.metrics.hits import Floats, Hits
+from equipoise.metrics.accuracy import Floats, Hits
 
 ACCURACY: dict[str, Callable[[Hits, int], Floats]] = {
     "recall_capped": accuracy.recall,

@@ -19,12 +19,12 @@ from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
 from equipoise.manifest import Fields
+from equipoise.models.histories import Request, empty_rows, parse_request
 from equipoise.models.recommendations import Explanation, Recommendations, add_up
-from equipoise.models.requests import Request, empty_rows, parse_request
-from equipoise.rank import Ranked, score, score_items
-from equipoise.solve.device_rank import top_k
+from equipoise.ranking.device import top_k
+from equipoise.ranking.ranker import Ranked, score, score_items
+from equipoise.ranking.terms import Constant, Term
 from equipoise.storage import Stored
-from equipoise.terms import Constant, Term
 
 BATCH = 4096
 
@@ -213,7 +213,7 @@ class Recommender(ABC):
                 some = request.take(np.arange(start, min(start + batch_size, len(request))))
                 yield self._answer(some, terms, k, exclude_seen, threads).to_frame()
 
-        from equipoise.models.streaming import write_parquet
+        from equipoise.models.recommendations import write_parquet
 
         write_parquet(path, batches())
         return len(request)

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from equipoise.errors import FileFormatError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.normalize import check_number, power
-from equipoise.spectra import spectrum, sums
+from equipoise.ranking.terms import LowRank
 from equipoise.storage import Stored
-from equipoise.svd import Spectrum
-from equipoise.terms import LowRank
+from equipoise.svd import Spectrum, spectrum, sums
 
 
 @dataclass(frozen=True)

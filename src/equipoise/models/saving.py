@@ -14,12 +14,11 @@ import scipy.sparse as sp
 import equipoise
 from equipoise import normalize
 from equipoise.errors import DataError, FileFormatError
-from equipoise.interactions import Interactions
+from equipoise.interactions import Interactions, pack, unpack
 from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, plain
 from equipoise.models.lowpass import build_lowpass
 from equipoise.normalize import Normalizer
-from equipoise.persist import pack, unpack
 from equipoise.storage import Stored, load_directory, write_directory
 
 KIND = "equipoise-model"

@@ -19,12 +19,11 @@ from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
-from equipoise.solve.costs import Size, update_cost
-from equipoise.solve.dense import TOLERANCE, Inverse, mirror, residual_and_level
-from equipoise.solve.inmemory import add_outer
+from equipoise.solve.dense import TOLERANCE, Inverse, add_outer, mirror, residual_and_level
+from equipoise.solve.plan import Size, update_cost
 
 if TYPE_CHECKING:
-    from equipoise.models.autoencoder import LinearAutoencoder
+    from equipoise.models.linear import LinearAutoencoder
 
 logger = logging.getLogger(__name__)
 

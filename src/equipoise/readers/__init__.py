@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.interactions import Interactions
-from equipoise.persist import KIND, load_interactions
+from equipoise.interactions import KIND, Interactions, load_interactions
 from equipoise.readers.build import build
 from equipoise.readers.files import path_source
 from equipoise.readers.frames import is_path, object_source, row_options
 from equipoise.readers.matrices import from_matrix
 from equipoise.readers.options import COLUMNS, Column, OnBad, OptionalColumn, Options, TimeUnit
-from equipoise.readers.parts import read_multvae, read_strong, read_weak
-from equipoise.readers.research import from_research
+from equipoise.readers.research import from_research, read_multvae, read_strong, read_weak
 from equipoise.storage import is_directory_of
 
 __all__ = ["read", "read_multvae", "read_strong", "read_weak"]

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass
 
 from equipoise.errors import DataError
-from equipoise.readers.options import Options
-from equipoise.readers.table import Source
+from equipoise.readers.options import Options, Source
 
 # Spellings without case and punctuation, as words; an earlier group wins over a later one.
 SPELLINGS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,9 @@
-"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
+"""One pass over the bytes of a delimited file: the faults a table parser lets through.
+
+Polars fills short rows with nulls, keeps NUL bytes and turns 007 into 7. This pass finds such
+records before the values are used; it also knows the line on which each record starts.
+
+CSV, TSV and the like: fast with polars, careful where a record is wrong.
 
 What polars guesses of the types is only a short cut: the same values come out as if every column
 were read as text and looked at as a whole, over all parts of the table.
@@ -6,10 +11,11 @@ were read as text and looked at as a whole, over all parts of the table.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,21 +28,210 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.errors import DataError
-from equipoise.readers import scan
+from equipoise.kernels import compiled
 from equipoise.readers.columns import SPELLINGS, spelled_like
 from equipoise.readers.opening import NAMES, SAMPLE, first_bytes, sniff, text_contents
-from equipoise.readers.options import OnBad, Options
-from equipoise.readers.table import Source, Table, added, bad_row, located, other_columns
+from equipoise.readers.options import (
+    OnBad,
+    Options,
+    Source,
+    Table,
+    added,
+    bad_row,
+    located,
+    other_columns,
+)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+Ints = npt.NDArray[np.int64]
+
+CHUNK = 4 << 20
+
+
+# What can be said of a record, as bits; the first four make it bad.
+RAGGED, NUL, STRAY, FOREIGN, BLANK, HIGH, ZERO, QUOTE = (1 << n for n in range(8))
+
+
+BAD = RAGGED | NUL | STRAY | FOREIGN
+
+
+QUOTED, CLOSED, FRESH, FIELDS, LINE, FIRST, BEGIN, FLAGS, LEAD, RECORDS = range(10)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the bytes hold, record by record or only counted.
+
+    Parameters
+    ----------
+    records
+        Number of records, the header and blank ones included.
+    counts
+        How many records have each of the eight bits.
+    valid
+        Whether everything is UTF-8.
+    open_quote
+        Line of a quotation mark that is never closed, or 0.
+    starts, lines, flags
+        Offset, first line and bits of each record, when asked for.
+    """
+
+    records: int
+    counts: dict[int, int]
+    valid: bool
+    open_quote: int
+    starts: Ints
+    lines: Ints
+    flags: npt.NDArray[np.uint8]
+
+    @property
+    def clean(self) -> bool:
+        """Whether a table parser can be trusted with the file as it is."""
+        return (
+            self.valid
+            and not self.open_quote
+            and not any(self.counts[bit] for bit in (RAGGED, NUL, STRAY, BLANK))
+        )
+
+
+def chunks(data: bytes | Path) -> Iterator[bytes]:
+    """Yield the content piece by piece, without holding all of it."""
+    if isinstance(data, bytes):
+        for start in range(0, len(data), CHUNK):
+            yield data[start : start + CHUNK]
+        return
+    with data.open("rb") as stream:
+        while piece := stream.read(CHUNK):
+            yield piece
+
+
+def scan(
+    data: bytes | Path, separator: str, n_fields: int, *, quotes: bool = True, detail: bool = False
+) -> Scan:
+    """Walk over all bytes; `detail` also keeps a row for each record.
+
+    Without `quotes` a quotation mark is a character like any other.
+    """
+    room = 2 + sum(piece.count(b"\n") for piece in chunks(data)) if detail else 0
+    starts, lines = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    flags = np.zeros(room, np.uint8)
+    state = np.zeros(10, np.int64)
+    state[[FRESH, FIELDS, LINE, FIRST]] = 1
+    counts = np.zeros(8, np.int64)
+    special = np.arange(256) >= 128
+    special[[0, 10, 13, ord(separator)]] = True
+    special[34] = quotes
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    valid, offset, last = True, 0, b"\n"
+    for piece in chunks(data):
+        array = np.frombuffer(piece, np.uint8)
+        high = _walk(array, special, n_fields, offset, state, counts, starts, lines, flags)
+        if valid and (high or decoder.getstate()[0]):
+            valid = _decodes(decoder, piece)
+        offset, last = offset + len(piece), piece[-1:]
+    if valid and decoder.getstate()[0]:
+        valid = False  # the file ends within a character
+    open_quote = int(state[FIRST]) if state[QUOTED] else 0
+    if last != b"\n" and not open_quote:
+        newline = np.frombuffer(b"\n", np.uint8)
+        _walk(newline, special, n_fields, offset, state, counts, starts, lines, flags)
+    records = int(state[RECORDS])
+    summary = {1 << n: int(count) for n, count in enumerate(counts)}
+    kept = min(room, records)
+    return Scan(records, summary, valid, open_quote, starts[:kept], lines[:kept], flags[:kept])
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
+    try:
+        decoder.decode(piece)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@compiled
+def _walk(
+    data: Bytes,
+    special: npt.NDArray[np.bool_],
+    n_fields: int,
+    offset: int,
+    state: Ints,
+    counts: Ints,
+    starts: Ints,
+    lines: Ints,
+    kept_flags: npt.NDArray[np.uint8],
+) -> bool:
+    quoted, closed, fresh, fields, line, first, begin, flags, lead, records = state
+    any_high = False
+    for place in range(data.size):
+        byte = data[place]
+        if not special[byte]:
+            if fresh:  # 1: first byte of the field, 2: first byte after its quotation mark
+                fresh = 0
+                lead = 1 if byte == 48 else (2 if byte == 45 else 0)
+                if byte == 43 or byte == 32 or byte == 9:  # polars reads "+7" and " 7" as 7
+                    flags |= 64
+            elif lead:
+                if (lead == 1 and 48 <= byte <= 57) or (lead == 2 and byte == 48):
+                    flags |= 64
+                lead = 0
+            elif closed:
+                flags |= 4
+        elif byte == 10:
+            line += 1
+            if quoted:
+                continue
+            if fields == 1 and fresh == 1:
+                flags = 16
+            elif fields != n_fields:
+                flags |= 1
+            if flags:
+                for bit in range(8):
+                    counts[bit] += (flags >> bit) & 1
+            if records < starts.size:
+                starts[records], lines[records] = begin, first
+                kept_flags[records] = flags
+            records += 1
+            first, begin = line, offset + place + 1
+            fresh, fields, flags, closed, lead = 1, 1, 0, 0, 0
+        elif byte == 34:
+            if quoted:
+                quoted, closed = 0, 1
+            elif fresh == 1 or closed:
+                quoted, closed, flags, fresh = 1, 0, flags | 128, 2
+            else:
+                flags |= 4
+        elif byte == 0:
+            flags, fresh = flags | 2, 0
+        elif byte >= 128:
+            flags, fresh, lead = flags | 32, 0, 0
+            any_high = True
+        elif byte != 13 and not quoted:  # the separator
+            fields += 1
+            fresh, closed, lead = 1, 0, 0
+    state[:] = quoted, closed, fresh, fields, line, first, begin, flags, lead, records
+    return any_high
+
 
 REASONS = {
-    scan.FOREIGN: ("the record is not UTF-8", "save the file as UTF-8 or pass encoding='latin-1'"),
-    scan.NUL: ("the record holds a NUL byte", "remove it"),
-    scan.STRAY: ("the record holds a stray quotation mark", "double it inside a quoted field"),
-    scan.RAGGED: ("the record has the wrong number of fields", "mend it"),
+    FOREIGN: ("the record is not UTF-8", "save the file as UTF-8 or pass encoding='latin-1'"),
+    NUL: ("the record holds a NUL byte", "remove it"),
+    STRAY: ("the record holds a stray quotation mark", "double it inside a quoted field"),
+    RAGGED: ("the record has the wrong number of fields", "mend it"),
 }
+
+
 WHOLE = r"^(0|-?[1-9][0-9]*)$"
+
+
 LOOK = 100  # lines that are looked at to tell a header from data
+
+
 DECIMAL = r"^(0|-?[1-9][0-9]*)(\.[0-9]*)?$"
+
+
 # A number or a date in a first line; with a decimal comma where commas do not separate.
 VALUE = re.compile(
     r"\s*([+-]?(\d+([.,]\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)|\d{4}-\d\d-\d\d.*)\s*",
@@ -71,13 +266,13 @@ class TextFile:
     header: bool
     quotes: bool
 
-    def scanned(self, *, detail: bool = False) -> scan.Scan:
+    def scanned(self, *, detail: bool = False) -> Scan:
         """Look for the faults that polars lets through."""
         n_fields = len(self.columns)
-        return scan.scan(self.data, self.separator, n_fields, quotes=self.quotes, detail=detail)
+        return scan(self.data, self.separator, n_fields, quotes=self.quotes, detail=detail)
 
     @cached_property
-    def records(self) -> scan.Scan:
+    def records(self) -> Scan:
         """The scan with a row for each record."""
         return self.scanned(detail=True)
 
@@ -98,14 +293,14 @@ class TextFile:
         frame.columns = [self.columns[place] for place in places]
         return frame
 
-    def usable(self, found: scan.Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> Usable:
+    def usable(self, found: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> Usable:
         """Return what can be parsed of it: bad records are refused or left out."""
         if found.open_quote:
             raise DataError(
                 f"{self.name}, line {found.open_quote}: a quotation mark is never closed; "
                 "close or remove it"
             )
-        problems = (scan.RAGGED, scan.NUL, scan.BLANK, *((scan.STRAY,) if stray else ()))
+        problems = (RAGGED, NUL, BLANK, *((STRAY,) if stray else ()))
         if found.valid and not any(found.counts[bit] for bit in problems):
             return Usable(self, self.data, enclosing, None, found.records - self.header)
         data, lines, skipped = self._without_bad_records(stray=stray, on_bad=on_bad)
@@ -119,12 +314,12 @@ class TextFile:
         records = self.records
         ends = np.append(records.starts[1:], len(data))
         flags = records.flags.copy()
-        for place in np.flatnonzero(flags & scan.HIGH):
+        for place in np.flatnonzero(flags & HIGH):
             try:
                 data[records.starts[place] : ends[place]].decode("utf-8")
             except UnicodeDecodeError:
-                flags[place] |= scan.FOREIGN
-        bits = scan.BAD if stray else scan.BAD & ~scan.STRAY
+                flags[place] |= FOREIGN
+        bits = BAD if stray else BAD & ~STRAY
         wrong = np.flatnonzero(flags & bits)
         skipped: dict[str, int] = {}
         for place in wrong:
@@ -134,12 +329,12 @@ class TextFile:
                 where = f"{self.name}, line {records.lines[place]}"
                 raise bad_row(where, self._explained(bit, reason, data, int(place)), remedy)
             skipped[reason] = skipped.get(reason, 0) + 1
-        kept = np.flatnonzero((flags & (bits | scan.BLANK)) == 0)
+        kept = np.flatnonzero((flags & (bits | BLANK)) == 0)
         pieces = [data[records.starts[place] : ends[place]] for place in kept]
         return b"".join(pieces), records.lines[kept], skipped
 
     def _explained(self, bit: int, reason: str, data: bytes, place: int) -> str:
-        if bit != scan.RAGGED:
+        if bit != RAGGED:
             return reason
         start = int(self.records.starts[place])
         stop = data.find(b"\n", start)
@@ -230,7 +425,7 @@ class Delimited:
             raise DataError(f"{self.name}: no row is left after the bad ones; correct the file")
         if not parts:
             raise DataError(f"{self.name} has a header but no rows; nothing can be read from it")
-        exact = not counts[scan.ZERO]
+        exact = not counts[ZERO]
         plain = [name for name in wanted if not _agreed(guesses, name, name in ids, exact)]
         typed = [
             _with_text(guess, part, plain).select(wanted)
@@ -238,7 +433,7 @@ class Delimited:
         ]
         frame = typed[0] if len(typed) == 1 else pl.concat(typed, how="vertical_relaxed")
         frame = frame.with_columns(whole_numbers(frame[name]) for name in plain if name in ids)
-        blank = counts[scan.BLANK]
+        blank = counts[BLANK]
         return Table(
             frame,
             located([part.n_rows for part in parts], [part.locate for part in parts]),
@@ -260,8 +455,8 @@ class Delimited:
             scans = scanning.result()
         counts = {bit: sum(found.counts[bit] for found in scans) for bit in scans[0].counts}
         # A mark that encloses a field in one part makes a loose one in another a fault.
-        enclosing = quotes and counts[scan.QUOTE] > 0
-        stray = quotes and counts[scan.STRAY] > 0
+        enclosing = quotes and counts[QUOTE] > 0
+        stray = quotes and counts[STRAY] > 0
         parts = [
             file.usable(found, enclosing=enclosing, stray=stray and enclosing, on_bad=self.on_bad)
             for file, found in zip(self.files, scans, strict=True)

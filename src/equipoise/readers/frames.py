@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.errors import DataError
-from equipoise.readers.options import Options
-from equipoise.readers.table import Source, Table, row_of
+from equipoise.readers.options import Options, Source, Table, row_of
 
 MISSING = ("NAType", "NaTType")  # of pandas, which may not be installed
 

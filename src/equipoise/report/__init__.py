@@ -4,8 +4,8 @@
 (page.py, templates/). `case_study` puts four normalizations side by side for one person.
 """
 
-from equipoise.report.cases import CaseStudy, case_study
 from equipoise.report.collect import collect
 from equipoise.report.page import render, write_case_study, write_report
+from equipoise.report.users import CaseStudy, case_study
 
 __all__ = ["CaseStudy", "case_study", "collect", "render", "write_case_study", "write_report"]

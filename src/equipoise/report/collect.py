@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import equipoise
-from equipoise import threads
+from equipoise import machine
 from equipoise.automatic import alpha_from_gini, beta_from_homophily
 from equipoise.comparison import compare
 from equipoise.evaluation import evaluate
@@ -21,7 +21,7 @@ from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
 from equipoise.models import Recommender
 from equipoise.normalize import DAN
-from equipoise.report import people, trials
+from equipoise.report import trials, users
 from equipoise.report.trials import Clock, Trial, Watched
 from equipoise.results import Result
 from equipoise.solve.plan import plan
@@ -102,12 +102,12 @@ def collect(
     step()
     with clock("sample people"):
         rows = (
-            people.named(split.test, persons)
+            users.named(split.test, persons)
             if persons is not None
-            else people.sampled(split.test, sample, seed)
+            else users.sampled(split.test, sample, seed)
         )
         alphas = [row["alpha"] for row in dial["rows"]] if dial else [None]
-        portraits = people.portraits(main, split.test, rows, alphas)
+        portraits = users.portraits(main, split.test, rows, alphas)
     step()
     return {
         "name": name,
@@ -220,7 +220,7 @@ def _costs(split: Split, clock: Clock) -> dict[str, Any]:
         "total": sum(clock.seconds.values()),
         "fit_bytes": cost.peak_bytes,
         "peak_bytes": _peak_bytes(),
-        "cores": threads.count(),
+        "cores": machine.count(),
         "machine": platform.machine(),
     }
 

@@ -17,7 +17,7 @@ from equipoise.interactions import Interactions
 from equipoise.metrics import exposure
 from equipoise.models import EASE, ItemKNN, LinearAutoencoder, Popularity, Recommender
 from equipoise.normalize import NoNorm, Normalizer
-from equipoise.rank import Ranked
+from equipoise.ranking.ranker import Ranked
 from equipoise.results import Result
 from equipoise.solve.plan import plan
 from equipoise.split import Part, Split

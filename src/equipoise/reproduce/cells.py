@@ -196,10 +196,10 @@ def is_done(done: pl.DataFrame, row: Row) -> bool:
 
 def machine_name(device: str) -> str:
     """Return the machine in words: the card, or the number of cores."""
-    from equipoise import threads
+    from equipoise import machine
 
     if device == "cpu":
-        return f"{threads.count()} cores, {platform.machine()}"
+        return f"{machine.count()} cores, {platform.machine()}"
     from equipoise.solve.gpu import device_name
 
     return device_name(device)

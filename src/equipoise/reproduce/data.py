@@ -11,8 +11,7 @@ from equipoise import split as splits
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.readers import read, read_multvae, read_strong, read_weak
-from equipoise.readers.movielens import movielens_file
-from equipoise.readers.parts import part_names
+from equipoise.readers.research import movielens_file, part_names
 from equipoise.split import Split
 
 # Prepared as the paper's ML-20M: ratings of 4 and more, users with at least 5 of them.

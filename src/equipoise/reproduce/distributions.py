@@ -19,15 +19,15 @@ from equipoise.errors import TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.metrics import head_items
-from equipoise.models.autoencoder import LinearAutoencoder
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.saving import build
 from equipoise.normalize import power
 from equipoise.reproduce.config import Config, Row
 from equipoise.reproduce.points import Computed, Line, Point, Work
 from equipoise.reproduce.tables import fitted
-from equipoise.solve.card import find_device, load_torch, send
-from equipoise.solve.device import DeviceMatrix
-from equipoise.solve.gram import weighted_gram
+from equipoise.solve.dense import weighted_gram
+from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.torch_backend import find_device, load_torch, send
 
 Vector = npt.NDArray[np.float64]
 GRID = 61  # points of a density

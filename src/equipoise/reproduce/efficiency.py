@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.interactions import Interactions
-from equipoise.models.autoencoder import LinearAutoencoder
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.saving import build
 from equipoise.reproduce import cells
 from equipoise.reproduce.cells import (

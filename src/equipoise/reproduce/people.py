@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
-from equipoise.report.cases import ABOUT, case_study
+from equipoise.report.users import ABOUT, case_study
 from equipoise.reproduce.config import Config
 from equipoise.reproduce.points import Computed, Line, Point, Work
 

@@ -18,8 +18,7 @@ import polars as pl
 from equipoise.errors import DataError
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
-from equipoise.models.session import SLIS, SLIST, SLIT
-from equipoise.models.session_base import SessionModel
+from equipoise.models.sessions import SLIS, SLIST, SLIT, SessionModel
 from equipoise.normalize import DAN, NoNorm
 from equipoise.readers import read
 from equipoise.reproduce.cells import read_kept, write_text

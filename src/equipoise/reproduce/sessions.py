@@ -16,7 +16,7 @@ import polars as pl
 from equipoise import split as splits
 from equipoise.errors import DataError
 from equipoise.models.saving import build
-from equipoise.models.session_base import SessionModel
+from equipoise.models.sessions import SessionModel
 from equipoise.reproduce import cells
 from equipoise.reproduce.config import Config, Row
 from equipoise.reproduce.session_answer import START, WITH_DAN, answer

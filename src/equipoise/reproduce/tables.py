@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 
 from equipoise.evaluation import evaluate
-from equipoise.models.autoencoder import LinearAutoencoder
 from equipoise.models.base import Recommender
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.saving import build
 from equipoise.reproduce.cells import (
     SCHEMA,

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
-from equipoise.solve import card, dense, gpu, tiled
-from equipoise.solve.costs import Size
-from equipoise.solve.device import DeviceMatrix
-from equipoise.solve.plan import plan
+from equipoise.solve import dense, gpu, tiled, torch_backend
+from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.plan import Size, plan
 from equipoise.solve.tiled import Report
 
 logger = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ def move(matrix: Any, device: str) -> Any:
         return matrix.toarray()
     if device == "cpu":
         return matrix
-    return DeviceMatrix.from_host(matrix, card.find_device(device))
+    return DeviceMatrix.from_host(matrix, torch_backend.find_device(device))
 
 
 def require_host(matrix: Any) -> None:

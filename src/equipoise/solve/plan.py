@@ -1,4 +1,7 @@
-"""Bytes, operations and seconds of a fit, known before anything is allocated."""
+"""What each engine takes for a system of some size: memory, disk, operations, seconds.
+
+Bytes, operations and seconds of a fit, known before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,152 @@ from pathlib import Path
 
 import numpy as np
 
+from equipoise import svd
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, free_memory, gigabytes, parse_memory
-from equipoise.solve import card, costs
+from equipoise.solve import dense, gpu, tiled, torch_backend
 from equipoise.solve.tiled import written_bytes
+
+ENGINES = ("auto", "dense", "tiled", "gpu")
+
+
+CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
+
+
+TILED_SHARE = 0.9  # of the budget that goes into tiles; the rest is for BLAS and for writing
+
+
+TILED_SPEED = 0.85  # of the dense engine's rate, without the files
+
+
+DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
+
+
+CARD_SHARE = 0.85  # of a large product's rate
+
+
+@dataclass(frozen=True)
+class Size:
+    """The linear system of a fit, and the rank of the low-pass companion, 0 without one."""
+
+    n_users: int
+    n_items: int
+    n_interactions: int
+    dtype: str
+    lowpass_rank: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return int(np.dtype(self.dtype).itemsize)
+
+    @property
+    def flops(self) -> float:
+        """Operations of the solve, and of the Gram matrix with users of average length."""
+        return float(self.n_items) ** 3 + 4.0 * self.n_interactions**2 / self.n_users
+
+    @property
+    def data_bytes(self) -> int:
+        """Memory for the interactions and for vectors."""
+        return CSR_BYTES * self.n_interactions + 108 * self.n_items
+
+    @property
+    def companion_bytes(self) -> int:
+        """Memory in which the low-pass companion is fitted, after the solve."""
+        rank = min(self.lowpass_rank, self.n_users, self.n_items)
+        if not rank:
+            return 0
+        factors = 2 * rank * self.n_items * self.itemsize
+        return svd.needed_bytes((self.n_users, self.n_items), rank, self.dtype) + factors
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Memory and disk at the peak, speed, bytes read and written, and the rows of a tile.
+
+    `speed` is the share of the dense engine's rate, or of a card's product, that is reached.
+    """
+
+    peak_bytes: int
+    speed: float = 1.0
+    disk_bytes: int = 0
+    moved_bytes: int = 0
+    tile_rows: int = 0
+
+
+def dense_cost(size: Size) -> Cost:
+    """One n x n array in memory, and the companion beside it."""
+    return Cost(size.n_items**2 * size.itemsize + size.data_bytes + size.companion_bytes)
+
+
+def update_cost(size: Size, rank: int) -> Cost:
+    """A second n x n array beside the one that is updated, and copies of the change, rank x n."""
+    n, itemsize = size.n_items, size.itemsize
+    change = itemsize * (4 * rank + 2 * min(dense.STRIP, n)) * n + 3 * 8 * rank**2
+    check = 8 * min(dense.REFINE_COLUMNS, n) * n
+    work = n**2 * itemsize + max(change, check)
+    return Cost(work + 2 * size.data_bytes + size.companion_bytes)  # the data change too
+
+
+def tiled_cost(size: Size, budget: int) -> Cost:
+    """Three tiles in memory, as large as the budget allows, and the rest on disk.
+
+    Where not even small tiles fit, the peak is what the smallest ones would take.
+    """
+    room = int(TILED_SHARE * budget) - size.data_bytes
+    rows = tiled.rows_for(size.n_items, room, size.itemsize)
+    fits = rows > 0
+    rows = rows or min(tiled.SMALLEST, size.n_items)
+    count = -(-size.n_items // rows)
+    tile_bytes = rows**2 * size.itemsize
+    held = 3 * tile_bytes + size.data_bytes
+    # the tiles are gone, and the result is on disk, when the companion is fitted
+    companion = size.companion_bytes + size.data_bytes if size.lowpass_rank else 0
+    return Cost(
+        peak_bytes=max(held if fits else int(held / TILED_SHARE) + 1, companion),
+        speed=TILED_SPEED,
+        disk_bytes=tiled.disk_bytes(size.n_items, rows, size.itemsize),
+        moved_bytes=(count**3 + 6 * count**2) * tile_bytes,
+        tile_rows=rows,
+    )
+
+
+def gpu_cost(size: Size) -> Cost:
+    """One n x n array on the card, and strips beside it."""
+    peak = gpu.needed_bytes(size.n_users, size.n_items, size.n_interactions, size.dtype)
+    return Cost(peak, CARD_SHARE)
+
+
+def check_choice(engine: str, device: str) -> None:
+    """Refuse an engine or a device that does not exist, and pairs that do not belong together."""
+    if engine not in ENGINES:
+        raise SettingError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if device == "cpu":
+        return
+    if not (isinstance(device, str) and device.startswith("cuda")):
+        raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
+    if engine in ("dense", "tiled"):
+        raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
+
+
+def card_rate(device: str, dtype: str) -> float:
+    """Operations a second of a large product on a card, from a measurement of milliseconds."""
+    import time
+
+    torch, where = torch_backend.load_torch(), torch_backend.find_device(device)
+    n = 4096
+    A = torch.ones((n, n), dtype=getattr(torch, dtype), device=where)
+    best = 0.0
+    with torch_backend.precision(False):
+        for _ in range(3):
+            torch.cuda.synchronize(where)
+            start = time.perf_counter()
+            A @ A
+            torch.cuda.synchronize(where)
+            best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
+    return best
+
 
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
 
@@ -69,8 +213,8 @@ class Plan:
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
         on_card = self.engine == "gpu" and self.device != "cpu"
-        rate = costs.card_rate(self.device, self.dtype) if on_card else solve_rate(self.dtype)
-        return self.flops / (self.speed * rate) + self.moved_bytes / costs.DISK_RATE
+        rate = card_rate(self.device, self.dtype) if on_card else solve_rate(self.dtype)
+        return self.flops / (self.speed * rate) + self.moved_bytes / DISK_RATE
 
     @property
     def fits(self) -> bool:
@@ -161,12 +305,12 @@ def plan(
         raise SettingError(f"lowpass_rank must be a whole number >= 0, got {lowpass_rank!r}")
     if dtype not in ("float32", "float64"):
         raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
-    costs.check_choice(engine, device)
-    size = costs.Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
+    check_choice(engine, device)
+    size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
     if device != "cpu" or engine == "gpu":
         return _on_card(size, device, memory)
     budget = parse_memory(memory) if memory is not None else free_memory()
-    dense = _plan("dense", size, costs.dense_cost(size), budget)
+    dense = _plan("dense", size, dense_cost(size), budget)
     if engine == "dense" or (engine == "auto" and dense.fits):
         return dense if dense.fits else replace(dense, nearest=_fitting(size, budget, scratch))
     tiles = _tiled(size, budget, scratch)
@@ -175,7 +319,7 @@ def plan(
     return replace(dense, nearest=_fitting(size, budget, scratch))
 
 
-def _plan(engine: str, size: costs.Size, cost: costs.Cost, budget: int) -> Plan:
+def _plan(engine: str, size: Size, cost: Cost, budget: int) -> Plan:
     return Plan(
         engine=engine,
         n_items=size.n_items,
@@ -190,23 +334,23 @@ def _plan(engine: str, size: costs.Size, cost: costs.Cost, budget: int) -> Plan:
     )
 
 
-def _tiled(size: costs.Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
-    cost = costs.tiled_cost(size, budget)
+def _tiled(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
+    cost = tiled_cost(size, budget)
     tiles = _plan("tiled", size, cost, budget)
     return replace(tiles, disk_free_bytes=free_disk(scratch))
 
 
-def _on_card(size: costs.Size, device: str, memory: str | float | None) -> Plan:
+def _on_card(size: Size, device: str, memory: str | float | None) -> Plan:
     """Plan for a card; the processor takes its place where tests run the same steps."""
-    free = free_memory() if device == "cpu" else card.free_memory(device)
+    free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
     budget = free if memory is None else min(free, parse_memory(memory))
-    found = replace(_plan("gpu", size, costs.gpu_cost(size), budget), device=device)
+    found = replace(_plan("gpu", size, gpu_cost(size), budget), device=device)
     return found if found.fits else replace(found, nearest=_fitting(size, free_memory(), None))
 
 
-def _fitting(size: costs.Size, budget: int, scratch: str | os.PathLike[str] | None) -> str:
+def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> str:
     """Name the fastest engine of the processor that fits, or what to give up; empty if none."""
-    if costs.dense_cost(size).peak_bytes <= budget:
+    if dense_cost(size).peak_bytes <= budget:
         return "device='cpu' has room for the dense engine"
     tiles = _tiled(size, budget, scratch)
     if tiles.fits:

@@ -10,11 +10,11 @@
 | `from_parts` | as published | as published |
 """
 
-from equipoise.split.ordered import leave_last_out, time_cut
 from equipoise.split.parts import Part, Split
-from equipoise.split.people import strong, weak
 from equipoise.split.published import from_parts
-from equipoise.split.session import reveal, sessions
+from equipoise.split.sessions import reveal, sessions
+from equipoise.split.temporal import leave_last_out, time_cut
+from equipoise.split.user_split import strong, weak
 
 __all__ = [
     "Part",

@@ -8,8 +8,7 @@ from equipoise.errors import SettingError
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions
 from equipoise.matrix import cell_keys, in_ascending
-from equipoise.split.parts import PROTOCOLS, Part, Protocol, Split
-from equipoise.split.shares import counted
+from equipoise.split.parts import PROTOCOLS, Part, Protocol, Split, counted
 
 Pair = tuple[Interactions, Interactions]
 

@@ -4,9 +4,8 @@ A solve depends on beta, l2 and dropout; every family, alpha, gamma and diag_bou
 """
 
 from equipoise.tuning.contrast import Contrast, contrast
-from equipoise.tuning.frontier import frontier_svg
+from equipoise.tuning.result import Progress, Tuned, frontier_svg
 from equipoise.tuning.search import tune
 from equipoise.tuning.space import PAPER
-from equipoise.tuning.tuned import Progress, Tuned
 
 __all__ = ["PAPER", "Contrast", "Progress", "Tuned", "contrast", "frontier_svg", "tune"]

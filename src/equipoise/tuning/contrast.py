@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 
 from equipoise.evaluation import evaluate
-from equipoise.models.autoencoder import LinearAutoencoder
-from equipoise.models.linear import EASE
+from equipoise.models.linear import EASE, LinearAutoencoder
 from equipoise.normalize import DAN
 from equipoise.results import Result
 from equipoise.split.parts import Split

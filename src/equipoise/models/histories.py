@@ -1,0 +1,206 @@
+"""From what a caller passes (users, histories, item lists) to rows of a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import scipy.sparse as sp
+
+from equipoise.errors import DataError
+from equipoise.ids import IdIndex, Unknown, as_list, is_id
+from equipoise.interactions import Interactions
+from equipoise.matrix import Csr
+
+Positions = npt.NDArray[np.int64]
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whom a caller asks about.
+
+    Parameters
+    ----------
+    users
+        A name for each of them.
+    kind
+        The type of a column of these names.
+    source
+        Positions of training users, histories, or Interactions.
+    answered
+        A flag for each user or history the caller passed: False where it was skipped.
+    trained
+        Positions of those who were named by their ids among the training users, -1 for others;
+        None where all are bare histories.
+    """
+
+    users: list[Any]
+    kind: Any
+    source: Positions | list[Any] | Interactions
+    answered: Mask
+    trained: Positions | None = None
+
+
+def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
+    """Tell user ids, histories and Interactions apart.
+
+    A single id or a list of ids means known users; a list of lists, a mapping from names to lists
+    and Interactions mean histories.
+    """
+    if isinstance(wanted, Interactions):
+        index = wanted.user_index
+        trained = train.user_index.positions(wanted.users, unknown="skip")
+        every = np.ones(len(index), np.bool_)
+        return Asked(wanted.users.tolist(), index.kind, wanted, every, trained)
+    if isinstance(wanted, Mapping):
+        users, histories = list(wanted), list(wanted.values())
+        return Asked(users, _kind(users), histories, np.ones(len(users), np.bool_))
+    listed = as_list(wanted)
+    if _are_ids(listed, "user ids or histories (lists of item ids)"):
+        place = train.user_index.positions(listed, unknown=unknown)
+        answered = place >= 0
+        place = place[answered]
+        users = train.users[place].tolist()
+        return Asked(users, train.user_index.kind, place, answered, place)
+    return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
+
+
+@dataclass(frozen=True)
+class Request:
+    """Users to answer, their histories over the model's items, and what may be listed.
+
+    Parameters
+    ----------
+    users, kind
+        As of `Asked`.
+    history
+        A row for each of them.
+    answered, trained
+        As of `Asked`.
+    allowed
+        Mask of the items that may be listed for all of them; None stands for all items.
+    exclude, candidates
+        Items that may not, and that alone may be listed, a row for each user.
+    """
+
+    users: list[Any]
+    kind: Any
+    history: Csr
+    answered: Mask
+    trained: Positions | None = None
+    allowed: Mask | None = None
+    exclude: Csr | None = None
+    candidates: Csr | None = None
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def take(self, rows: Positions) -> Self:
+        """Return the users at these rows."""
+        return replace(
+            self,
+            users=[self.users[row] for row in rows],
+            history=self.history[rows],
+            trained=None if self.trained is None else self.trained[rows],
+            exclude=None if self.exclude is None else self.exclude[rows],
+            candidates=None if self.candidates is None else self.candidates[rows],
+        )
+
+    def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknown) -> Self:
+        """Return the request with item lists of the caller, each looked up once.
+
+        One list for all users becomes a mask, which all of them share.
+        """
+        each: dict[str, Csr] = {}
+        allowed = None
+        for name, given in (("exclude", exclude), ("candidates", candidates)):
+            if given is None:
+                continue
+            found = _item_lists(given, self.answered, items, unknown)
+            if isinstance(found, np.ndarray):
+                mask = np.isin(np.arange(len(items)), found, invert=name == "exclude")
+                allowed = mask if allowed is None else allowed & mask
+            else:
+                each[name] = found
+        exclude, candidates = each.get("exclude"), each.get("candidates")
+        return replace(self, allowed=allowed, exclude=exclude, candidates=candidates)
+
+    def by_candidates(self) -> Iterator[tuple[Positions, Mask | None]]:
+        """Rows of the users who choose from the same items, and these items as a mask."""
+        if self.candidates is None or not len(self):
+            yield np.arange(len(self)), self.allowed
+            return
+        groups: dict[bytes, list[int]] = {}
+        rows = np.split(self.candidates.indices, self.candidates.indptr[1:-1])
+        for row, listed in enumerate(rows):
+            groups.setdefault(listed.tobytes(), []).append(row)
+        for group in groups.values():
+            mask = np.zeros(self.candidates.shape[1], np.bool_)
+            mask[rows[group[0]]] = True
+            yield np.array(group), mask if self.allowed is None else mask & self.allowed
+
+
+def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request:
+    """Turn user ids, histories or Interactions into rows over the items of `train`."""
+    asked = parse_asked(wanted, train, unknown)
+    if isinstance(asked.source, Interactions):
+        history = asked.source.with_items(train.item_index, unknown=unknown).matrix
+    elif isinstance(asked.source, np.ndarray):
+        history = train.matrix[asked.source]
+    else:
+        history = history_rows(asked.source, train.item_index, unknown)
+    return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
+
+
+def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:
+    """Return one row per history, with a 1 for each of its items."""
+    rows = [_item_positions(history, items, unknown) for history in histories]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    columns = np.concatenate([*rows, np.empty(0, np.int64)])
+    ones = np.ones(len(columns), np.float32)
+    return sp.csr_array((ones, columns, offsets), shape=(len(rows), len(items)))
+
+
+def empty_rows(history: Csr) -> Positions:
+    """Rows of the users of whom nothing is known."""
+    return np.flatnonzero(np.diff(history.indptr) == 0)
+
+
+def _item_positions(listed: Any, items: IdIndex, unknown: Unknown) -> Positions:
+    """Sorted positions of item ids, each once."""
+    place = items.positions(listed, unknown=unknown)
+    return np.unique(place[place >= 0])
+
+
+def _item_lists(given: Any, known: Mask, items: IdIndex, unknown: Unknown) -> Positions | Csr:
+    """Item ids for all users as positions, or lists of them as one row per known user."""
+    if isinstance(given, Mapping):
+        raise DataError("give item ids, or a list of such lists, one per user, not a mapping")
+    listed = as_list(given)
+    if _are_ids(listed, "item ids or lists of item ids"):
+        return _item_positions(listed, items, unknown)
+    if len(listed) != len(known):
+        raise DataError(f"got {len(listed)} lists of items for {len(known)} users; give one each")
+    kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
+    return history_rows(kept, items, unknown)
+
+
+def _are_ids(listed: list[Any], choice: str) -> bool:
+    """Whether all of these are ids; otherwise none may be."""
+    ids = [is_id(value) for value in listed]
+    if any(ids) and not all(ids):
+        raise DataError(f"pass either {choice}, not a mixture")
+    return all(ids)
+
+
+def _kind(names: list[Any]) -> Any:
+    """Type of a column of names: integers where all of them are, else text."""
+    whole = all(isinstance(name, (int, np.integer)) and type(name) is not bool for name in names)
+    return pl.Int64 if whole and all(abs(int(name)) < 2**63 for name in names) else pl.String

@@ -1,0 +1,1 @@
+"""Neural models in plain torch (extra `neural`): MultVAE, LightGCN, XSimGCL."""

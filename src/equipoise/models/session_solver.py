@@ -1,0 +1,386 @@
+"""Sessions as a ridge regression: the whole session on itself, and the future on the past.
+
+Every session model minimises sum_r w_r ||target_r - input_r C||^2 + tr(C^T L C). The rows r are
+whole sessions (SLIS), splits of a session into past and future (SLIT), or both (SLIST). So
+
+    M = sum_r w_r input_r^T input_r + L,   R = sum_r w_r input_r^T target_r,   C = M^-1 R.
+
+A row whose input is a single item adds to the diagonal of M and to one row of R; such rows are
+kept as these sums, the others as they are, times the root of their weight. Neither M nor R is
+formed.
+
+All of C = M^-1 R of the session models on a card, where it stays and is ranked from.
+
+C = M^-1 R of the session models: its rows as histories ask for them, or all at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.errors import DataError, TooBigError
+from equipoise.interactions import Interactions
+from equipoise.kernels import Floats, add_rows, compiled
+from equipoise.machine import free_memory, gigabytes
+from equipoise.matrix import Sequences, entry_rows, segments
+from equipoise.ranking.terms import Adder, Rows
+from equipoise.solve import gpu
+from equipoise.solve.blocked import strips
+from equipoise.solve.cg import System
+from equipoise.solve.dense import invert
+from equipoise.solve.engine import move
+from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.torch_backend import Tensor, find_device, send, sparse_rows
+
+Vector = npt.NDArray[np.float64]
+
+
+Direction = Literal["sr", "part", "all"]
+
+
+RowNorm = Literal["l1", "l2"] | None
+
+
+# What a row at click t holds, as (first click, clicks before it, clicks after it), of its past
+# around click t and of its future around click t + 1.
+SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
+    "sr": ((0, False, False), (1, False, True)),
+    "part": ((0, True, False), (1, False, True)),
+    "all": ((0, True, True), (1, True, True)),
+}
+
+
+NEGLIGIBLE = 1e-12  # decayed weights below this are left out: 4 digits under float32's rounding
+
+
+DAY = 86400.0
+
+
+ENTRY_BYTES = 40  # of a stored weight while the rows are built
+
+
+def time_weights(data: Interactions, decay: float | None) -> Vector:
+    """Return exp(-(latest time - time of the session's last click) / decay), decay in days."""
+    if decay is None:
+        return np.ones(data.n_users)
+    if data.times is None:
+        raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
+    last = np.full(data.n_users, data.times.max(initial=-np.inf))
+    some = data.user_counts > 0
+    last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
+    return np.asarray(np.exp((last - last.max()) / (decay * DAY)))
+
+
+def past_future(
+    sequences: Sequences, n_items: int, decay: float | None, direction: Direction = "sr"
+) -> tuple[Any, Any]:
+    """Return the past S and the future T of every split of every session, as CSR in float64.
+
+    A session of L clicks has L - 1 rows. The row at click t weighs click q of the future by
+    exp(-(q - t - 1) / decay), and the past by `direction`: "sr" holds click t alone, "part" the
+    clicks up to t by exp(-(t - q) / decay), "all" the whole session on both sides by the distance
+    to t and to t + 1. Repeated items add up. Time and memory are linear in the entries.
+
+    Examples
+    --------
+    >>> S, T = past_future(Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
+    >>> S.toarray().tolist(), T.toarray().round(3).tolist()
+    ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.368], [0.0, 0.0, 1.0]])
+    """
+    longest = int(sequences.lengths.max(initial=0))
+    reach = longest if decay is None else int(np.ceil(-np.log(NEGLIGIBLE) * decay))
+    reach = min(reach, longest)
+    distance = np.arange(reach + 1)
+    powers = np.ones(reach + 1) if decay is None else np.exp(-distance / decay)
+    past, future = (
+        _around(sequences, n_items, shape, reach, powers) for shape in SHAPES[direction]
+    )
+    return past, future
+
+
+def _around(
+    sequences: Sequences,
+    n_items: int,
+    shape: tuple[int, bool, bool],
+    reach: int,
+    powers: Vector,
+) -> Any:
+    shift, before, after = shape
+    steps = np.maximum(sequences.lengths - 1, 0)
+    last = np.repeat(sequences.lengths - 1, steps)
+    place = segments(np.full(len(steps), shift), steps)[0]  # of the centre within its session
+    low = np.maximum(place - reach, 0) if before else place
+    high = np.minimum(place + reach, last) if after else place
+    offsets = np.concatenate([[0], np.cumsum(high - low + 1)])
+    needed = ENTRY_BYTES * int(offsets[-1])
+    if needed > free_memory():
+        raise TooBigError(
+            f"sessions of up to {int(sequences.lengths.max()):,} clicks have splits that need "
+            f"{gigabytes(needed)}; use a smaller decay_position or cut the sessions at pauses"
+        )
+    columns = np.empty(offsets[-1], np.int32)
+    values = np.empty(offsets[-1], np.float64)
+    start = np.repeat(sequences.offsets[:-1], steps)
+    _fill(sequences.items, start + low, start + place, offsets, powers, columns, values)
+    matrix: Any = sp.csr_array((values, columns, offsets), shape=(len(place), n_items))
+    matrix.sum_duplicates()
+    return matrix
+
+
+@compiled
+def _fill(
+    items: Any, low: Any, centre: Any, offsets: Any, powers: Any, columns: Any, values: Any
+) -> None:
+    for row in range(len(low)):
+        for entry in range(offsets[row], offsets[row + 1]):
+            click = low[row] + entry - offsets[row]
+            columns[entry] = items[click]
+            values[entry] = powers[abs(click - centre[row])]
+
+
+def regression(
+    data: Interactions,
+    session_weights: Vector,
+    penalty: Vector,
+    *,
+    mix: float,
+    row_norm: RowNorm,
+    decay: float | None,
+    direction: Direction,
+) -> System:
+    """Stack whole sessions (share `mix`) and their splits (share ``1 - mix``).
+
+    Sessions of fewer than two clicks have nothing to predict and are left out.
+    """
+    assert data.sequences is not None
+    useful = np.flatnonzero(data.sequences.lengths >= 2)
+    clicks, weight = data.sequences.take(useful), session_weights[useful]
+    parts = []
+    if mix > 0:
+        whole: Any = data.matrix[useful].astype(np.float64)
+        whole.data[:] = 1.0
+        parts.append((scaled(whole, _norms(whole, row_norm)), whole, mix * weight))
+    if mix < 1:
+        past, future = past_future(clicks, data.n_items, decay, direction)
+        rows = np.repeat(weight, clicks.lengths - 1)
+        parts.append((scaled(past, _norms(past, row_norm)), future, (1 - mix) * rows))
+    kept, diagonal, right = [], penalty.astype(np.float64), sp.csr_array((data.n_items,) * 2)
+    for inputs, targets, weights in parts:
+        single = np.diff(inputs.indptr) == 1
+        item, value = inputs[single].indices, inputs[single].data
+        diagonal += np.bincount(item, weights[single] * value**2, minlength=data.n_items)
+        right = right + _regrouped(targets[single], item, weights[single] * value, data.n_items)
+        root = np.sqrt(weights[~single])
+        kept.append((scaled(inputs[~single], root), scaled(targets[~single], root)))
+    both = [sp.vstack(side, format="csr") for side in zip(*kept, strict=True)]
+    right.sort_indices()
+    return System(narrow(both[0]), narrow(both[1]), diagonal, narrow(right))
+
+
+def _regrouped(targets: Any, item: Any, factor: Vector, n_items: int) -> Any:
+    """Return E^T diag(factor) targets, where row r of E is the unit vector of item[r]."""
+    units = sp.csr_array((factor, item, np.arange(len(item) + 1)), (len(item), n_items))
+    return units.T.tocsr() @ targets
+
+
+def scaled(rows: Any, factor: Vector) -> Any:
+    """Return the rows, each times its factor."""
+    data = rows.data * factor[entry_rows(rows)]
+    return sp.csr_array((data, rows.indices, rows.indptr), rows.shape)
+
+
+def _norms(rows: Any, row_norm: RowNorm) -> Vector:
+    """Return what scales each row to length 1."""
+    if row_norm is None:
+        return np.ones(rows.shape[0])
+    power = 1 if row_norm == "l1" else 2
+    sums = np.bincount(entry_rows(rows), rows.data**power, minlength=rows.shape[0])
+    return np.asarray(np.where(sums > 0, sums, 1.0) ** (-1 / power))
+
+
+def narrow(rows: Any) -> Any:
+    """Return CSR with the index types that the kernels are compiled for."""
+    offsets = rows.indptr.astype(np.int64, copy=False)
+    columns = rows.indices.astype(np.int32, copy=False)
+    out: Any = sp.csr_array(rows.shape, dtype=np.float64)
+    out.data, out.indices, out.indptr = rows.data, columns, offsets
+    return out
+
+
+def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
+    """Return rows x items: what the clicks of each session weigh in its scores.
+
+    The last click counts 1 and the one n clicks before it exp(-n / decay); repeats add up.
+    """
+    lengths = sequences.lengths
+    ago = np.repeat(sequences.offsets[1:], lengths) - np.arange(len(sequences.items)) - 1
+    # a click long ago weighs nothing, yet stays part of the history
+    weight = np.ones(len(ago)) if decay is None else np.maximum(np.exp(-ago / decay), 1e-30)
+    csr = (weight, sequences.items, sequences.offsets)
+    rows: Any = sp.csr_array(csr, shape=(len(sequences), n_items), copy=True)
+    rows.sum_duplicates()
+    return rows.astype(np.float32)
+
+
+DEVICE_BLOCK = 1024  # rows of C that are worked on at a time
+
+
+class FullMatrix(DeviceMatrix):
+    """A matrix on a device whose diagonal counts: a click may call for its own item."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._diagonal = values.diagonal().clone()
+
+
+def solve_on_card(system: System, dtype: str, device: str) -> FullMatrix:
+    """Return C = P R with P = M^-1 from the engine of the card, in the buffer of P."""
+    A = system.inputs
+    inverse, _ = gpu.invert(A, np.ones(A.shape[0]), system.diagonal, device=device, dtype=dtype)
+    C = inverse.values
+    diagonal = send(inverse.diagonal(), C.device)
+    C.diagonal().copy_(diagonal)
+    inputs = _sparse(A, C)
+    to_targets, to_right = _sparse(system.targets.T, C), _sparse(system.right.T, C)
+    for low, high in strips((0, len(C)), DEVICE_BLOCK):
+        some = C[low:high].T.contiguous()
+        C[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
+    return FullMatrix(C)
+
+
+def _sparse(matrix: Any, like: Tensor) -> Tensor:
+    """Return a sparse matrix on the device of a tensor and in its precision."""
+    rows = matrix.tocsr()
+    indptr, indices = (send(part.astype(np.int64), like.device) for part in _layout(rows))
+    values = send(rows.data, like.device, like.dtype)
+    return sparse_rows(indptr, indices, values, rows.shape)
+
+
+def _layout(rows: Any) -> tuple[Any, Any]:
+    return rows.indptr, rows.indices
+
+
+CACHE_BYTES = 1 << 29  # of solved rows that a model keeps; those asked for last stay
+
+
+DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
+
+
+BLOCK = 256  # rows of a dense C that are worked on at a time
+
+
+@dataclass(eq=False)
+class SolvedRows:
+    """Rows of C = M^-1 R, solved on first use and kept while there is room.
+
+    Parameters
+    ----------
+    system
+        The matrices of the solve.
+    dtype
+        "float32" or "float64", of the rows.
+    """
+
+    system: System
+    dtype: str
+    _kept: OrderedDict[int, npt.NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def take(self, items: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the rows of these items, each named once."""
+        n_items = len(self.system.diagonal)
+        out = np.empty((len(items), n_items), self.dtype)
+        missing = []
+        with self._lock:
+            for place, item in enumerate(items.tolist()):
+                row = self._kept.get(item)
+                if row is None:
+                    missing.append(place)
+                else:
+                    self._kept.move_to_end(item)
+                    out[place] = row
+        if missing:
+            out[missing] = self.system.rows(items[missing], self.dtype)
+            self._keep(items[missing].tolist(), out[missing])
+        return out
+
+    def _keep(self, items: list[int], rows: npt.NDArray[Any]) -> None:
+        room = CACHE_BYTES // (rows.shape[1] * rows.itemsize)
+        with self._lock:
+            for item, row in zip(items[:room], rows, strict=False):
+                self._kept[item] = row.copy()  # a view would keep its neighbours alive
+            while len(self._kept) > room:
+                self._kept.popitem(last=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """Scores ``(x * source) @ C * target`` with the rows of C solved on demand."""
+
+    rows: SolvedRows
+    source: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return len(self.target)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        return np.dtype(self.rows.dtype)
+
+    @property
+    def held(self) -> int:
+        """The rows of one history, taken to share most of theirs with others."""
+        return self.n_items
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds this term's scores to a block of columns."""
+        items, places = np.unique(rows.indices, return_inverse=True)
+        matrix = self.rows.take(items.astype(np.int64))
+        weights = rows.weights(self.source, self.dtype)
+        target = np.asarray(self.target, self.dtype)
+        matrix.flags.writeable = target.flags.writeable = False
+        indices = places.astype(np.int32)
+
+        def add(scores: Floats, low: int) -> None:
+            add_rows(scores, low, matrix, rows.indptr, indices, weights, target, False)
+
+        return add
+
+
+def better_dense(system: System, device: str) -> bool:
+    """Whether one dense solve is cheaper; on a card it is, where there is something to solve."""
+    share = DENSE_SHARE if device == "cpu" else 0.0
+    return bool(system.inputs.nnz > share * len(system.diagonal) ** 2)
+
+
+def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
+    """Return all of C = P R with P = M^-1 from the dense engine, in the buffer of P."""
+    if device != "cpu":
+        return solve_on_card(system, dtype, device)
+    A, T, S = (part.astype(dtype) for part in (system.inputs, system.targets, system.right))
+    C = invert(A, np.ones(A.shape[0]), system.diagonal, dtype=dtype).P
+    to_right, to_targets = S.T.tocsr(), T.T.tocsr()
+    for start in range(0, len(C), BLOCK):
+        some = np.ascontiguousarray(C[start : start + BLOCK].T)
+        C[start : start + BLOCK] = (to_targets @ (A @ some) + to_right @ some).T
+    return C
+
+
+def move_all(C: Any, device: str) -> Any:
+    """Return a dense C in the memory of the machine ("cpu") or of a card."""
+    if not isinstance(C, FullMatrix):
+        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
+    if device == "cpu":
+        return move(C, "cpu")
+    return C if device == C.device else move_all(move(C, "cpu"), device)

@@ -1,0 +1,493 @@
+"""From sessions that a caller passes to rows of weights, where order and repeats count.
+
+What all session models share: the solve, asking, saving.
+
+Session models: recommend the next item of a visit from its clicks so far.
+
+All three are closed forms of one ridge regression (`session_matrices`); they differ in its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.ids import SHOWN, Unknown, as_list
+from equipoise.interactions import Interactions
+from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.manifest import Fields
+from equipoise.matrix import Sequences
+from equipoise.models.base import Recommender, at_once, on_snapshot
+from equipoise.models.histories import Request, parse_asked
+from equipoise.models.recommendations import Recommendations
+from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.models.session_solver import (
+    Direction,
+    RowNorm,
+    Solved,
+    SolvedRows,
+    better_dense,
+    move_all,
+    narrow,
+    recency,
+    regression,
+    solve_all,
+    time_weights,
+)
+from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
+from equipoise.ranking.device import OnDevice
+from equipoise.ranking.ranker import Ranked
+from equipoise.ranking.terms import Dense, Sparse, Term
+from equipoise.solve.cg import System
+from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.plan import plan
+from equipoise.storage import Stored
+
+logger = logging.getLogger(__name__)
+
+
+def session_request(
+    wanted: Any, train: Interactions, unknown: Unknown, decay: float | None
+) -> Request:
+    """Turn session ids, lists of clicks or Interactions into rows over the items of `train`.
+
+    Interactions without an order of events give their weights as they are.
+
+    Parameters
+    ----------
+    wanted
+        As for `parse_asked`.
+    train
+        What the model was fitted on.
+    unknown
+        "error", or "skip" to leave clicks on unknown items out and say so in the log.
+    decay
+        d_inf, how fast earlier clicks lose weight.
+    """
+    asked = parse_asked(wanted, train, unknown)
+    if isinstance(asked.source, Interactions):
+        data = asked.source.with_items(train.item_index, unknown=unknown)
+        clicks = data.sequences
+        if clicks is None:
+            return Request(asked.users, asked.kind, data.matrix, asked.answered)
+        assert asked.source.sequences is not None
+        _report(len(asked.source.sequences.items) - len(clicks.items), [])
+    elif isinstance(asked.source, np.ndarray):
+        assert train.sequences is not None
+        clicks = train.sequences.take(asked.source)
+    else:
+        clicks = _clicks(asked.source, train, unknown)
+    rows = recency(clicks, train.n_items, decay)
+    return Request(asked.users, asked.kind, rows, asked.answered)
+
+
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
+    """Return the clicks of each session in their order, repeats included."""
+    rows, strange = [], []
+    for listed in sessions:
+        clicks = as_list(listed)
+        place = train.item_index.positions(clicks, unknown=unknown)
+        strange += [clicks[at] for at in np.flatnonzero(place < 0)]
+        rows.append(place[place >= 0])
+    _report(len(strange), strange)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+
+
+def _report(count: int, items: list[Any]) -> None:
+    if count:
+        shown = ", ".join(repr(item) for item in items[:SHOWN])
+        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
+        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
+        logger.warning("skipped %s the model does not know%s", clicks, named)
+
+
+Engine = Literal["auto", "sparse", "dense"]
+
+
+@dataclass(kw_only=True, eq=False)
+class SessionModel(Recommender):
+    """Base of the session models; use `SLIS`, `SLIT` or `SLIST`.
+
+    Attributes
+    ----------
+    normalizer_
+        The normalizer with its numbers, where "auto" was asked for.
+    system_
+        The sparse matrices of C = M^-1 R; None after a dense solve.
+    dense_
+        C, n x n, after a dense solve; else None.
+    weights_
+        W = D_I^alpha C D_I^-alpha, dense; made on demand.
+    """
+
+    l2: float = 10.0
+    dropout: float = 0.0
+    normalizer: Normalizer = field(default_factory=NoNorm)
+    row_norm: RowNorm = "l1"
+    decay_inference: float | None = 2.0
+    decay_time: float | None = None
+    repeats: bool = True
+
+    normalizer_: Normalizer = field(init=False, repr=False)
+    system_: System | None = field(init=False, repr=False)
+    dense_: Any = field(init=False, repr=False)
+    dtype_: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if check_number("l2", self.l2) < 0:
+            raise SettingError(f"l2 must be >= 0, got {self.l2}")
+        if not 0 <= check_number("dropout", self.dropout) < 1:
+            raise SettingError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.l2 == 0 and self.dropout == 0:
+            raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
+        if not isinstance(self.normalizer, Normalizer):
+            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        if self.row_norm not in ("l1", "l2", None):
+            raise SettingError(f"row_norm must be 'l1', 'l2' or None, got {self.row_norm!r}")
+        if not isinstance(self.repeats, bool):
+            raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
+        for name in ("decay_inference", "decay_time", "decay_position"):
+            value = getattr(self, name, None)
+            if value is not None and check_number(name, value) <= 0:
+                raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
+        if not 0 <= check_number("mix", self._mix) <= 1:
+            raise SettingError(f"mix must lie in [0, 1], got {self._mix}")
+        if self._direction not in get_args(Direction):
+            raise SettingError(f"direction must be 'sr', 'part' or 'all', got {self._direction!r}")
+
+    @property
+    def _mix(self) -> float:
+        """The share of whole sessions in the objective; the rest are their splits."""
+        return 1.0
+
+    @property
+    def _direction(self) -> Direction:
+        direction: Direction = getattr(self, "direction", "sr")
+        return direction
+
+    @at_once
+    def fit(
+        self,
+        interactions: Interactions,
+        *,
+        device: str = "cpu",
+        engine: Engine = "auto",
+        dtype: str = "float32",
+        memory: str | float | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Fit and return self.
+
+        Parameters
+        ----------
+        interactions
+            Sessions: data with `sequences`, one row per session.
+        device
+            "cpu", or a card such as "cuda"; a dense solve then runs and ranks there.
+        engine
+            "sparse" keeps the sparse matrices, and solves for an item when it is first clicked;
+            "dense" solves for all items at once; "auto" takes the cheaper one, on a card "dense"
+            wherever there is something to solve. Both are exact.
+        dtype
+            "float32" or "float64", of the scores.
+        memory
+            Budget of a dense solve such as "6GB"; None takes what the machine has free.
+        threads
+            Number of threads of a dense solve; None uses all.
+        """
+        if not isinstance(interactions, Interactions):
+            raise DataError("fit needs Interactions; make them with eq.read(...)")
+        if interactions.sequences is None:
+            raise DataError("a session model needs ordered clicks; read with session= or gap=")
+        if engine not in get_args(Engine):
+            raise SettingError(f"engine must be 'auto', 'sparse' or 'dense', got {engine!r}")
+        if dtype not in ("float32", "float64"):
+            raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        normalizer = self.normalizer.resolve(interactions)
+        ages = time_weights(interactions, self.decay_time)
+        system = regression(
+            interactions,
+            normalizer.user_weights(interactions) * ages,
+            self._penalty(interactions, normalizer),
+            mix=self._mix,
+            row_norm=self.row_norm,
+            decay=getattr(self, "decay_position", None),
+            direction=self._direction,
+        )
+        if engine == "auto":
+            engine = "dense" if better_dense(system, device) else "sparse"
+        logger.info("%s engine, %s entries", engine, f"{system.inputs.nnz:,}")
+        solved = None
+        if engine == "dense":
+            where = "dense" if device == "cpu" else "gpu"
+            plan(interactions, dtype=dtype, memory=memory, engine=where, device=device).require()
+            with limited(threads):
+                solved = solve_all(system, dtype, device)
+        self.interactions_, self.normalizer_, self.dtype_ = interactions, normalizer, dtype
+        self._take(system if solved is None else None, solved)
+        return self
+
+    def _take(self, system: System | None, dense: Any) -> None:
+        self.system_, self.dense_ = system, dense
+        if system is not None:
+            self._rows = SolvedRows(system, self.dtype_)
+            self._values = system.right.data.astype(self.dtype_)
+
+    def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
+        # L = l2 I + p/(1-p) D_I, D_I from whole sessions
+        odds = self.dropout / (1 - self.dropout)
+        penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
+        return np.where(penalty > 0, penalty, 1.0)
+
+    @at_once
+    def to(self, device: str) -> Self:
+        """Move a dense C to the memory of the machine ("cpu") or of a card, and return self."""
+        self.interactions_ = self._fitted
+        if self.dense_ is not None:
+            self.dense_ = move_all(self.dense_, device)
+        return self
+
+    def terms(self, alpha: float | None = None) -> list[Term]:
+        """Return W = D_I^alpha C D_I^-alpha as one term; its diagonal stays."""
+        source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
+        if isinstance(self.dense_, DeviceMatrix):
+            return [OnDevice(self.dense_, source, target)]
+        if self.dense_ is not None:
+            return [Dense(self.dense_, source, target, zero_diagonal=False)]
+        assert self.system_ is not None
+        if self.system_.inputs.nnz:
+            return [Solved(self._rows, source, target)]
+        # M is diagonal: C is R with its rows divided, and nothing is to be solved
+        R, values = self.system_.right, self._values
+        source = source / self.system_.diagonal
+        return [Sparse(values, R.indices, R.indptr, source, target, zero_diagonal=False)]
+
+    @property
+    def weights_(self) -> npt.NDArray[Any]:
+        """The scoring matrix W, items x items, dense."""
+        n_items = len(self.item_index_)
+        needed = 3 * n_items**2 * np.dtype(self.dtype_).itemsize
+        if needed > free_memory():
+            raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
+        source, target = self.normalizer_.item_scales(self.item_counts_)
+        if self.dense_ is not None:
+            C = move_all(self.dense_, "cpu")
+        else:
+            assert self.system_ is not None
+            C = self.system_.rows(np.arange(n_items), self.dtype_)
+        return np.asarray(source[:, None] * C * target, self.dtype_)
+
+    @property
+    def _hides_seen(self) -> bool:
+        return not self.repeats
+
+    def _request(self, wanted: Any, unknown: Unknown) -> Request:
+        return session_request(wanted, self._fitted, unknown, self.decay_inference)
+
+    @on_snapshot
+    def rank(
+        self,
+        history: Interactions,
+        k: int,
+        *,
+        exclude_seen: bool = False,
+        alpha: float | None = None,
+        threads: int | None = None,
+    ) -> Ranked:
+        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
+        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
+
+    @on_snapshot
+    def recommend(
+        self,
+        users_or_histories: Any = None,
+        k: int = 20,
+        *,
+        session: Any = None,
+        exclude_seen: bool | None = None,
+        exclude: Any = None,
+        candidates: Any = None,
+        alpha: float | None = None,
+        unknown: Unknown = "error",
+        threads: int | None = None,
+    ) -> Recommendations:
+        """Return the k best next items for each session, as raw ids.
+
+        Parameters
+        ----------
+        users_or_histories
+            As for other models, except that the order of the clicks and their repeats count.
+        session
+            One session, a list of item ids in the order of the clicks; in place of the above.
+        exclude_seen
+            Leave out the items of the session; left out: only where `repeats` is False.
+        k, exclude, candidates, alpha, threads
+            As for other models.
+        unknown
+            Ids the model does not know are an error, or skipped with "skip": the log names them,
+            and the clicks around them move together.
+        """
+        if (session is None) == (users_or_histories is None):
+            raise SettingError("give either session=[...] or users or histories")
+        return super().recommend(
+            users_or_histories if session is None else [as_list(session)],
+            k,
+            exclude_seen=exclude_seen,
+            exclude=exclude,
+            candidates=candidates,
+            alpha=alpha,
+            unknown=unknown,
+            threads=threads,
+        )
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        if self.dense_ is not None:
+            return state, {"dense": self.dense_}
+        assert self.system_ is not None
+        arrays = {"diagonal": self.system_.diagonal}
+        for name in ("inputs", "targets", "right"):
+            arrays |= sparse_arrays(getattr(self.system_, name), name)
+        return {**state, "rows": self.system_.inputs.shape[0]}, arrays
+
+    def _restore(self, state: Fields, stored: Stored) -> None:
+        n_items = len(self.item_index_)
+        if self.interactions_.sequences is None:
+            raise FileFormatError("its sessions have no events")
+        self.normalizer_ = restored_normalizer(state, self.interactions_)
+        self.dtype_ = state.text("dtype", ("float32", "float64"))
+        if "rows" not in state:
+            dense = stored.mapped("dense", (n_items, n_items))
+            if dense.dtype != self.dtype_:
+                raise FileFormatError(f"its matrix is {dense.dtype}, not {self.dtype_}")
+            self._take(None, dense)
+            return
+        rows = state.whole("rows")
+        shapes = {"inputs": rows, "targets": rows, "right": n_items}
+        parts = {name: narrow(sparse_from(stored, name, n_items, n)) for name, n in shapes.items()}
+        diagonal = np.array(stored.finite("diagonal", (n_items,), sizes=(8,)))
+        if not (diagonal > 0).all():
+            raise FileFormatError("its diagonal is not positive")
+        self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
+
+
+@dataclass(kw_only=True, eq=False)
+class SLIS(SessionModel):
+    """Which items occur in the same session, whatever their order.
+
+    Minimises sum_s w_s ||x_s - n_s C||^2 + tr(C^T L C) over the sessions s: x_s has a 1 for each
+    item, n_s is x_s scaled by `row_norm`, and L = l2*I + dropout/(1-dropout)*D_I. With a
+    normalizer w_s = d_s^-beta for d_s distinct items, and scores use D_I^alpha C D_I^-alpha. The
+    diagonal is free, so an item may call for itself.
+
+    Parameters
+    ----------
+    l2
+        lambda, the ridge penalty; 1 to 100.
+    dropout
+        p, penalises popular items in proportion; 0 to 0.9.
+    normalizer
+        How sessions and items are weighted, such as `DAN(alpha, beta)`.
+    row_norm
+        Inputs are scaled to sum 1 ("l1") or length 1 ("l2"), which discounts long sessions; None
+        leaves them.
+    decay_inference
+        d_inf, in clicks: the click n before the last one counts exp(-n / d_inf); None: all the
+        same.
+    decay_time
+        d_time, in days: a session this much older than the latest counts exp(-1); None: all the
+        same.
+    repeats
+        Whether items of the session may be recommended again.
+
+    References
+    ----------
+    Choi et al., "Session-aware Linear Item-Item Models for Session-based Recommendation", WWW
+    2021.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> import polars as pl
+    >>> items = ["tea", "milk", "tea", "milk", "tea"]
+    >>> clicks = pl.DataFrame({"visit": [1, 1, 2, 2, 2], "item": items})
+    >>> data = eq.read(clicks, session="visit")
+    >>> eq.SLIS(l2=1.0).fit(data).recommend(session=["tea"], k=2).items
+    [['milk', 'tea']]
+    """
+
+
+@dataclass(kw_only=True, eq=False)
+class SLIT(SessionModel):
+    """Which items come after which, the next one most.
+
+    Minimises sum_t w_t ||f_t - p_t C||^2 + tr(C^T L C) over the splits of all sessions: f_t holds
+    the clicks after t, click q weighed by exp(-(q - t - 1) / decay_position), and p_t the past.
+    With `direction` "sr" the past is the last click alone; then the matrix to invert is diagonal
+    and nothing is solved.
+
+    Parameters
+    ----------
+    decay_position
+        d_pos, in clicks: how fast the weight falls with the distance; None: not at all.
+    direction
+        The past: "sr" the last click, "part" all clicks so far, decayed; "all" has the whole
+        session on both sides, decayed by the distance to the split.
+    l2, dropout, normalizer, row_norm, decay_inference, decay_time, repeats
+        As for `SLIS`; the weight d_s^-beta of a session is that of all its splits.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> import polars as pl
+    >>> clicks = pl.DataFrame({"visit": [1, 1, 2, 2], "item": ["tea", "milk", "milk", "cake"]})
+    >>> data = eq.read(clicks, session="visit")
+    >>> eq.SLIT(l2=1.0).fit(data).recommend(session=["tea", "milk"], k=1).items
+    [['cake']]
+    """
+
+    decay_position: float | None = 1.0
+    direction: Direction = "sr"
+
+    @property
+    def _mix(self) -> float:
+        return 0.0
+
+
+@dataclass(kw_only=True, eq=False)
+class SLIST(SLIT):
+    """SLIS and SLIT in one closed form.
+
+    Minimises `mix` times the objective of `SLIS` plus ``1 - mix`` times that of `SLIT`, with one
+    penalty: M = a Xn^T W Xn + (1-a) Sn^T W' Sn + L and C = M^-1 (a Xn^T W X + (1-a) Sn^T W' T).
+
+    Parameters
+    ----------
+    mix
+        a, the share of whole sessions: 1 is SLIS, 0 is SLIT.
+    l2, dropout, normalizer, row_norm, decay_inference, decay_time, repeats
+        As for `SLIS`.
+    decay_position, direction
+        As for `SLIT`.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> import polars as pl
+    >>> clicks = pl.DataFrame({"visit": [1, 1, 2, 2], "item": ["tea", "milk", "milk", "cake"]})
+    >>> data = eq.read(clicks, session="visit")
+    >>> eq.SLIST(l2=1.0, mix=0.3).fit(data).recommend(session=["milk"], k=2).items
+    [['cake', 'milk']]
+    """
+
+    mix: float = 0.5
+
+    @property
+    def _mix(self) -> float:
+        return self.mix

@@ -1,0 +1,1 @@
+"""Terms of the scoring matrix, and top-k lists from them."""

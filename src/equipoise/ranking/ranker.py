@@ -1,0 +1,380 @@
+"""The order in which top-k lists are computed: chunks of users, blocks of columns, tiles of users.
+
+Each thread takes a chunk of users and walks over blocks of columns. Within a block it takes as
+many users at a time as have their scores in the second-level cache, and offers the scores to the
+lists at once. So the rows of a block are read from memory once for all users of the chunk.
+
+Scores and top-k lists: one path for recommending, evaluating and serving.
+
+A user's scores are summed from the rows of the history's items, block of columns by block of
+columns, and offered to the user's heap at once. Neither users x items nor the scoring matrix is
+ever formed, and the lists do not depend on threads, batches or the other users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.kernels import Floats, Offsets, Positions, mask_items
+from equipoise.machine import count, limited, run
+from equipoise.matrix import Csr, as_positions, segments
+from equipoise.ranking.kernels import select, sort_heaps
+from equipoise.ranking.terms import Adder, Constant, Rows, Sparse, Term
+
+SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
+
+
+CHUNK = 4096  # users in a chunk, at most
+
+
+TILE = 1 << 19  # bytes of scores in a tile
+
+
+BLOCK = 2048  # columns: narrow enough for the cache, wide enough to stream
+
+
+SMALL = 4_000_000  # additions below which threads cost more than they give
+
+Mask = tuple[Offsets, Offsets, Positions]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked:
+    """Lists of item positions, best first.
+
+    Parameters
+    ----------
+    items
+        One row per user, k wide or as wide as there are items; -1 after the end of the list.
+    scores
+        Scores of these items; NaN after the end of the list.
+    lengths
+        Number of items in each list: k, or fewer where a user has fewer candidates.
+    """
+
+    items: npt.NDArray[np.int32]
+    scores: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int32]
+
+    @classmethod
+    def empty(cls, n_users: int, k: int, dtype: np.dtype[Any]) -> Ranked:
+        """Return lists of length 0 with room for k items."""
+        items = np.full((n_users, k), -1, np.int32)
+        return cls(items, np.full((n_users, k), np.nan, dtype), np.zeros(n_users, np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[npt.NDArray[np.int64], Ranked]]) -> Ranked:
+        """Put the lists of groups of users, each with its rows, into one order."""
+        if len(parts) == 1:
+            return parts[0][1]
+        order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+        names = ("items", "scores", "lengths")
+        return cls(*(np.concatenate([getattr(p, n) for _, p in parts])[order] for n in names))
+
+    def put(self, users: npt.NDArray[np.int64], lists: Ranked) -> None:
+        """Take over the lists of these users."""
+        self.items[users] = lists.items
+        self.scores[users] = lists.scores
+        self.lengths[users] = lists.lengths
+
+    def part(self, users: slice) -> Ranked:
+        """View the lists of some users."""
+        return Ranked(self.items[users], self.scores[users], self.lengths[users])
+
+
+def sum_dtype(terms: Sequence[Term]) -> np.dtype[Any]:
+    """Return the precision of the summed scores."""
+    return np.result_type(*(term.dtype for term in terms))
+
+
+def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
+    """Return the sum of the constant terms, which every user's scores start from."""
+    base = np.zeros(n_items, sum_dtype(terms))
+    for term in terms:
+        if isinstance(term, Constant):
+            base += term.scores
+    return base
+
+
+def adders(
+    terms: Sequence[Term],
+    history: Csr,
+    users: npt.NDArray[np.int64],
+    known: npt.NDArray[np.int64] | None = None,
+) -> list[Adder]:
+    """Return the functions that add the other terms to a block of these users' scores.
+
+    `known` holds the positions of the training users that the rows of the history belong to.
+    """
+    starts, stops = history.indptr[users], history.indptr[users + 1]
+    places, offsets = segments(starts, stops - starts)
+    indices = history.indices[places].astype(np.int32, copy=False)
+    positions = None if known is None else known[users]
+    rows = Rows(offsets, indices, history.data[places], positions)
+    return [term.adder(rows) for term in terms if not isinstance(term, Constant)]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What the threads share: the terms, the histories and what may be listed.
+
+    Parameters
+    ----------
+    terms, history
+        Their product is the scores; the history is in canonical form.
+    hidden
+        Patterns, users x items, of what may not be listed, in canonical form.
+    allowed
+        Mask of the items that may be listed.
+    k
+        Length of the lists, at most the number of items.
+    known
+        Positions of the training users that the rows belong to, -1 for anybody else.
+    """
+
+    terms: Sequence[Term]
+    history: Csr
+    hidden: Sequence[Csr]
+    allowed: npt.NDArray[np.bool_]
+    k: int
+    known: npt.NDArray[np.int64] | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of a block; sparse rows are cheapest to walk over whole."""
+        whole = all(isinstance(term, (Sparse, Constant)) for term in self.terms)
+        n_items = len(self.allowed)
+        return max(n_items if whole else min(BLOCK, n_items), 1)
+
+    def chunks(self, threads: int) -> list[npt.NDArray[np.int64]]:
+        """Deal the users, longest history first, into equally heavy chunks."""
+        n_users, n_items = self.history.shape
+        held = sum(term.held for term in self.terms if not isinstance(term, Constant))
+        size = sum_dtype(self.terms).itemsize
+        most = SCRATCH // ((size + 4) * max(self.k, 1) + size * held)
+        most = min(max(most, 1), CHUNK)
+        if n_items * (self.history.nnz + n_users * (1 + held)) < SMALL:
+            threads = 1
+        rounds = -(-n_users // (most * threads))
+        count = min(rounds * threads, n_users)
+        order = np.argsort(-np.diff(self.history.indptr), kind="stable")
+        return [np.sort(order[start::count]) for start in range(count)]
+
+    def run(self, users: npt.NDArray[np.int64], ranked: Ranked) -> npt.NDArray[np.int64]:
+        """Fill in the lists of these users; return those who have a NaN among their scores."""
+        n_items, dtype, width = len(self.allowed), ranked.scores.dtype, self.width
+        base = constant_scores(self.terms, n_items)
+        barred = np.flatnonzero(~self.allowed).astype(np.int32)
+        lists = Ranked.empty(len(users), self.k, dtype)
+        bad = np.zeros(len(users), np.bool_)
+        step = max(1, TILE // (dtype.itemsize * width))
+        tiles = []
+        for at in range(0, len(users), step):
+            some = slice(at, at + step)
+            masks = self._masks(users[some], barred)
+            add = adders(self.terms, self.history, users[some], self.known)
+            tiles.append(_Tile(add, masks, lists.part(some), bad[some]))
+        room = np.empty(min(step, len(users)) * width, dtype)
+        for low in range(0, n_items, width):
+            part = base[low : low + width]
+            if self.allowed[low : low + width].any():
+                for tile in tiles:
+                    tile.offer(room, low, part)
+        sort_heaps(lists.items, lists.scores, lists.lengths)
+        ranked.put(users, lists)
+        return users[bad]
+
+    def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:
+        masks: list[Mask] = []
+        for csr in self.hidden:
+            starts, stops = csr.indptr[users], csr.indptr[users + 1]
+            masks.append((starts.astype(np.int64), stops.astype(np.int64), csr.indices))
+        if len(barred):
+            nothing = np.zeros(len(users), np.int64)
+            masks.append((nothing, nothing + len(barred), barred))
+        return masks
+
+
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    adders: list[Adder]
+    masks: list[Mask]
+    lists: Ranked
+    bad: npt.NDArray[np.bool_]
+
+    def offer(self, room: Floats, low: int, base: Floats) -> None:
+        """Score the items from `low` on and offer them to the lists."""
+        shape = len(self.bad), len(base)
+        block = room[: shape[0] * shape[1]].reshape(shape)
+        block[:] = base
+        for add in self.adders:
+            add(block, low)
+        for starts, stops, indices in self.masks:
+            mask_items(block, low, starts, stops, indices)
+        lists = self.lists
+        select(block, low, lists.items, lists.scores, lists.lengths, self.bad)
+
+
+__all__ = ["Ranked", "score", "score_items", "top_k"]
+
+
+def top_k(
+    terms: Sequence[Term],
+    history: Csr,
+    k: int,
+    *,
+    exclude_seen: bool = True,
+    exclude: Csr | None = None,
+    candidates: npt.NDArray[np.bool_] | None = None,
+    users: npt.NDArray[np.int64] | None = None,
+    threads: int | None = None,
+) -> Ranked:
+    """Return the k items with the highest scores for each history.
+
+    Equal scores are ordered by item position, lowest first. An item whose score is minus infinity
+    is never listed.
+
+    Parameters
+    ----------
+    terms
+        Their sum is the scoring matrix.
+    history
+        Users x items; values are weights, 1 for an interaction.
+    k
+        Length of the lists; there is room for no more than there are items.
+    exclude_seen
+        Leave out the items of the history.
+    exclude
+        Users x items; stored pairs are left out, whatever their value.
+    candidates
+        Mask of the items that may be listed, for all users.
+    users
+        Positions of the training users that the rows belong to, -1 for anybody else; for terms
+        that know more of these than the history.
+    threads
+        Number of threads; all that are in force when left out.
+
+    Raises
+    ------
+    SolveError
+        If a score is NaN; names the first such row.
+    """
+    if k < 1:
+        raise SettingError(f"k must be >= 1, got {k}")
+    history = _checked(terms, history)
+    n_users, n_items = history.shape
+    hidden = [history] if exclude_seen else []
+    if exclude is not None:
+        if exclude.shape != history.shape:
+            raise DataError(f"exclude must have shape {history.shape}, got {exclude.shape}")
+        hidden.append(_canonical(exclude))
+    allowed = np.ones(n_items, np.bool_) if candidates is None else np.asarray(candidates)
+    if allowed.shape != (n_items,) or allowed.dtype != np.bool_:
+        found = f"{allowed.dtype} {allowed.shape}"
+        raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
+    job = Job(terms, history, hidden, allowed, min(k, n_items), users)
+    ranked = Ranked.empty(n_users, job.k, sum_dtype(terms))
+    with limited(threads):
+        chunks = job.chunks(count())
+        bad = [np.empty(0, np.int64)] * len(chunks)
+
+        def rank_chunk(number: int) -> None:
+            bad[number] = job.run(chunks[number], ranked)
+
+        run(rank_chunk, len(chunks))
+    _refuse_nan(np.concatenate([*bad, np.empty(0, np.int64)]))
+    return ranked
+
+
+def score(
+    terms: Sequence[Term],
+    history: Csr,
+    rows: npt.ArrayLike | None = None,
+    *,
+    users: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[Any]:
+    """Return the scores of all items, users x items; meant for a few users at a time.
+
+    Parameters
+    ----------
+    terms, history, users
+        As for `top_k`; the numbers are the same, bit for bit.
+    rows
+        Rows of the history, by position; all when left out.
+    """
+    history = _checked(terms, history)
+    chosen = np.arange(history.shape[0]) if rows is None else as_positions(rows, history.shape[0])
+    scores = _dense_scores(terms, history, chosen, users)
+    _refuse_nan(chosen[np.isnan(scores).any(axis=1)])
+    return scores
+
+
+def score_items(
+    terms: Sequence[Term], history: Csr, user_rows: npt.ArrayLike, items: npt.ArrayLike
+) -> npt.NDArray[Any]:
+    """Return the scores of pairs of a history row and an item, as `top_k` would give them.
+
+    Costs as much as a top-k list for each distinct row.
+    """
+    history = _checked(terms, history)
+    rows = as_positions(user_rows, history.shape[0])
+    wanted = as_positions(items, history.shape[1])
+    if rows.shape != wanted.shape:
+        raise DataError(f"{rows.size} user rows for {wanted.size} items")
+    found = np.empty(len(rows), sum_dtype(terms))
+    order = np.argsort(rows, kind="stable")
+    users, starts = np.unique(rows[order], return_index=True)
+    ends = np.append(starts, len(rows))
+    step = max(1, SCRATCH // (8 * max(history.shape[1], 1)))
+    for first in range(0, len(users), step):
+        some = users[first : first + step]
+        pairs = order[ends[first] : ends[first + len(some)]]
+        scores = _dense_scores(terms, history, some)
+        found[pairs] = scores[np.searchsorted(some, rows[pairs]), wanted[pairs]]
+    _refuse_nan(rows[np.isnan(found)])
+    return found
+
+
+def _dense_scores(
+    terms: Sequence[Term],
+    history: Csr,
+    users: npt.NDArray[np.int64],
+    known: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[Any]:
+    scores = np.tile(constant_scores(terms, history.shape[1]), (len(users), 1))
+    for add in adders(terms, history, users, known):
+        add(scores, 0)
+    return scores
+
+
+def _checked(terms: Sequence[Term], history: Csr) -> Csr:
+    if not terms:
+        raise DataError("at least one term is needed to score")
+    for term in terms:
+        if term.n_items != history.shape[1]:
+            raise DataError(
+                f"the history has {history.shape[1]} items, the model has {term.n_items}"
+            )
+    return _canonical(history)
+
+
+def _canonical(csr: Csr) -> Csr:
+    """Sort the positions of each row, so that the order of the sums is fixed."""
+    if not csr.has_canonical_format:
+        csr = csr.copy()
+        csr.sum_duplicates()
+    return csr
+
+
+def _refuse_nan(rows: npt.NDArray[np.int64]) -> None:
+    if rows.size:
+        raise SolveError(
+            f"row {rows.min()} of the histories has scores that are not numbers; "
+            "the model holds NaN or infinite values: fit it again with a larger l2 or in float64"
+        )

@@ -1,0 +1,176 @@
+"""Splits of sessions: whole sessions held out and revealed one event after another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import scipy.sparse as sp
+
+from equipoise.errors import DataError, SettingError
+from equipoise.ids import IdIndex, unchecked
+from equipoise.interactions import Interactions, generator
+from equipoise.matrix import Sequences, segments
+from equipoise.split.parts import (
+    Part,
+    Split,
+    check_shares,
+    counted,
+    draw,
+    group_sizes,
+    leak_notes,
+    times_of,
+)
+
+
+def sessions(
+    data: Interactions,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    by: Literal["random", "time"] = "random",
+    seed: int = 0,
+) -> Split:
+    """Hold out whole sessions and ask for the next item after every event of theirs.
+
+    ::
+
+        data             train        test.history   test.target
+        s1  a b a c      a b a c
+        s2  b c          b c
+        s3  c a b                     s3:1  c        a
+                                      s3:2  c a      b
+
+    Used by SLIST, GRU4Rec and most papers on sessions ("iterative revealing"). Events on items
+    that train lacks are removed from held-out sessions, then sessions shorter than two events;
+    `Split.notes` counts both. Results are averages over events, not sessions.
+
+    Parameters
+    ----------
+    data
+        Interactions with `sequences`; one row is one session.
+    valid, test
+        Shares of the sessions that are held out; ``valid=0`` gives no such part.
+    by
+        Hold out sessions at random, or the latest by their last event ("time", needs times).
+    seed
+        Same data and seed, same split; without effect for ``by="time"``.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> from equipoise.matrix import Sequences
+    >>> events = Sequences(np.tile(np.array([0, 1, 2], np.int32), 10), np.arange(0, 31, 3))
+    >>> data = eq.Interactions(np.ones((10, 3)), sequences=events)
+    >>> split = eq.split.sessions(data, seed=3)
+    >>> split.train.n_users, [split.test.history.history(row) for row in split.test.history.users]
+    (8, [[0], [0, 1]])
+    """
+    check_shares(valid, test)
+    if by not in ("random", "time"):
+        raise SettingError(f"by must be 'random' or 'time', got {by!r}")
+    if data.sequences is None:
+        raise DataError("sessions needs ordered events; read the data as sessions")
+    sizes = group_sizes(data.n_users, valid, test, "sessions")
+    if by == "time":
+        order = np.argsort(_last_times(data), kind="stable")
+        bounds = [data.n_users - sum(sizes), data.n_users - sizes[1]]
+        train_rows, *held_out = (np.sort(rows) for rows in np.split(order, bounds))
+    else:
+        train_rows, *held_out = draw(data.n_users, *sizes, generator(seed))
+    train = data.rows(train_rows)
+    known = train.item_counts > 0
+    notes: list[str] = []
+    parts: dict[str, Part] = {}
+    for name, rows in zip(("valid", "test"), held_out, strict=True):
+        if len(rows):
+            parts[name], said = _revealed(data.rows(rows), known, name)
+            notes += said
+    if by == "random":
+        notes += leak_notes(data)
+    used_seed = seed if by == "random" else None
+    train = train.columns(known)
+    return Split(train, parts.get("valid"), parts["test"], "session", used_seed, tuple(notes))
+
+
+def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
+    """Turn each session into steps: what was seen so far, and the one item that came next.
+
+    A session of L events gives L - 1 rows with ids "session:1", "session:2", ...; the history of
+    row t has the first t events as its sequence and their distinct items as its matrix row. Time
+    and memory grow with the size of the result. Times and weights of the data are left out.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> from equipoise.matrix import Sequences
+    >>> events = Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3]))
+    >>> history, target = eq.split.reveal(eq.Interactions([[1, 0, 1]], ["s"], sequences=events))
+    >>> [(row, history.history(row), target.history(row)) for row in history.users]
+    [('s:1', [2], [0]), ('s:2', [2, 0], [2])]
+    """
+    if data.sequences is None:
+        raise DataError("reveal needs ordered events; read the data as sessions")
+    events = data.sequences
+    steps = np.maximum(events.lengths - 1, 0)
+    next_event = segments(events.offsets[:-1] + 1, steps)[0]
+    session = np.repeat(np.arange(len(events)), steps)
+    seen = next_event - events.offsets[session]
+    users = _step_ids(data.user_index, session, seen)
+    places, prefix_offsets = segments(events.offsets[session], seen)
+    prefixes = Sequences(events.items[places], prefix_offsets)
+    # A prefix repeats an item exactly where its session does, so one look at the sessions is
+    # enough to find the distinct items of every prefix.
+    distinct = prefixes.keep(_first_occurrences(events, data.n_items)[places])
+    shape = (len(session), data.n_items)
+    ones = np.ones(len(distinct.items), np.float32)
+    rows = sp.csr_array((ones, distinct.items, distinct.offsets), shape=shape)
+    found = (np.ones(shape[0], np.float32), events.items[next_event], np.arange(shape[0] + 1))
+    history = Interactions(rows, users, data.item_index, labels=data.labels, sequences=prefixes)
+    target = Interactions(
+        sp.csr_array(found, shape=shape), users, data.item_index, labels=data.labels
+    )
+    return history, target
+
+
+def _revealed(
+    held_out: Interactions, known: npt.NDArray[np.bool_], name: str
+) -> tuple[Part, list[str]]:
+    """Steps of the held-out sessions, and what was left out of them."""
+    kept = held_out.columns(known)
+    assert held_out.sequences is not None
+    assert kept.sequences is not None
+    n_events = len(held_out.sequences.items) - len(kept.sequences.items)
+    notes = counted(n_events, "event", f"of {name} left out: train lacks the item")
+    too_short = int((kept.sequences.lengths < 2).sum())
+    why = f"of {name} left out: fewer than two events remain"
+    notes += counted(too_short, "session", why)
+    history, target = reveal(kept)
+    return Part(history, target, "session", name), notes
+
+
+def _first_occurrences(events: Sequences, n_items: int) -> npt.NDArray[np.bool_]:
+    """Mark the events whose item has not come before in their session."""
+    first = np.zeros(len(events.items), bool)
+    first[np.unique(events.rows * n_items + events.items, return_index=True)[1]] = True
+    return first
+
+
+def _step_ids(
+    users: IdIndex, session: npt.NDArray[np.int64], step: npt.NDArray[np.int64]
+) -> IdIndex:
+    """Ids "session:step", unique because sessions are and the step follows the last colon."""
+    frame = pl.DataFrame({"id": users.to_series().cast(pl.String)[session], "step": step})
+    texts = frame.select(pl.format("{}:{}", "id", "step")).to_series()
+    return unchecked(texts.to_numpy().copy(), "user")
+
+
+def _last_times(data: Interactions) -> npt.NDArray[np.float64]:
+    """Time of each session's last event; sessions without events come first."""
+    times = times_of(data, "sessions(by='time')")
+    last = np.full(data.n_users, -np.inf)
+    some = data.user_counts > 0
+    last[some] = np.maximum.reduceat(times, data.matrix.indptr[:-1][some]) if some.any() else 0.0
+    return last

@@ -1,0 +1,188 @@
+"""Random splits of people: whole users held out (strong), or pairs of every user (weak)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, SettingError
+from equipoise.interactions import Interactions, generator
+from equipoise.matrix import entry_rows
+from equipoise.split.parts import (
+    Part,
+    Split,
+    check_share,
+    check_shares,
+    counted,
+    draw,
+    group_sizes,
+    leak_notes,
+    ranks,
+    rounded,
+    times_of,
+)
+
+
+def strong(
+    data: Interactions,
+    *,
+    valid: float = 0.1,
+    test: float = 0.1,
+    history: float = 0.8,
+    order: Literal["random", "time"] = "random",
+    seed: int = 0,
+) -> Split:
+    """Hold out whole users; the model meets them only when it is judged (strong generalisation).
+
+    ::
+
+            data            train        test.history   test.target
+            a b c d e       a b c d e       a b c d e      a b c d e
+        1   x x . x .       x x . x .       . . . . .      . . . . .
+        2   . x x . x       . x x . x       . . . . .      . . . . .
+        3   x x x x x       . . . . .       x x . x x      . . x . .
+
+    Used by Mult-VAE, EASE and most papers on linear autoencoders. As there, items that nobody in
+    train used are left out everywhere. Held-out users with fewer than two items afterwards cannot
+    be judged and are left out too; `Split.notes` counts both.
+
+    Parameters
+    ----------
+    data
+        The interactions to split.
+    valid, test
+        Shares of the users that are held out; ``valid=0`` gives no such part.
+    history
+        Share of a held-out user's items that the model is shown. At least one item is shown and
+        at least one hidden.
+    order
+        Hide items at random, or a user's last ones by time ("time"; ties by item position).
+    seed
+        Same data and seed, same split.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> data = eq.Interactions(np.tri(20, 6) + np.eye(20, 6, 1))
+    >>> split = eq.split.strong(data, seed=1)
+    >>> split.train.n_users, split.valid.n_users, split.test.n_users
+    (16, 2, 2)
+    """
+    check_shares(valid, test)
+    if not 0 < history < 1:
+        raise SettingError(f"history must be > 0 and < 1, got {history}")
+    if order not in ("random", "time"):
+        raise SettingError(f"order must be 'random' or 'time', got {order!r}")
+    if order == "time":
+        times_of(data, "strong(order='time')")
+    rng = generator(seed)
+    sizes = group_sizes(data.n_users, valid, test, "users")
+    train_rows, *held_out = draw(data.n_users, *sizes, rng)
+    train = data.rows(train_rows)
+    known = train.item_counts > 0
+    notes: list[str] = []
+    parts: dict[str, Part] = {}
+    for name, rows in zip(("valid", "test"), held_out, strict=True):
+        if len(rows):
+            everything = data.rows(rows)
+            people = everything.columns(known)
+            lost = everything.n_interactions - people.n_interactions
+            notes += counted(lost, "pair", f"of {name} left out: nobody in train used the item")
+            enough = people.user_counts >= 2
+            why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
+            notes += counted(int((~enough).sum()), "user", why)
+            parts[name] = _hidden(people.rows(enough), name, 1 - history, order, rng)
+    if order == "time":
+        notes += leak_notes(data, "users are held out regardless of time")
+    else:
+        notes += leak_notes(data)
+    train = train.columns(known)
+    return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+
+
+def _hidden(
+    people: Interactions, name: str, share: float, order: str, rng: np.random.Generator
+) -> Part:
+    """Hide a share of each row, drawn or by time."""
+    drawn = rng.random(people.n_interactions)
+    key = people.times if order == "time" and people.times is not None else drawn
+    taken = _largest(people, key, _n_hidden(share, people.user_counts))
+    return Part(people.entries(~taken), people.entries(taken), "strong", name)
+
+
+def _n_hidden(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many of each row to hide: at least one, and all but one at most."""
+    return np.where(counts < 2, 0, rounded(share, counts).clip(1, np.maximum(counts - 1, 1)))
+
+
+def _largest(
+    data: Interactions, key: npt.NDArray[np.floating], n_taken: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Mark the `n_taken` pairs of each row that have the largest keys."""
+    kept = data.user_counts - n_taken
+    return ranks(data, key) >= kept[entry_rows(data.matrix)]
+
+
+def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int = 0) -> Split:
+    """Hide pairs of every user; the model learns from the rest of them (weak generalisation).
+
+    ::
+
+            data            train = test.history    test.target
+            a b c d e             a b c d e          a b c d e
+        1   x x . x .             x . . x .          . x . . .
+        2   . x x . x             . x . . x          . . x . .
+        3   x x x x x             x x x x .          . . . . x
+
+    Used by NGCF, LightGCN and most papers on graph models, on published splits without a
+    validation part; set `valid` to have one. All users and items stay in train, so its rows and
+    columns are those of the data. Users with a single item stay in train only.
+
+    Parameters
+    ----------
+    data
+        The interactions to split.
+    valid
+        Share of each user's pairs outside test that is taken out of train to tune on; 0 gives no
+        such part. A user needs two such pairs to be in it. The history of the test part is the
+        train row in any case, because that is what the model was fitted on.
+    test
+        Share of each user's pairs that is hidden: at least one, and all but one at most.
+    seed
+        Same data and seed, same split.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> data = eq.Interactions(np.ones((3, 5)))
+    >>> split = eq.split.weak(data)
+    >>> split.train.n_interactions, split.test.target.n_interactions
+    (12, 3)
+    """
+    check_share("valid", valid, zero=True)
+    check_share("test", test, zero=False)
+    rng = generator(seed)
+    counts = data.user_counts
+    n_test = _n_hidden(test, counts)
+    if not n_test.any():
+        raise DataError("weak needs at least one user with two items or more")
+    n_valid = _n_hidden(valid, counts - n_test) if valid else np.zeros_like(counts)
+    if valid and not n_valid.any():
+        raise DataError("weak with valid > 0 needs at least one user with three items or more")
+    row = entry_rows(data.matrix)
+    rank = ranks(data, rng.random(data.n_interactions))
+    in_test = rank >= (counts - n_test)[row]
+    in_valid = ~in_test & (rank >= (counts - n_test - n_valid)[row])
+    train = data.entries(~in_test & ~in_valid)
+    unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
+    notes = counted(unseen, "pair", "of test cannot be learnt: nobody in train used the item")
+    notes += counted(int((n_test == 0).sum()), "user", "in train only: fewer than two items")
+    parts = [
+        Part(train.rows(size > 0), data.entries(mask).rows(size > 0), "weak", name)
+        for name, mask, size in (("valid", in_valid, n_valid), ("test", in_test, n_test))
+        if size.any()
+    ]
+    notes += leak_notes(data)
+    return Split(train, parts[0] if valid else None, parts[-1], "weak", seed, tuple(notes))

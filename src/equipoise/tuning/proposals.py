@@ -1,0 +1,325 @@
+"""The order of a grid when hopeless branches are left out.
+
+Every axis is walked outwards from a first guess, first up, then down. A direction is left once
+the best of what lies behind a value fell twice in a row and is clearly below the best of the axis.
+What is never reached costs nothing.
+
+What to try next: a few points around a first guess, then Optuna's advice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from equipoise.errors import MissingExtraError
+
+FALLS = 2  # steps in a row that got worse, after which a direction is left
+
+
+PLATEAU = 0.003  # of the best value: a fall by less says nothing
+
+Point = dict[str, Any]
+
+
+Best = tuple[float, dict[str, int]]  # a value, and the place on each axis where it was found
+
+
+class Walk:
+    """A grid, walked outwards from a first guess.
+
+    Parameters
+    ----------
+    values
+        Values of each axis; the first axis is the outermost. Numbers are walked in their order.
+        An axis that holds anything else has no order, and all of it is visited.
+    start
+        Where to begin on each axis: the nearest value (in ratio where all are positive and they
+        span more than a factor of ten). Without it an axis begins in its middle.
+    value
+        What a finished point is worth; asked for a point after it was yielded.
+    """
+
+    def __init__(
+        self, values: dict[str, tuple[Any, ...]], start: Point, value: Callable[[Point], float]
+    ) -> None:
+        self.axes = {name: in_order(listed) for name, listed in values.items()}
+        self.names = list(values)
+        self.value = value
+        self.first = {name: nearest(self.axes[name], start.get(name)) for name in self.names}
+        self.size = math.prod(len(axis) for axis in self.axes.values())
+        self.skipped = 0  # points that are known never to be visited
+
+    def points(self) -> Generator[Point, None, Best]:
+        """Yield the points worth a visit."""
+        return self._walk(0, {}, self.first)
+
+    def _walk(
+        self, depth: int, fixed: Point, first: dict[str, int]
+    ) -> Generator[Point, None, Best]:
+        """Walk the axes from `depth` on; return the best value and its places."""
+        if depth == len(self.names):
+            yield dict(fixed)
+            return self.value(fixed), {}
+        name = self.names[depth]
+        axis, begin = self.axes[name], first[name]
+        behind = math.prod(len(self.axes[other]) for other in self.names[depth + 1 :])
+        patience = FALLS if is_ordered(axis) else len(axis)
+
+        def visit(place: int, guess: dict[str, int]) -> Generator[Point, None, Best]:
+            value, places = yield from self._walk(depth + 1, {**fixed, name: axis[place]}, guess)
+            return value, {name: place, **places}
+
+        middle = yield from visit(begin, first)
+        best = middle
+        for places in (range(begin + 1, len(axis)), range(begin - 1, -1, -1)):
+            before, falls = middle, 0
+            for passed, place in enumerate(places, start=1):
+                found = yield from visit(place, {**first, **before[1]})
+                falls = falls + 1 if found[0] < before[0] else 0
+                best, before = (found if found[0] > best[0] else best), found
+                low = best[0] - PLATEAU * abs(best[0])
+                if falls >= patience and found[0] < low:
+                    self.skipped += (len(places) - passed) * behind
+                    break
+        return best
+
+
+def is_ordered(axis: tuple[Any, ...]) -> bool:
+    """Whether the values of an axis are numbers."""
+    return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in axis)
+
+
+def in_order(axis: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of an axis, numbers sorted."""
+    return tuple(sorted(axis)) if is_ordered(axis) else axis
+
+
+def nearest(axis: tuple[Any, ...], wanted: Any) -> int:
+    """Return the place on an axis that is nearest to a value."""
+    if wanted in axis:
+        return axis.index(wanted)
+    if not is_ordered(axis):
+        return 0
+    if not is_ordered((wanted,)):
+        return len(axis) // 2
+    by_ratio = axis[0] > 0 and wanted > 0 and axis[-1] > 10 * axis[0]
+    scale = math.log if by_ratio else float
+    gaps = [abs(scale(each) - scale(wanted)) for each in axis]
+    return gaps.index(min(gaps))
+
+
+L2_REACH = 100.0  # how far from the first l2, either way
+
+
+STEP = 0.05
+
+
+LARGEST = {"beta": 1.0, "dropout": 0.9}
+
+
+ATTEMPTS = 20
+
+Outer = dict[str, Any]
+
+
+Past = Sequence[tuple[Outer, float]]
+
+
+class Sampler(ABC):
+    """Proposes settings; the same proposals for the same past, also after a kill.
+
+    Parameters
+    ----------
+    seed
+        Same seed and same past, same proposal.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @property
+    @abstractmethod
+    def starts(self) -> list[Outer]:
+        """The first proposals, before there is anything to learn from."""
+
+    @abstractmethod
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+
+    def propose(self, past: Past) -> Outer | None:
+        """Return settings that were not tried, or None where nothing new comes to mind."""
+        tried = [outer for outer, _ in past]
+        for start in self.starts:
+            if start not in tried:
+                return start
+        for attempt in range(ATTEMPTS):
+            proposal = self.advice(past, self.seed + len(past) + 1_000_003 * attempt)
+            if proposal not in tried:
+                return proposal
+        return self.rest(past)
+
+    def rest(self, past: Past) -> Outer | None:
+        """Return something new where Optuna only repeats itself, if there is anything."""
+        return None
+
+
+class RangeSampler(Sampler):
+    """Proposes beta, l2 and dropout in ranges around a first guess.
+
+    Parameters
+    ----------
+    first
+        Where to begin: beta (where there is one), l2 and dropout.
+    seed
+        Same seed and same past, same proposal.
+    """
+
+    def __init__(self, first: Outer, seed: int) -> None:
+        super().__init__(seed)
+        self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in first}}
+        self.first["l2"] = max(first["l2"], 1e-3)
+        self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
+
+    @property
+    def starts(self) -> list[Outer]:
+        """The automatic settings, and a step away in each direction."""
+        first = self.first
+        out = [first, {**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
+        for name in (name for name in LARGEST if name in first):
+            steps = (_stepped(first[name] + move, name) for move in (0.25, -0.25))
+            out += [{**first, name: value} for value in steps]
+        return [each for place, each in enumerate(out) if each not in out[:place]]
+
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+        kinds = import_optuna().distributions
+        ranges = {"l2": kinds.FloatDistribution(*self.bounds, log=True)}
+        for name, high in LARGEST.items():
+            if name in self.first:
+                ranges[name] = kinds.FloatDistribution(0.0, high, step=STEP)
+        known = [(outer, value) for outer, value in past if self._within(outer)]
+        params = _asked(ranges, known, seed, len(self.starts))
+        return {name: _stepped(params[name], name) for name in self.first}
+
+    def _within(self, outer: Outer) -> bool:
+        """Whether settings could have been proposed; those of a grid need not."""
+        low, high = self.bounds
+        stepped = all(
+            outer[name] == _stepped(outer[name], name) for name in LARGEST if name in outer
+        )
+        return low <= outer["l2"] <= high and stepped
+
+
+class GridSampler(Sampler):
+    """Proposes points of a grid that has too many to try them all.
+
+    Parameters
+    ----------
+    values
+        Values of each axis.
+    first
+        Where to begin: the nearest point is proposed first.
+    seed
+        Same seed and same past, same proposal.
+    """
+
+    def __init__(self, values: dict[str, tuple[Any, ...]], first: Outer, seed: int) -> None:
+        super().__init__(seed)
+        self.axes = {name: in_order(listed) for name, listed in values.items()}
+        self.first = {name: nearest(axis, first.get(name)) for name, axis in self.axes.items()}
+
+    @property
+    def starts(self) -> list[Outer]:
+        """The point nearest to the first guess, and its neighbours."""
+        places = [self.first]
+        for name, axis in self.axes.items():
+            steps = (self.first[name] + 1, self.first[name] - 1)
+            places += [{**self.first, name: step} for step in steps if 0 <= step < len(axis)]
+        return [self._point(each) for each in places]
+
+    def advice(self, past: Past, seed: int) -> Outer:
+        """Return what Optuna proposes."""
+        kinds = import_optuna().distributions
+        ranges = {
+            name: kinds.IntDistribution(0, len(axis) - 1)
+            if is_ordered(axis)
+            else kinds.CategoricalDistribution(range(len(axis)))
+            for name, axis in self.axes.items()
+        }
+        known = [
+            ({name: axis.index(outer[name]) for name, axis in self.axes.items()}, value)
+            for outer, value in past
+            if all(outer[name] in axis for name, axis in self.axes.items())
+        ]
+        return self._point(_asked(ranges, known, seed, len(self.starts)))
+
+    def rest(self, past: Past) -> Outer | None:
+        """Return the point that was not tried and has the fewest steps to the best one."""
+        tried = [outer for outer, _ in past]
+        best = max(past, key=lambda each: each[1])[0]
+        near = {name: nearest(axis, best.get(name)) for name, axis in self.axes.items()}
+        every = itertools.product(*(range(len(axis)) for axis in self.axes.values()))
+        places = (dict(zip(self.axes, each, strict=True)) for each in every)
+        left = [each for each in places if self._point(each) not in tried]
+
+        def steps(point: dict[str, int]) -> int:
+            return sum(abs(point[name] - near[name]) for name in near)
+
+        return self._point(min(left, key=steps)) if left else None
+
+    def _point(self, places: dict[str, int]) -> Outer:
+        return {name: axis[places[name]] for name, axis in self.axes.items()}
+
+
+def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[str, Any]:
+    """Return what the TPE sampler advises after this past, and nothing but this past."""
+    optuna = import_optuna()
+    with _quiet(optuna):
+        # a study of its own for every proposal: there is no state that a kill could lose
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=startup, multivariate=True
+        )
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for params, value in past:
+            study.add_trial(
+                optuna.trial.create_trial(params=params, distributions=ranges, value=value)
+            )
+        return dict(study.ask(ranges).params)
+
+
+def import_optuna() -> Any:
+    """Return the module optuna, or say how to get it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtraError(
+            "a search needs optuna; install it with pip install 'equipoise[tune]', or give a grid"
+        ) from error
+    return optuna
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Keep optuna from logging every study; what the user set comes back."""
+    import warnings
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _stepped(value: float, name: str) -> float:
+    """Return a value of the ranges: beta and dropout in steps, l2 with four digits."""
+    if name not in LARGEST:
+        return float(f"{value:.4g}")
+    return round(min(max(round(value / STEP) * STEP, 0.0), LARGEST[name]), 10)
