@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ import scipy.sparse as sp
 from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
+from equipoise.machine import limited
 from equipoise.manifest import Fields
 from equipoise.models.histories import Request, empty_rows, parse_request
 from equipoise.models.recommendations import Explanation, Recommendations, add_up
@@ -27,6 +29,7 @@ from equipoise.ranking.terms import Constant, Term
 from equipoise.storage import Stored
 
 BATCH = 4096
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -62,7 +65,7 @@ def on_snapshot(method: Method) -> Method:
 class Recommender(ABC):
     """A model that ranks items for a history.
 
-    A subclass implements `fit` and `terms`; asking, explaining and saving live here. A model can
+    A subclass implements `_fit` and `terms`; asking, explaining and saving live here. A model can
     be asked while another thread fits or updates it: see `at_once`.
 
     Attributes
@@ -73,6 +76,7 @@ class Recommender(ABC):
 
     interactions_: Interactions
     registry: ClassVar[dict[str, type[Recommender]]] = {}
+    fit_options: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -80,10 +84,91 @@ class Recommender(ABC):
         # somebody's own class of the same name must not take the place of ours in saved models
         if known is None or not known.__module__.startswith("equipoise."):
             Recommender.registry[cls.__name__] = cls
+        parameters = inspect.signature(cls._fit).parameters.values()
+        cls.fit_options = frozenset(each.name for each in parameters if each.kind is KEYWORD)
+
+    @at_once
+    def fit(
+        self,
+        interactions: Any,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        engine: str = "auto",
+        memory: str | float | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        threads: int | None = None,
+        refine: bool = False,
+        tf32: bool = False,
+        progress: Callable[[Any], Any] | None = None,
+        valid: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 10,
+        resume: bool = True,
+    ) -> Self:
+        """Learn from the interactions and return self.
+
+        All models take the same options; one that means nothing to a model is refused. A fit that
+        fails leaves the model as it was.
+
+        Parameters
+        ----------
+        interactions
+            Training data: Interactions, or a sparse matrix of scipy, users x items.
+        device
+            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
+        dtype
+            "float32", or "float64" for systems that are hard to solve.
+        engine
+            Linear autoencoders: "dense" in memory, "tiled" on disk, "gpu"; "auto" takes the card
+            where `device` names one, else what fits. Session models: "sparse" solves for an item
+            when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
+            All are exact.
+        memory
+            Budget such as "6GB", of the machine or of the card; all that is free if left out.
+        scratch
+            Folder for the tiles and the result of the tiled engine, a temporary one if left out.
+            A fit that was cut short goes on from there; the model needs it as long as it lives.
+        threads
+            Number of threads; None uses all.
+        refine
+            Improve the solve by one Newton step, at about four times its cost.
+        tf32
+            Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
+        progress
+            Called after each step of the tiled engine with its `Progress`, or after each epoch of
+            a neural model with its `Epoch`; training ends where it returns True.
+        valid
+            Neural models: a part of a split to stop on. The epoch with the best NDCG@20 is kept;
+            without it, the last one is.
+        checkpoint, checkpoint_every
+            Neural models: a directory for the state of training, and the epochs between two saves.
+        resume
+            Go on from the checkpoint where there is one; False starts anew and replaces it.
+        """
+        given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
+        data = _training_data(interactions)
+        with limited(threads):
+            self._fit(data, **self._taken(given))
+        return self
+
+    @classmethod
+    def _taken(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that `_fit` takes; others are refused unless they are the default."""
+        for name, value in given.items():
+            if name not in cls.fit_options and value != FIT_DEFAULTS[name]:
+                takes = ", ".join(sorted({*cls.fit_options, "threads"}))
+                raise SettingError(
+                    f"{cls.__name__} is fitted without {name}; leave it out (it takes {takes})"
+                )
+        return {name: value for name, value in given.items() if name in cls.fit_options}
 
     @abstractmethod
-    def fit(self, interactions: Interactions) -> Self:
-        """Learn from the interactions and return self."""
+    def _fit(self, data: Interactions, *args: Any, **options: Any) -> None:
+        """Learn from the data; the names of its keywords are the options that `fit` lets through.
+
+        It may set any attribute: `fit` works on a copy that takes the model's place at the end.
+        """
 
     @abstractmethod
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -352,6 +437,23 @@ class Recommender(ABC):
         source[empty_rows(request.history)] = "popular"
         kinds = {"user": request.kind, "item": self.item_index_.kind}
         return Recommendations(request.users, items, scores, source.tolist(), titles, kinds)
+
+
+FIT_DEFAULTS = {
+    each.name: each.default
+    for each in inspect.signature(Recommender.fit).parameters.values()
+    if each.kind is KEYWORD and each.name != "threads"
+}
+
+
+def _training_data(given: Any) -> Interactions:
+    if sp.issparse(given):
+        return Interactions(given)
+    if not isinstance(given, Interactions):
+        raise DataError(
+            "fit needs Interactions or a sparse matrix of scipy; make them with eq.read(...)"
+        )
+    return given
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender, at_once
+from equipoise.models.base import Recommender
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.normalize import check_number
 from equipoise.ranking.terms import Constant, Sparse, Term
@@ -22,11 +22,8 @@ from equipoise.storage import Stored
 class Popularity(Recommender):
     """Everybody gets the items that most people used."""
 
-    @at_once
-    def fit(self, interactions: Interactions) -> Self:
-        """Count the users of each item."""
-        self.interactions_ = interactions
-        return self
+    def _fit(self, data: Interactions) -> None:
+        self.interactions_ = data
 
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the counts as a score that no history changes."""
@@ -59,22 +56,19 @@ class ItemKNN(Recommender):
         if check_number("shrink", self.shrink) < 0:
             raise SettingError(f"shrink must be >= 0, got {self.shrink}")
 
-    @at_once
-    def fit(self, interactions: Interactions) -> Self:
-        """Compute the similarities, a sparse matrix."""
-        X = interactions.matrix.copy()
+    def _fit(self, data: Interactions) -> None:
+        X = data.matrix.copy()
         X.data[:] = 1
         similarity = (X.T @ X).tocsr()
         similarity.setdiag(0)
         similarity.eliminate_zeros()
         similarity.sort_indices()
-        root = np.sqrt(interactions.item_counts.astype(np.float64))
-        row = np.repeat(np.arange(interactions.n_items), np.diff(similarity.indptr))
+        root = np.sqrt(data.item_counts.astype(np.float64))
+        row = np.repeat(np.arange(data.n_items), np.diff(similarity.indptr))
         norm = root[row] * root[similarity.indices] + self.shrink
         similarity.data = (similarity.data / norm).astype(np.float32)
         self.similarity_ = _largest_of_rows(similarity, self.neighbours)
-        self.interactions_ = interactions
-        return self
+        self.interactions_ = data
 
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the similarities as one sparse term."""

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import factorial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,9 @@ from equipoise import machine
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
-from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender, at_once
+from equipoise.models.base import Recommender
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.normalize import check_number, power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
@@ -179,35 +179,12 @@ class GraphFilter(Recommender):
     dtype_: str = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
 
-    @at_once
-    def fit(
-        self,
-        interactions: Interactions,
-        *,
-        dtype: str = "float32",
-        threads: int | None = None,
-    ) -> Self:
-        """Learn the filter and return self.
-
-        Parameters
-        ----------
-        interactions
-            Training data.
-        dtype
-            "float32" or "float64".
-        threads
-            Number of threads; None uses all.
-        """
-        if not isinstance(interactions, Interactions):
-            raise DataError("fit needs Interactions; make them with eq.read(...)")
+    def _fit(self, data: Interactions, *, dtype: str) -> None:
         if dtype not in DTYPES:
             raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
-        if not interactions.n_interactions:
+        if not data.n_interactions:
             raise DataError("fit needs at least one interaction")
-        with limited(threads):
-            arrays = self._learn(interactions, dtype)
-        self._take(interactions, arrays, dtype)
-        return self
+        self._take(data, self._learn(data, dtype), dtype)
 
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the terms of the filter; it has no popularity dial, so `alpha` must be None."""

@@ -12,6 +12,7 @@ Each is B = I - P diag(s) on the same P = (X^T W X + L)^-1; only the vector s di
 from __future__ import annotations
 
 import copy
+import os
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, Unpack
@@ -22,10 +23,10 @@ import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
-from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
-from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass, restored
@@ -35,6 +36,7 @@ from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.engine import Options, move, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.tiled import Report
 from equipoise.storage import Stored
 
 Vector = npt.NDArray[np.float64]
@@ -90,50 +92,33 @@ class LinearAutoencoder(Recommender):
     def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
         """Return s of B = I - P diag(s)."""
 
-    @at_once
-    def fit(
+    def _fit(
         self,
-        interactions: Interactions,
+        data: Interactions,
         *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        threads: int | None = None,
-        **options: Unpack[Options],
-    ) -> Self:
-        """Fit by one solve and return self.
-
-        Parameters
-        ----------
-        interactions
-            Training data.
-        device
-            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
-        dtype
-            "float32", or "float64" for systems that are hard to solve.
-        threads
-            Number of threads; None uses all.
-        engine
-            "dense" in memory, "tiled" on disk, "gpu"; "auto", the default, takes the card where
-            `device` names one, else what fits. All are exact.
-        memory
-            Budget such as "6GB", of the machine or of the card; all that is free if left out.
-        scratch
-            Folder for the tiles and the result of the tiled engine, a temporary one if left out.
-            A fit that was cut short goes on from there; the model needs it as long as it lives.
-        refine
-            Improve the solve by one Newton step, at about four times its cost.
-        tf32
-            Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
-        progress
-            Function called after each step of the tiled engine, with its `Progress`.
-        """
-        if not isinstance(interactions, Interactions):
-            raise DataError("fit needs Interactions; make them with eq.read(...)")
-        normalizer = self.normalizer.resolve(interactions)
-        numbers = self._numbers(interactions, normalizer)
-        with limited(threads):
-            self._solve(interactions, normalizer, numbers, device, dtype, **options)
-        return self
+        device: str,
+        dtype: str,
+        engine: str,
+        memory: str | float | None,
+        scratch: str | os.PathLike[str] | None,
+        refine: bool,
+        tf32: bool,
+        progress: Report | None,
+    ) -> None:
+        normalizer = self.normalizer.resolve(data)
+        self._solve(
+            data,
+            normalizer,
+            self._numbers(data, normalizer),
+            device,
+            dtype,
+            engine=engine,
+            memory=memory,
+            scratch=scratch,
+            refine=refine,
+            tf32=tf32,
+            progress=progress,
+        )
 
     @at_once
     def reuse(self, fitted: LinearAutoencoder) -> Self:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
 from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender, at_once, on_snapshot
@@ -107,7 +107,7 @@ def _report(count: int, items: list[Any]) -> None:
         logger.warning("skipped %s the model does not know%s", clicks, named)
 
 
-Engine = Literal["auto", "sparse", "dense"]
+ENGINES = ("auto", "sparse", "dense")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -171,50 +171,27 @@ class SessionModel(Recommender):
         direction: Direction = getattr(self, "direction", "sr")
         return direction
 
-    @at_once
-    def fit(
+    def _fit(
         self,
-        interactions: Interactions,
+        data: Interactions,
         *,
-        device: str = "cpu",
-        engine: Engine = "auto",
-        dtype: str = "float32",
-        memory: str | float | None = None,
-        threads: int | None = None,
-    ) -> Self:
-        """Fit and return self.
-
-        Parameters
-        ----------
-        interactions
-            Sessions: data with `sequences`, one row per session.
-        device
-            "cpu", or a card such as "cuda"; a dense solve then runs and ranks there.
-        engine
-            "sparse" keeps the sparse matrices, and solves for an item when it is first clicked;
-            "dense" solves for all items at once; "auto" takes the cheaper one, on a card "dense"
-            wherever there is something to solve. Both are exact.
-        dtype
-            "float32" or "float64", of the scores.
-        memory
-            Budget of a dense solve such as "6GB"; None takes what the machine has free.
-        threads
-            Number of threads of a dense solve; None uses all.
-        """
-        if not isinstance(interactions, Interactions):
-            raise DataError("fit needs Interactions; make them with eq.read(...)")
-        if interactions.sequences is None:
+        device: str,
+        engine: str,
+        dtype: str,
+        memory: str | float | None,
+    ) -> None:
+        if data.sequences is None:
             raise DataError("a session model needs ordered clicks; read with session= or gap=")
-        if engine not in get_args(Engine):
+        if engine not in ENGINES:
             raise SettingError(f"engine must be 'auto', 'sparse' or 'dense', got {engine!r}")
         if dtype not in ("float32", "float64"):
             raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
-        normalizer = self.normalizer.resolve(interactions)
-        ages = time_weights(interactions, self.decay_time)
+        normalizer = self.normalizer.resolve(data)
+        ages = time_weights(data, self.decay_time)
         system = regression(
-            interactions,
-            normalizer.user_weights(interactions) * ages,
-            self._penalty(interactions, normalizer),
+            data,
+            normalizer.user_weights(data) * ages,
+            self._penalty(data, normalizer),
             mix=self._mix,
             row_norm=self.row_norm,
             decay=getattr(self, "decay_position", None),
@@ -226,12 +203,10 @@ class SessionModel(Recommender):
         solved = None
         if engine == "dense":
             where = "dense" if device == "cpu" else "gpu"
-            plan(interactions, dtype=dtype, memory=memory, engine=where, device=device).require()
-            with limited(threads):
-                solved = solve_all(system, dtype, device)
-        self.interactions_, self.normalizer_, self.dtype_ = interactions, normalizer, dtype
+            plan(data, dtype=dtype, memory=memory, engine=where, device=device).require()
+            solved = solve_all(system, dtype, device)
+        self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
-        return self
 
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,10 @@ from equipoise.errors import (
 )
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions
-from equipoise.machine import limited
+from equipoise.machine import count
 from equipoise.manifest import Fields
 from equipoise.matrix import Csr, cell_keys
-from equipoise.models.base import Recommender, at_once
+from equipoise.models.base import Recommender
 from equipoise.models.recommendations import Explanation
 from equipoise.normalize import check_number
 from equipoise.ranking.terms import Term
@@ -412,14 +412,11 @@ def has_checkpoint(path: Path) -> bool:
 
 
 @contextmanager
-def torch_threads(threads: int | None) -> Iterator[None]:
-    """Use at most this many threads of torch inside the block; None leaves things as they are."""
+def torch_threads() -> Iterator[None]:
+    """Let torch use no more threads than are in force, inside the block."""
     torch = neural_torch()
-    if threads is None:
-        yield
-        return
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(before, count()))
     try:
         yield
     finally:
@@ -483,56 +480,29 @@ class NeuralModel(Recommender):
         check_count("seed", self.seed, least=0)
         check_positive("learning_rate", self.learning_rate)
 
-    @at_once
-    def fit(
+    def _fit(
         self,
-        interactions: Interactions,
+        data: Interactions,
         *,
-        valid: Part | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
-        progress: Progress | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 10,
-        resume: bool = True,
-    ) -> Self:
-        """Train the model and return self.
-
-        On a processor the same seed and number of threads give the same bits, and a run that was
-        resumed gives those of one that was never interrupted. On a card sums are taken in an order
-        that changes from run to run, and so do the last digits.
-
-        Parameters
-        ----------
-        interactions
-            Training data.
-        valid
-            A part of a split to stop on: the epoch with the best NDCG@20 is kept. Without it, the
-            last epoch is.
-        device
-            "cpu", or a card such as "cuda".
-        threads
-            Number of threads; None uses all.
-        progress
-            Called with an `Epoch` after each epoch; training ends where it returns True.
-        checkpoint
-            Directory to keep the state of training in.
-        checkpoint_every
-            Epochs between two checkpoints.
-        resume
-            Go on from the checkpoint where there is one; False starts anew and replaces it.
-        """
-        if not isinstance(interactions, Interactions):
-            raise DataError("fit needs Interactions; make them with eq.read(...)")
-        if not interactions.n_interactions:
+        valid: Part | None,
+        device: str,
+        progress: Progress | None,
+        checkpoint: str | os.PathLike[str] | None,
+        checkpoint_every: int,
+        resume: bool,
+    ) -> None:
+        # On a processor the same seed and number of threads give the same bits, and a run that was
+        # resumed gives those of one that was never interrupted. On a card sums are taken in an
+        # order that changes from run to run, and so do the last digits.
+        if not data.n_interactions:
             raise DataError("fit needs at least one interaction")
         check_count("checkpoint_every", checkpoint_every)
         torch = neural_torch()
         found = find_device(device)
-        with limited(threads), torch_threads(threads):
-            judge = None if valid is None else self._judge(valid, interactions, found)
+        with torch_threads():
+            judge = None if valid is None else self._judge(valid, data, found)
             generator = torch.Generator(found).manual_seed(self.seed)
-            task = self._task(interactions, generator)
+            task = self._task(data, generator)
             course = Course(
                 epochs=self.epochs,
                 evaluate_every=self.evaluate_every,
@@ -542,7 +512,7 @@ class NeuralModel(Recommender):
                 checkpoint_every=checkpoint_every,
                 identity={
                     "settings": self.settings(),
-                    "data": interactions.fingerprint,
+                    "data": data.fingerprint,
                     "validation": None if valid is None else valid.fingerprint,
                     "device": found.type,
                 },
@@ -554,8 +524,7 @@ class NeuralModel(Recommender):
             with torch.no_grad():
                 arrays = self._learned(task)
         kept = training.best_epoch or training.epoch
-        self._take(interactions, arrays, kept, training.history)
-        return self
+        self._take(data, arrays, kept, training.history)
 
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the terms of the scores; there is no popularity dial, so `alpha` must be None."""
