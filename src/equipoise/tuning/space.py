@@ -24,9 +24,9 @@ from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.normalize import DAN, Normalizer
+from equipoise.solve.engine import Solver
 from equipoise.solve.plan import plan
 from equipoise.tuning.proposals import in_order
-from equipoise.tuning.shared_ranking import Solver
 
 OUTER = ("beta", "l2", "dropout")
 
@@ -228,7 +228,7 @@ class Shared:
 
     def solver(self, train: Interactions) -> Solver:
         """Return what `candidates` works with."""
-        return Solver(train, **self.options)
+        return Solver(train, engine="dense", **self.options)
 
     def fitted(self, point: Point, train: Interactions) -> Recommender:
         """Return the model with the settings of a point, fitted."""
