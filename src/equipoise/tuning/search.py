@@ -130,9 +130,9 @@ def tune(
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
     metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
     space = Space.of(model, grid, split.train)
-    run = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
-    run |= {"scratch": scratch, "threads": threads}
-    options = {name: value for name, value in run.items() if value != FIT_DEFAULTS.get(name)}
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
+    options |= {"memory": memory, "scratch": scratch, "threads": threads}
+    options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     limit = parse_budget(budget)
     header = {
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
