@@ -13,7 +13,7 @@ from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows
 from equipoise.solve import dense
 from equipoise.split import Split
-from equipoise.tuning import SearchProgress, frontier_svg
+from equipoise.tuning import SearchProgress
 from equipoise.tuning.proposals import RangeProposals
 from equipoise.tuning.search import parse_budget
 from equipoise.tuning.shared_ranking import rank_together
@@ -137,17 +137,6 @@ def test_frontier_is_not_dominated_and_complete(split: Split) -> None:
     for row in every:
         assert (front >= row).all(axis=1).any()
     assert front[0, 0] == found.best["ndcg@20"]
-
-
-def test_picture_of_the_frontier_is_well_formed(split: Split) -> None:
-    from xml.etree import ElementTree
-
-    found = eq.tune(eq.EASE, split, grid=GRID)
-    picture = frontier_svg(found.trials, found.frontier, ("ndcg@20", "tail_ndcg@20"))
-    root = ElementTree.fromstring(picture)
-    circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
-    assert len(circles) == found.trials.height + found.frontier.height
-    assert all(0 <= float(each.get("cx", "-1")) <= 640 for each in circles)
 
 
 def test_paper_grid_has_its_size(split: Split) -> None:

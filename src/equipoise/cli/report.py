@@ -74,7 +74,7 @@ def report(
             model=fitted,
             k=k or LENGTH,
             sample=sample,
-            persons=persons,
+            users=persons,
             seed=seed,
             command=shlex.join(["equipoise", *sys.argv[1:]]),
             progress=progress,
@@ -88,7 +88,7 @@ def _tell(facts: dict[str, Any], path: Path, seconds: float, as_json: bool) -> N
 
     size = path.stat().st_size
     if as_json:
-        left_out = ("people", "training_curve")
+        left_out = ("users", "training_curve")
         rest = {key: value for key, value in facts.items() if key not in left_out}
         emit({"path": str(path), "bytes": size, "seconds": seconds, **rest})
         return

@@ -132,14 +132,14 @@ def _check_out(out: Path, resume: bool) -> None:
 
 def _write(out: Path, found: Tuned) -> dict[str, str]:
     """Write everything and return where it is."""
-    from equipoise.tuning import frontier_svg
+    from equipoise.report.charts import search_frontier
 
     found.model.save(out / MODEL)
     found.trials.write_parquet(out / TRIALS)
     written = {"model": str(out / MODEL), "trials": str(out / TRIALS)}
     if len(found.objectives) > 1:
         names = (found.objectives[0], found.objectives[1])
-        picture = frontier_svg(found.trials, found.frontier, names)
+        picture = search_frontier(found.trials, found.frontier, names)
         (out / PICTURE).write_text(picture, encoding="utf-8")
         written["frontier"] = str(out / PICTURE)
     return written

@@ -1,12 +1,10 @@
-"""A small drawing board for charts in a page: escaped text, classes instead of colours.
+"""Charts as SVG: those of a report, drawn from its facts, and the frontier of a search.
 
-Colours live in the page's style sheet, so that charts follow light and dark. Series differ by
-marker and dash as well as by colour, and every drawing carries a title and a description.
-
-The charts of a report, drawn from the facts as inline SVG; each has a table beside it.
-
-They are 360 units wide, so that their text can be read on a telephone. No plotting library: the
-page would carry fonts and a hundred times the bytes, and could not follow light and dark.
+Drawings have classes instead of colours; colours live in the page's style sheet, so that charts
+follow light and dark. Series differ by marker and dash as well as by colour, and every drawing
+carries a title and a description. Charts are 360 units wide, so that their text can be read on a
+telephone. No plotting library: the page would carry fonts and a hundred times the bytes, and
+could not follow light and dark.
 """
 
 from __future__ import annotations
@@ -17,7 +15,19 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import polars as pl
+
 MARKS = ("circle", "square", "diamond", "triangle")
+DASHES = ("", "dash1", "dash2", "dash3", "dash4")
+WIDTH = 360.0
+ROW = 26.0
+NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
+# of a drawing that is a file of its own
+STYLE = (
+    ".chart{background:#fff;font:11.5px sans-serif;fill:#1c2430}.grid{stroke:#dde2e8}"
+    ".tick,.axis{fill:#5a6572;font-size:10.5px}.series{fill:none;stroke:#0b6e4f;stroke-width:1.5}"
+    ".point{fill:#b8c0cc}.mark{fill:#0b6e4f}"
+)
 
 
 class Drawing:
@@ -28,20 +38,29 @@ class Drawing:
     name
         Prefix of ids; unique in a page.
     width, height
-        Of the view box; a page scales it to the room there is.
-    title
-        What the image is, in a few words.
-    description
-        What it shows, for those who cannot see it.
+        Size of the view box; a page scales it to the room there is.
+    title, description
+        What the image is, and what it shows, for those who cannot see it.
+    style
+        Style sheet of an image that is a file of its own.
     """
 
-    def __init__(self, name: str, width: float, height: float, title: str, description: str):
-        self.width, self.height = width, height
+    def __init__(
+        self,
+        name: str,
+        width: float,
+        height: float,
+        title: str,
+        description: str,
+        style: str = "",
+    ) -> None:
+        alone = f"<style>{style}</style>" if style else ""
+        space = 'xmlns="http://www.w3.org/2000/svg" ' if style else ""
         self._head = (
-            f'<svg class="chart" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
+            f'<svg {space}class="chart" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
             f'aria-labelledby="{escape(name)}-title {escape(name)}-desc">'
             f'<title id="{escape(name)}-title">{escape(title)}</title>'
-            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>'
+            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>{alone}'
         )
         self._parts: list[str] = []
 
@@ -52,15 +71,10 @@ class Drawing:
         place = f'x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"'
         self._parts.append(f'<line class="{kind}" {place}{_step(step)}/>')
 
-    def path(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Draw a line through points."""
+    def path(self, points: Sequence[tuple[float, float]], kind: str, close: str = "") -> None:
+        """Draw a line through points; "Z" closes it."""
         joined = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        self._parts.append(f'<path class="{kind}" d="M{joined}"/>')
-
-    def area(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Fill the shape between points."""
-        joined = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        self._parts.append(f'<path class="{kind}" d="M{joined}Z"/>')
+        self._parts.append(f'<path class="{kind}" d="M{joined}{close}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
         """Write text, taken literally."""
@@ -165,18 +179,6 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-WIDTH = 360.0
-
-
-ROW = 26.0
-
-
-NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
-
-
-DASHES = ("", "dash1", "dash2", "dash3", "dash4")
-
-
 def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
     """Draw the share of interactions that the most used items hold."""
     height = 230.0
@@ -190,7 +192,7 @@ def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
     x, y = _unit_axes(out, height, "share of the items, most used first", "of the interactions")
     points = [(x(a), y(b)) for a, b in zip(curve["items"], curve["interactions"], strict=True)]
     edge = [point for point in points if point[0] <= x(0.2) + 0.01]
-    out.area([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill")
+    out.path([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill", close="Z")
     out.path(points, "series main")
     out.line(x(0.2), y(0), x(0.2), y(head_share), "guide")
     out.mark("circle", x(0.2), y(head_share), "mark main")
@@ -275,6 +277,39 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
     return str(out)
 
 
+def search_frontier(points: pl.DataFrame, front: pl.DataFrame, names: tuple[str, str]) -> str:
+    """Draw what a search tried and its frontier, as an SVG file of its own.
+
+    Parameters
+    ----------
+    points, front
+        `Tuned.trials` and `Tuned.frontier`.
+    names
+        The metric that runs to the right, and the one that runs up.
+    """
+    height = 270.0
+    words = f"{points.height:,} settings, {front.height} on the frontier"
+    title = f"{names[1]} against {names[0]}"
+    out = Drawing("frontier", WIDTH, height, title, words, STYLE)
+    every, best = (
+        frame.select(names).cast(pl.Float64).fill_nan(None).drop_nulls().rows()
+        for frame in (points, front)
+    )
+    if not every:
+        out.text(WIDTH / 2, height / 2, "no values to draw", "tick", "middle")
+        return str(out)
+    x = Scale(*padded([across for across, _ in every]), 48, WIDTH - 14)
+    y = Scale(*padded([up for _, up in every]), height - 42, 22)
+    _axes(out, x, y, height, names[0], names[1])
+    out.text(x.stop, 12, words, "axis", "end")
+    for across, up in every:
+        out.mark("circle", x(across), y(up), "point", 1.5)
+    out.path([(x(across), y(up)) for across, up in sorted(best)], "series")
+    for across, up in best:
+        out.mark("circle", x(across), y(up), "mark", 3)
+    return str(out)
+
+
 def dial_lines(dial: dict[str, Any], k: int) -> str:
     """Draw what alpha changes, as multiples of the values at the first position."""
     height = 270.0
@@ -314,7 +349,7 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
 
 
 def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[float]]) -> str:
-    """Draw how much of all exposure the most shown items take, beside what people used.
+    """Draw how much of all exposure the most shown items take, beside what was used.
 
     The share of the items is on a square-root scale: lists show a small part of a catalogue.
     """
@@ -341,7 +376,7 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
     out.path([(x(share**0.5), y(share)) for share in even], "guide line")
     out.text(x(0.7), y(0.53), "all items alike", "tick", "end")
     last = len(models) - 1
-    lines = [("used by people", training, "soft")]
+    lines = [("interactions", training, "soft")]
     lines += [
         (
             each["name"],

@@ -147,8 +147,10 @@ def tune(
         complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
         search.release()
         best = search.best()
+        before = time.perf_counter()
         fitted = space.model(best).fit(split.train, **options)
-    return _tuned(search, fitted, best, complete)
+        seconds = time.perf_counter() - before
+    return _tuned(search, fitted, best, complete, seconds)
 
 
 class Search:
@@ -364,7 +366,9 @@ def _sign(name: str) -> float:
     return -1.0 if named.base in LOWER_IS_BETTER else 1.0
 
 
-def _tuned(search: Search, fitted: Recommender, best: Point, complete: bool) -> Tuned:
+def _tuned(
+    search: Search, fitted: Recommender, best: Point, complete: bool, fit_seconds: float
+) -> Tuned:
     rows = [
         {**{name: value for name, value in point.items() if name != "prototype"}, "solve": number}
         for number, solved in enumerate(search.ledger.solves.values())
@@ -382,5 +386,6 @@ def _tuned(search: Search, fitted: Recommender, best: Point, complete: bool) -> 
         solves=search.solves,
         resumed=search.resumed,
         complete=complete,
+        fit_seconds=fit_seconds,
         seconds=time.perf_counter() - search.started,
     )
