@@ -1,27 +1,29 @@
 """Search the settings behind a published row: the best of each family.
 
-    python benchmarks/settings_search.py --data data/gowalla/weak --protocol weak --device cuda
+    python benchmarks/settings_search.py --data data/gowalla/weak --protocol weak --device cuda \
+        --out found.json
 
-One solve serves every family, bound and alpha. The search ranks a sample of the test users; the
-best settings of each family are then evaluated on all of them. Choosing settings
-on test users is what the published tables do; results are for finding settings, not for claims.
+`eq.tune` searches on a sample of the test users; the best settings of each family are then
+evaluated on all of them. Choosing settings on test users is what the published tables do; results
+are for finding settings, not for claims.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 import equipoise as eq
-from equipoise.models.saving import build
 from equipoise.reproduce.data import published_split
 from equipoise.split import Part
+
+METRICS = ["ndcg@20", "recall@20", "head_ndcg@20", "tail_ndcg@20"]
 
 
 def main() -> None:
@@ -33,76 +35,45 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.5, 0.7])
     parser.add_argument("--beta", type=float, nargs="+", default=[0.3, 0.5, 0.7])
     parser.add_argument("--alpha", type=float, nargs="+", default=[0.0, 0.1, 0.2, 0.3])
-    parser.add_argument("--gamma", type=float, nargs="+", default=[0.0])
     parser.add_argument("--bound", type=float, nargs="+", default=[0.1])
     parser.add_argument("--families", nargs="+", default=["LAE", "EASE", "RLAE"])
     parser.add_argument("--sample", type=int, default=5000)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     split = published_split(args.data, args.protocol)
-    rng = np.random.default_rng(0)
     size = min(args.sample, split.test.n_users)
-    rows = np.sort(rng.choice(split.test.n_users, size, replace=False))
+    rows = np.sort(np.random.default_rng(0).choice(split.test.n_users, size, replace=False))
     part = Part(split.test.history.rows(rows), split.test.target.rows(rows), args.protocol, "test")
-    found = []
-    start = time.perf_counter()
-    for beta, dropout, l2 in itertools.product(args.beta, args.dropout, args.l2):
-        if l2 == 0 and dropout == 0:
-            continue
-        fitted: Any = None
-        for model in candidates(args, beta, dropout, l2):
-            if fitted is None:
-                fitted = model.fit(split.train, device=args.device)
-            else:
-                model.reuse(fitted)
-            found.append((score(model, part), model.settings()))
-        del fitted, model
-        best = max(found, key=lambda entry: entry[0]["ndcg"])
-        passed = time.perf_counter() - start
-        print(f"{passed:6.0f} s  beta {beta} p {dropout} l2 {l2}", best, flush=True)
-        args.out.write_text(json.dumps({"data": str(args.data.name), "sampled": found}, indent=1))
-    final = []
-    for reason, settings in chosen(found):
-        model = build(settings)
-        final.append(
-            {
-                "why": reason,
-                "settings": settings,
-                "all": score(model.fit(split.train, device=args.device), split.test),
-            }
-        )
-        del model
-        print(final[-1], flush=True)
-    args.out.write_text(json.dumps({"sampled": found, "final": final}, indent=1) + "\n")
+    grid = {name: getattr(args, name) for name in ("alpha", "beta", "l2", "dropout")}
+    if "RLAE" in args.families:
+        grid["diag_bound"] = args.bound
+    found = eq.tune(
+        args.families,
+        dataclasses.replace(split, valid=part),
+        grid=grid,
+        metric=METRICS[0],
+        objectives=METRICS[1:],
+        device=args.device,
+        storage=args.out.with_suffix(".jsonl"),
+        progress=lambda seen: print(seen.done, seen.total, seen.best, flush=True),
+    )
+    final = [best_of(found.trials, family, split, args.device) for family in args.families]
+    stored = {"data": args.data.name, "sampled": found.trials.to_dicts(), "final": final}
+    args.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-def candidates(args: argparse.Namespace, beta: float, dropout: float, l2: float) -> list[Any]:
-    """Return all models that one solve serves."""
-    out = []
-    for family, alpha, gamma in itertools.product(args.families, args.alpha, args.gamma):
-        normalizer = eq.ColumnNorm(gamma) if gamma else eq.DAN(alpha, beta)
-        shared = {"l2": l2, "dropout": dropout, "normalizer": normalizer}
-        if family == "RLAE":
-            out += [eq.RLAE(diag_bound=bound, **shared) for bound in args.bound]
-        else:
-            out.append(getattr(eq, family)(**shared))
-    return out
-
-
-def score(model: Any, part: Part) -> dict[str, float]:
-    """Return recall and NDCG, and NDCG of head and tail."""
-    names = {"recall": "recall", "ndcg": "ndcg", "head": "head_ndcg", "tail": "tail_ndcg"}
-    result = eq.evaluate(model, part, 20, metrics=list(names.values()), bootstrap=0)
-    return {short: round(float(result[f"{name}@20"]), 5) for short, name in names.items()}
-
-
-def chosen(found: list[Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the best settings of each family."""
-    out = []
-    for family in sorted({settings["model"] for _, settings in found}):
-        mine = [entry for entry in found if entry[1]["model"] == family]
-        out.append((f"best {family}", max(mine, key=lambda entry: entry[0]["ndcg"])[1]))
-    return out
+def best_of(trials: pl.DataFrame, family: str, split: Any, device: str) -> dict[str, Any]:
+    """Return the best settings of a family, with its metrics on all test users."""
+    row = trials.filter(family=family).sort(METRICS[0], descending=True).row(0, named=True)
+    model = getattr(eq, family).prototype()
+    model = model.vary({name: row[name] for name in model.tunable()})
+    model.fit(split.train, device=device)
+    names = [name.removesuffix("@20") for name in METRICS]
+    result = eq.evaluate(model, split.test, 20, metrics=names, bootstrap=0)
+    values = {name: round(float(result[name]), 5) for name in METRICS}
+    found = {"family": family, "settings": model.settings(), "all": values}
+    print(found, flush=True)
+    return found
 
 
 if __name__ == "__main__":
