@@ -31,6 +31,7 @@ from equipoise.storage import Stored
 BATCH = 4096
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
+SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -77,6 +78,8 @@ class Recommender(ABC):
     interactions_: Interactions
     registry: ClassVar[dict[str, type[Recommender]]] = {}
     fit_options: ClassVar[frozenset[str]] = frozenset()
+    search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
+    solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -221,6 +224,28 @@ class Recommender(ABC):
         'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
         """
         return in_words(self.settings(resolved=True))
+
+    @classmethod
+    def prototype(cls) -> Self:
+        """Return the model that `tune` varies where it is given the class alone."""
+        return cls()
+
+    def tunable(self) -> list[str]:
+        """Return the names of the settings that `tune` can vary."""
+        return [entry.name for entry in dataclasses.fields(cast(Any, self)) if entry.init]
+
+    def vary(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings, not fitted."""
+        return cast(Self, dataclasses.replace(cast(Any, self), **settings))
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return the settings that a search begins with; "auto" is replaced by numbers."""
+        return {name: getattr(self, name) for name in self.tunable()}
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
+        settings = self.settings()
+        return {"family": settings.pop("model"), **settings}
 
     @on_snapshot
     def rank(

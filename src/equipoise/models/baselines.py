@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from equipoise.checks import count, non_negative
 from equipoise.interactions import Interactions
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.ranking.terms import Constant, Sparse, Term
 from equipoise.storage import Stored
@@ -43,6 +43,11 @@ class ItemKNN(Recommender):
     shrink
         Takes weight from similarities that rest on few users; 0 to 100.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "neighbours": (20, 50, 100, 200, 500),
+        "shrink": (0.0, 10.0, 50.0, 100.0),
+    }
 
     neighbours: int = 100
     shrink: float = 10.0

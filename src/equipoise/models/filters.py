@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import factorial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
@@ -37,6 +37,8 @@ from equipoise.storage import Stored
 from equipoise.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]
+# falling: a smaller spectrum is cut from a larger one, so that one SVD serves a search
+FACTORS = (512, 256, 128, 64, 32)
 
 
 LANES = 32  # vectors multiplied at a time: two cache lines of each
@@ -254,6 +256,11 @@ class GFCF(GraphFilter):
     [['milk']]
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS,
+        "strength": (0.0, 0.1, 0.2, 0.3, 0.5, 1.0),
+    }
+
     factors: int = 256
     strength: float = 0.3
 
@@ -306,6 +313,13 @@ class BSPM(GraphFilter):
     average
         Score by the mean of b and the state after each step, not by the last state.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS[:4],
+        "strength": (0.1, 0.3, 0.5),
+        "time": (0.5, 1.0, 2.0),
+        "merge": ("early", "late"),
+    }
 
     factors: int = 256
     strength: float = 0.3
@@ -381,6 +395,12 @@ class TurboCF(GraphFilter):
         1, 2 or 3; higher orders let through less of the local structure.
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "order": (1, 2, 3),
+        "user_exponent": (0.3, 0.4, 0.5, 0.6),
+        "power": (0.6, 0.8, 1.0, 1.3),
+    }
+
     user_exponent: float = 0.5
     power: float = 1.0
     order: int = 1
@@ -440,6 +460,8 @@ class SVDAE(GraphFilter):
     power_iterations
         Rounds of the randomised SVD; None for the exact one.
     """
+
+    search_space: ClassVar[SearchSpace] = {"share": (0.01, 0.02, 0.04, 0.08, 0.16)}
 
     share: float = 0.04
     factors: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.matrix import Csr
+from equipoise.models.base import SearchSpace
 from equipoise.models.filters import (
+    FACTORS,
     Array,
     GraphFilter,
     PolynomialTerm,
@@ -51,6 +53,13 @@ class SGFCF(GraphFilter):
     weakest, strongest
         Smoothing at the lowest and at the highest homophily; equal values smooth all alike.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS[:3],
+        "exponent": (0.25, 0.34, 0.43),
+        "strength": (0.5, 1.0, 1.6, 2.2),
+        "strongest": (1.5, 2.5),
+    }
 
     factors: int = 650
     exponent: float = 0.34

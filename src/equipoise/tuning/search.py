@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import as_count
+from equipoise.evaluation import ListMetrics, as_count
 from equipoise.machine import duration, limited
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder
@@ -24,7 +24,7 @@ from equipoise.split.parts import Split
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.proposals import GridSampler, RangeSampler, Walk, import_optuna
 from equipoise.tuning.result import Progress, Tuned, frontier
-from equipoise.tuning.shared_ranking import Judge, Objective, read_off
+from equipoise.tuning.shared_ranking import Objective, read_off
 from equipoise.tuning.space import Separate, Shared, Space, describe, fixed_settings, prototypes
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Run:
 
     Parameters
     ----------
-    split, space, judge, ledger
-        The data, what is searched, how it is judged and where it is kept.
+    split, space, goals, metrics, ledger
+        The data, what is searched, what for, how it is measured and where it is kept.
     fit_seconds
         Expected time of one fit; 0 where only a fit can tell.
     limit
@@ -62,7 +62,8 @@ class Run:
 
     split: Split
     space: Space
-    judge: Judge
+    goals: list[Objective]
+    metrics: ListMetrics
     ledger: Ledger
     fit_seconds: float
     limit: float | None
@@ -112,12 +113,12 @@ class Run:
         start = time.perf_counter()
         models = self.space.candidates(outer, solver)
         self.fit_seconds = max(self.fit_seconds, time.perf_counter() - start)
-        history, depth = self.judge.part.history, self.judge.depth
-        found = read_off(
-            [model for _, model in models], history, depth, exclude_seen=self.judge.exclude_seen
-        )
+        history, depth = self.metrics.history, self.metrics.ks[-1]
+        seen_out = self.metrics.protocol != "session"
+        listed = [model for _, model in models]
+        found = read_off(listed, history, depth, exclude_seen=seen_out)
         points = [
-            {**describe(model), **self.judge.measure(lists), "prototype": number}
+            {**describe(model), **self.metrics.measure(lists), "prototype": number}
             for (number, model), lists in zip(models, found, strict=True)
         ]
         seconds = time.perf_counter() - start
@@ -133,7 +134,7 @@ class Run:
 
     def value(self, point: dict[str, Any]) -> float:
         """Return what is to be made large."""
-        goal = self.judge.objectives[0]
+        goal = self.goals[0]
         return goal.sign * float(point[goal.name])
 
     def best(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class Run:
     def _report(self, outer: dict[str, Any], trials: int) -> None:
         if self.progress is None:
             return
-        goal = self.judge.objectives[0]
+        goal = self.goals[0]
         last, best = self.of(outer), self.best()
         spent = time.perf_counter() - self.started
         done, total = self._count(trials)
@@ -282,7 +283,8 @@ def tune(
     as_count(trials, "trials", 1)
     extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
     goals = [Objective(name) for name in dict.fromkeys([metric, *extra])]
-    judge = Judge(split.valid, split.train.item_counts, goals)
+    names = [goal.name for goal in goals]
+    metrics = ListMetrics.of(split.valid, split.train.item_counts, names)
     models = prototypes(model)
     space = _space(models, grid, split, dtype=dtype, memory=memory, threads=threads)
     expected = space.seconds(split.train)
@@ -292,14 +294,14 @@ def tune(
     search = {
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
         "protocol": split.valid.protocol,
-        "metrics": [goal.name for goal in goals],
+        "metrics": names,
         "values": space.searched(),
         "models": [fixed_settings(each, space.values) for each in space.models],
         "dtype": dtype,
         "seed": seed,
     }
     with Ledger(storage, search, resume=resume) as ledger, limited(threads):
-        run = Run(split, space, judge, ledger, expected, limit, started, progress)
+        run = Run(split, space, goals, metrics, ledger, expected, limit, started, progress)
         whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
         complete = run.search(whole, trials, early_stop, seed)
         best = run.best()
