@@ -376,6 +376,13 @@ class LinearAutoencoder(Recommender):
         self.loss_ = None
 
 
+def shared_solver(
+    models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
+) -> Solver:
+    """Return the solver for `fit_together`; options as for `fit`."""
+    return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
+
+
 def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
     """Fit models that share l2, dropout and user weights by one solve.
 
