@@ -23,6 +23,7 @@ import scipy.sparse as sp
 from numpy.polynomial import Polynomial
 
 from equipoise import machine
+from equipoise.checks import choice, count, fraction, non_negative, number, positive
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
@@ -30,7 +31,7 @@ from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import sparse_arrays, sparse_from
-from equipoise.normalize import check_number, power
+from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
 from equipoise.storage import Stored
 from equipoise.svd import normalised, spectrum, sums
@@ -182,8 +183,7 @@ class GraphFilter(Recommender):
     _built: list[Term] = field(init=False, repr=False)
 
     def _fit(self, data: Interactions, *, dtype: str) -> None:
-        if dtype not in DTYPES:
-            raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        choice("dtype", dtype, DTYPES)
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction")
         self._take(data, self._learn(data, dtype), dtype)
@@ -226,18 +226,6 @@ class GraphFilter(Recommender):
         return {name: stored.finite(name, shape) for name, shape in self._shapes().items()}
 
 
-def check_factors(factors: Any) -> None:
-    """Refuse what cannot be a number of vectors."""
-    if isinstance(factors, bool) or not isinstance(factors, int) or factors < 1:
-        raise SettingError(f"factors must be a whole number >= 1, got {factors!r}")
-
-
-def check_weight(name: str, value: Any) -> None:
-    """Refuse what cannot be a weight."""
-    if check_number(name, value) < 0:
-        raise SettingError(f"{name} must be >= 0, got {value}")
-
-
 RANK_TOLERANCE = 1e-6  # singular values below this share of the largest count as 0
 
 
@@ -277,8 +265,8 @@ class GFCF(GraphFilter):
     strength: float = 0.3
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
-        check_weight("strength", self.strength)
+        count("factors", self.factors)
+        non_negative("strength", self.strength)
 
     def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
         if not self.strength:
@@ -342,18 +330,12 @@ class BSPM(GraphFilter):
     average: bool = False
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
-        check_weight("strength", self.strength)
-        check_weight("time", self.time)
-        if self.solver not in ("euler", "rk4"):
-            raise SettingError(f"solver must be 'euler' or 'rk4', got {self.solver!r}")
-        if self.merge not in ("early", "late"):
-            raise SettingError(f"merge must be 'early' or 'late', got {self.merge!r}")
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not whole or not 1 <= self.steps <= MOST_STEPS:
-            raise SettingError(
-                f"steps must be a whole number from 1 to {MOST_STEPS}, got {self.steps!r}"
-            )
+        count("factors", self.factors)
+        non_negative("strength", self.strength)
+        non_negative("time", self.time)
+        choice("solver", self.solver, ("euler", "rk4"))
+        choice("merge", self.merge, ("early", "late"))
+        count("steps", self.steps, most=MOST_STEPS)
 
     def polynomials(self) -> tuple[list[float], list[float]]:
         """Coefficients of f and g, where the scores are x P f(P) + strength * i g(P)."""
@@ -424,11 +406,9 @@ class TurboCF(GraphFilter):
     order: int = 1
 
     def __post_init__(self) -> None:
-        check_number("user_exponent", self.user_exponent)
-        if check_number("power", self.power) <= 0:
-            raise SettingError(f"power must be > 0, got {self.power}")
-        if self.order not in POLYNOMIALS:
-            raise SettingError(f"order must be 1, 2 or 3, got {self.order!r}")
+        number("user_exponent", self.user_exponent)
+        positive("power", self.power)
+        choice("order", self.order, POLYNOMIALS)
 
     def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
         if self.power == 1:
@@ -488,19 +468,11 @@ class SVDAE(GraphFilter):
     power_iterations: int | None = 2
 
     def __post_init__(self) -> None:
-        if not 0 < check_number("share", self.share) <= 1:
-            raise SettingError(f"share must lie in (0, 1], got {self.share}")
+        fraction("share", self.share, zero=False)
         if self.factors is not None:
-            check_factors(self.factors)
-        if self.power_iterations is not None and (
-            isinstance(self.power_iterations, bool)
-            or not isinstance(self.power_iterations, int)
-            or self.power_iterations < 0
-        ):
-            raise SettingError(
-                f"power_iterations must be a whole number >= 0 or None, got "
-                f"{self.power_iterations!r}"
-            )
+            count("factors", self.factors)
+        if self.power_iterations is not None:
+            count("power_iterations", self.power_iterations, least=0)
 
     def rank_on(self, interactions: Interactions) -> int:
         """Return the rank on these data."""

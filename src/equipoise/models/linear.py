@@ -25,6 +25,7 @@ import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
+from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
@@ -33,7 +34,7 @@ from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass, restored
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
-from equipoise.normalize import DAN, NoNorm, Normalizer, check_number
+from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.engine import Options, Solver, move, require_host, solve
@@ -166,12 +167,6 @@ class LinearAutoencoder(Recommender):
             raise SettingError("a pruned model ranks on device='cpu'; move the full one instead")
         self.inverse_ = move(self.inverse_, device)
         return self
-
-    @property
-    def label(self) -> str:
-        """The family, with the normalizer where there is one."""
-        norm = type(self.normalizer).__name__
-        return type(self).__name__ if norm == "NoNorm" else f"{type(self).__name__}+{norm}"
 
     @classmethod
     def prototype(cls) -> Self:
@@ -422,11 +417,9 @@ SAMPLE = 1000
 def prune_linear(model: Model, keep: int) -> Model:
     """Return a copy that keeps the `keep` strongest sources of each target item."""
     n_items = len(model.item_index_)
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise SettingError(f"keep must be a whole number >= 1, got {keep!r}")
     if model._is_pruned:
         raise SettingError("this model is pruned already")
-    keep = min(keep, max(n_items - 1, 1))
+    keep = min(count("keep", keep), max(n_items - 1, 1))
     source, target = model.scales()
     chosen = np.empty((n_items, keep), np.int32)
     squares = np.empty((n_items, 2))
@@ -561,8 +554,7 @@ class RLAE(LinearAutoencoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= check_number("diag_bound", self.diag_bound) <= 1:
-            raise SettingError(f"diag_bound must lie in [0, 1], got {self.diag_bound}")
+        fraction("diag_bound", self.diag_bound)
 
     def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
         return np.maximum(penalty, (1 - self.diag_bound) / diagonal)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import number as check_number
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
@@ -39,7 +40,7 @@ from equipoise.models.session_solver import (
     solve_all,
     time_weights,
 )
-from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
+from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import count, non_negative, number
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
@@ -19,11 +20,9 @@ from equipoise.models.filters import (
     Array,
     GraphFilter,
     PolynomialTerm,
-    check_factors,
-    check_weight,
 )
 from equipoise.models.neural.graph import KnownUsers
-from equipoise.normalize import check_number, power
+from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Term
 from equipoise.svd import normalised, spectrum, sums
 
@@ -70,10 +69,10 @@ class SGFCF(GraphFilter):
     strongest: float = 2.5
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
+        count("factors", self.factors)
         for name in ("shift", "strength", "weakest", "strongest"):
-            check_weight(name, getattr(self, name))
-        check_number("exponent", self.exponent)
+            non_negative(name, getattr(self, name))
+        number("exponent", self.exponent)
         if self.strongest < self.weakest:
             raise SettingError(
                 f"strongest must be >= weakest, got {self.strongest} and {self.weakest}"
