@@ -216,6 +216,15 @@ class Recommender(ABC):
             values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
         return {"model": type(self).__name__, **plain(values)}
 
+    def summary(self) -> str:
+        """Return the model and its settings in one line; once fitted, with numbers for "auto".
+
+        >>> import equipoise as eq
+        >>> eq.EASE(l2=100.0, normalizer=eq.DAN(0.2, 0.3)).summary()
+        'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
+        """
+        return in_words(self.settings(resolved=True))
+
     @classmethod
     def prototype(cls) -> Self:
         """Return the model that `tune` varies where it is given the class alone."""
@@ -237,15 +246,6 @@ class Recommender(ABC):
         """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
         settings = self.settings()
         return {"family": settings.pop("model"), **settings}
-
-    def summary(self) -> str:
-        """Return the model and its settings in one line; once fitted, with numbers for "auto".
-
-        >>> import equipoise as eq
-        >>> eq.EASE(l2=100.0, normalizer=eq.DAN(0.2, 0.3)).summary()
-        'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
-        """
-        return in_words(self.settings(resolved=True))
 
     @on_snapshot
     def rank(
