@@ -36,7 +36,7 @@ MODELS = ("MultVAE", "LightGCN", "XSimGCL")
 
 @dataclass(frozen=True)
 class Data:
-    """Training data while the epoch is chosen, the part that chooses it, and the data of the result."""
+    """Training data and part that choose the epoch, and the data of the result."""
 
     train: Interactions
     chooser: Part
