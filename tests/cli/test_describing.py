@@ -79,7 +79,7 @@ def test_split_saves_what_the_function_gives(
     settings: dict[str, dict[str, Any]] = {
         "strong": {"seed": 3, "history": 0.5},
         "weak": {"test": 0.3, "seed": 3},
-        "leave_last_out": {"n": 1},
+        "leave_last_out": {"valid": 1, "test": 1},
         "time_cut": {"test": 0.2},
     }
     found = answer("split", "events.csv", tmp_path / "out", *options)

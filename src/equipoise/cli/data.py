@@ -403,10 +403,9 @@ class Shares:
         for name in ("test_from", "valid_from"):
             if name in given:
                 given[name] = _moment(given[name])
-        if protocol == "session" and "order" in given:
-            given["by"] = given.pop("order")
-        if protocol == "last" and "valid" in given:
-            given["valid"] = bool(given["valid"])
+        if protocol == "last":  # as many items in valid as in test, or no such part
+            n = given.get("n", 1)
+            given = {"test": n, "valid": n if given.get("valid", 1) else 0}
         return given
 
 
