@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +126,7 @@ class SessionModel(Recommender):
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
 
+    takes_sessions: ClassVar[bool] = True
     l2: float = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
