@@ -12,9 +12,9 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.evaluation import ListMetrics
 from equipoise.interactions import Interactions
 from equipoise.split import Split
-from equipoise.tuning.shared_ranking import Judge, Objective
 
 GRID = {"l2": [2.0, 20.0]}
 
@@ -75,7 +75,7 @@ def test_part_without_tail_targets_is_refused(split: Split) -> None:
         split.valid, history=split.valid.history.rows(some), target=rows.rows(some)
     )
     with pytest.raises(DataError, match="no target of the valid part is in the tail"):
-        Judge(part, split.train.item_counts, [Objective("tail_ndcg@20")])
+        ListMetrics.of(part, split.train.item_counts, ["tail_ndcg@20"])
 
 
 def test_optuna_is_asked_for_before_the_first_solve(

@@ -71,6 +71,12 @@ def as_list(given: Any) -> list[Any]:
     return [values] if is_id(values) else list(values)
 
 
+def some(ids: npt.NDArray[Any]) -> str:
+    """Name the first few ids for an error message."""
+    named = ", ".join(repr(value) for value in ids[:SHOWN].tolist())
+    return named + (", ..." if len(ids) > SHOWN else "")
+
+
 class IdIndex:
     """Unique ids of one axis with look-up in both directions.
 
@@ -168,9 +174,8 @@ class IdIndex:
             raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
         found = self.positions(wanted, unknown="skip")
         if found[0] < 0:
-            some = ", ".join(repr(value) for value in self.values[:SHOWN].tolist())
-            more = ", ..." if len(self) > SHOWN else ""
-            raise UnknownIdError(self._not_found([wanted], found, f"known are {some}{more}"))
+            hint = f"known are {some(self.values)}"
+            raise UnknownIdError(self._not_found([wanted], found, hint))
         return int(found[0])
 
     def positions(self, wanted: Any, *, unknown: Unknown = "error") -> npt.NDArray[np.int64]:

@@ -10,13 +10,13 @@ so every named normalization is a point (alpha, beta, gamma). A count of 0 gives
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import number
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 
@@ -47,7 +47,7 @@ class Normalizer:
         return power(interactions.user_counts, -self.exponents()[1])
 
     def penalty_scale(self, n_items: int) -> Vector:
-        """Return the factor of `l2` for each item; 1 unless somebody brings weights of his own."""
+        """Return the factor of `l2` for each item; 1 without weights of the caller."""
         return np.ones(n_items)
 
     def item_scales(
@@ -63,7 +63,7 @@ class Normalizer:
             Takes the place of the normalizer's own alpha: the popularity dial.
         """
         own, _, gamma = self.exponents()
-        alpha = own if alpha is None else check_number("alpha", alpha)
+        alpha = own if alpha is None else number("alpha", alpha)
         return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
 
 
@@ -103,7 +103,7 @@ class ColumnNorm(Normalizer):
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("gamma", self.gamma)
+        number("gamma", self.gamma)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (0, 0, gamma)."""
@@ -123,7 +123,7 @@ class UserNorm(Normalizer):
     beta: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("beta", self.beta)
+        number("beta", self.beta)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (0, beta, 0)."""
@@ -143,7 +143,7 @@ class ItemNorm(Normalizer):
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha)
+        number("alpha", self.alpha)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (alpha, 0, 0)."""
@@ -175,9 +175,9 @@ class DAN(Normalizer):
 
     def __post_init__(self) -> None:
         if self.alpha != "auto":
-            check_number("alpha", self.alpha)
+            number("alpha", self.alpha)
         if self.beta != "auto":
-            check_number("beta", self.beta)
+            number("beta", self.beta)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (alpha, beta, 0); "auto" must have been resolved."""
@@ -257,16 +257,3 @@ class CustomNorm(Normalizer):
         source, target = super().item_scales(item_counts, alpha)
         weight = self._vector("items", len(item_counts))
         return source / weight, target * weight
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return a finite number, or raise an error with the parameter's name."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise SettingError(f"{name} must be a number, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number that no float can hold
-        number = math.inf
-    if not math.isfinite(number):
-        raise SettingError(f"{name} must be finite, got {value}")
-    return number

@@ -1,4 +1,4 @@
-"""Metrics by name: which exist, what each means, and their values for every user.
+"""Metrics by name: which exist and what each means.
 
 A name is a base metric, with the name of a slice in front unless it is over everything: "ndcg",
 "head_ndcg", "active_recall".
@@ -7,11 +7,9 @@ A name is a base metric, with the name of a slice in front unless it is over eve
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from equipoise.errors import SettingError
 from equipoise.metrics import accuracy
@@ -124,6 +122,21 @@ def parse(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list
     return [everything[name] for name in listed]
 
 
+def at_cutoff(name: str) -> tuple[Named, int]:
+    """Look up a metric with its cut-off.
+
+    >>> at_cutoff("tail_ndcg@20")
+    (Named(slice='tail', base='ndcg'), 20)
+    """
+    match = re.fullmatch(r"(\w+)@(\d+)", name) if isinstance(name, str) else None
+    if match is None or int(match[2]) < 1:
+        raise SettingError(f"a metric must look like 'ndcg@20', got {name!r}")
+    everything = known()
+    if match[1] not in everything:
+        raise SettingError(f"unknown metric {name!r}; {nearest(match[1], everything)}")
+    return everything[match[1]], int(match[2])
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """Return the end of a sentence that names what was probably meant."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
@@ -134,54 +147,3 @@ def _hint(name: str, names: Mapping[str, Named]) -> str:
     if isinstance(name, str) and "@" in name and name.split("@")[0] in names:
         return f"write {name.split('@')[0]!r} and give the cut-off as k"
     return nearest(name, names)
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What one pass over the lists leaves behind; every metric is computed from it.
-
-    Parameters
-    ----------
-    hits
-        Of all users.
-    groups
-        Flags of the items of each slice by item, "head" and "tail" among them.
-    users
-        Flags of the users of each slice by user.
-    rho
-        Propensity of each item.
-    per_list
-        "popularity", "novelty", ...: a value per user and cut-off.
-    """
-
-    hits: Hits
-    groups: dict[str, npt.NDArray[np.bool_]]
-    users: dict[str, npt.NDArray[np.bool_]]
-    rho: Floats
-    per_list: dict[str, Floats]
-
-
-def per_user(
-    seen: Observed, wanted: Sequence[Named], ks: Sequence[int], recall_form: str
-) -> dict[str, Floats]:
-    """Values of every metric that has one per user, by its name at each cut-off."""
-    grouped: dict[str, Hits] = {}
-    out: dict[str, Floats] = {}
-    for named in wanted:
-        if named.base in AGGREGATE:
-            continue
-        if named.slice in seen.groups and named.slice not in grouped:
-            grouped[named.slice] = seen.hits.within(seen.groups[named.slice])
-        hits = grouped.get(named.slice, seen.hits)
-        base = recall_form if named.base == "recall" else named.base
-        for place, k in enumerate(ks):
-            if named.slice == "unbiased":
-                values = UNBIASED[named.base](hits, k, seen.rho)
-            elif base in PER_LIST:
-                values = seen.per_list[base][:, place]
-            else:
-                values = ACCURACY[base](hits, k)
-            if named.slice in seen.users:
-                values = np.where(seen.users[named.slice], values, np.nan)
-            out[named.at(k)] = values
-    return out
