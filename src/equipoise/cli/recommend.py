@@ -184,9 +184,7 @@ def explain(
     model: Saved,
     item: Item,
     user: Annotated[str | None, option("A user id.")] = None,
-    history: Annotated[
-        str | None, option('Items of any user: "a,b,c" or a JSON list.')
-    ] = None,
+    history: Annotated[str | None, option('Items of any user: "a,b,c" or a JSON list.')] = None,
     session: Annotated[
         str | None, option('Clicks in order, for a session model: "a,b,a".')
     ] = None,

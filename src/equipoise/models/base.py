@@ -180,9 +180,7 @@ class Recommender(ABC):
 
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
         """Add and remove interactions, where a model can do so without a new fit."""
-        raise SettingError(
-            f"a {type(self).__name__} has no update; fit it again on the new data"
-        )
+        raise SettingError(f"a {type(self).__name__} has no update; fit it again on the new data")
 
     @property
     def item_index_(self) -> IdIndex:
