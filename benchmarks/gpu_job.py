@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from equipoise.reproduce.data import published_split
 
 import equipoise as eq
-from equipoise.reproduce.data import published_split
 
 
 def main() -> None:

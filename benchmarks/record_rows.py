@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from equipoise.models.saving import build
 from equipoise.reproduce.cells import compared, merged, read_results, write_results
 from equipoise.reproduce.config import Config, Row, load_config
 from equipoise.reproduce.data import folder_name
 from equipoise.reproduce.overview import write_overview
+
+from equipoise.models.saving import build
 
 TABLES = {
     "weak": ("table4",),

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import equipoise as eq
-from equipoise.interactions import Interactions
-from equipoise.models import session_solver
 from equipoise.reproduce.cells import write_text
 from equipoise.reproduce.config import Config, load_config
 from equipoise.reproduce.session_search import Pair, Search, Settings, make, measure, sample
 from equipoise.reproduce.sessions import SetRun, folder_name, kept_folder, run_sessions
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.models import session_solver
 
 PAPER = Path(__file__).parents[1] / "paper"
 SETS = ("RetailRocket", "Diginetica", "Yoochoose")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from equipoise.reproduce.data import published_split
 
 import equipoise as eq
 from equipoise.models.saving import build
-from equipoise.reproduce.data import published_split
 from equipoise.split import Part
 
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from equipoise.reproduce.data import published_split
 
 import equipoise as eq
 from equipoise.models.saving import build
 from equipoise.readers.research import read_weak
-from equipoise.reproduce.data import published_split
 from equipoise.split import Part
 
 Settings = dict[str, Any]

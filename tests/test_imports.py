@@ -35,7 +35,6 @@ ORDER = [
     ["tuning"],
     ["report"],
     ["serve"],
-    ["reproduce"],
     ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
