@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from equipoise.reproduce.data import published_split
+import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
+from reproduce.data import published_split
 
 
 def main() -> None:
