@@ -39,7 +39,6 @@ ORDER = [
     ["tuning"],
     ["report"],
     ["serve", "cluster"],
-    ["reproduce"],
     ["cli", "__main__"],
 ]
 # Modules that a function of the same name hides: to be renamed, none to be added.

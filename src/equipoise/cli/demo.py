@@ -60,7 +60,7 @@ def demo(
     for metric in (f"ndcg@{K}", f"tail_ndcg@{K}"):
         rows = compare(known, metric, pairs="all").to_frame().to_dicts()
         tests += [{"metric": metric, **row} for row in rows]
-    facts = {
+    facts: dict[str, Any] = {
         "data": found,
         "models": [
             {
@@ -193,9 +193,9 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     show([(each["name"], each["words"], f"{each['seconds']:.2f} s") for each in models])
     say(
         "\nDropout penalises popular films in proportion. DAN counts very active users for less "
-        "(beta)\nand puts rare films on a level with blockbusters (alpha). Settings were chosen on "
-        "the valid part,\nnever on test, and more of them tried for DAN; the last model takes its "
-        "settings from the data.",
+        "(beta)\nand puts rare films on a level with blockbusters (alpha). Settings were chosen "
+        "on the valid part,\nnever on test, and more of them tried for DAN; the last model takes "
+        "its settings from the data.",
         "dim",
     )
     _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")

@@ -27,7 +27,7 @@ def find_split(data: Path, dataset: str, protocol: str) -> Callable[[], Split] |
     the Mult-VAE authors' script, DATA/name or DATA/name/pro_sg, for the strong protocol; ratings
     of MovieLens in DATA/name or fetched earlier, of which users are then held out (seed 0).
     """
-    home = data / folder_name(dataset)
+    home = data / dataset.lower()
     if part_names(home / protocol):
         return partial(published_split, home / protocol, protocol)
     if protocol != "strong":
@@ -41,7 +41,7 @@ def find_split(data: Path, dataset: str, protocol: str) -> Callable[[], Split] |
 
 def find_ratings(data: Path, dataset: str) -> Callable[[], Interactions] | None:
     """Return a function that loads the good ratings of a MovieLens set, with titles."""
-    home = data / folder_name(dataset)
+    home = data / dataset.lower()
     if movielens_file(home) is not None:
         return lambda: read(home, min_rating=GOOD).filter(min_user=FEWEST)
     name = NAMED.get(dataset)
@@ -65,8 +65,3 @@ def published_split(folder: Path, protocol: str) -> Split:
         raise DataError(f"no published split is known for the protocol {protocol!r}")
     parts = read_weak(folder)
     return splits.from_parts(parts["train"], test=(parts["train"], parts["test"]), protocol="weak")
-
-
-def folder_name(dataset: str) -> str:
-    """Return the name of a data set's folder: lower case, as in `eq.datasets`."""
-    return dataset.lower()

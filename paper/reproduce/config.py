@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import tomllib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,46 @@ import polars as pl
 from equipoise.errors import DataError
 
 SCALES = {"": 1.0, "%": 0.01, "K": 1e3, "M": 1e6}
+Settings = dict[str, Any]
+Id = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, or one model of a figure, on one data set.
+    """What is computed in one go: a row of a table, or a point of a figure, on one data set.
 
     Parameters
     ----------
-    dataset
-        Its name in the paper, "Gowalla".
-    name
-        The row's name in the paper, "EASE_DAN".
+    dataset, name
+        As in the paper: "Gowalla", "EASE_DAN".
     settings
         Model and hyper-parameters, as `Recommender.settings` writes them; None where the paper
         does not give them and no search found them.
     note
         Why the numbers differ, where they do.
     card
-        Left out on a machine without a card, where it would take hours.
+        Left out on a machine without a GPU, where it would take hours.
+    curve, series, x
+        Of a point: the curve and the line it belongs to, and where on the axis it lies.
+    extra
+        What else decides the numbers, such as the share of noise.
     """
 
     dataset: str
     name: str
-    settings: dict[str, Any] | None
+    settings: Settings | None
     note: str = ""
     card: bool = False
+    curve: str = ""
+    series: str = ""
+    x: float | None = None
+    extra: Settings = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> Id:
+        """Everything that decides the numbers; rows with the same id are the same row."""
+        key = None if self.settings is None else {**self.extra, **self.settings}
+        return self.dataset, self.curve, self.name, json.dumps(key)
 
 
 @dataclass(frozen=True)
@@ -48,14 +63,12 @@ class Config:
 
     Parameters
     ----------
-    name
-        File name without ending, "table3".
-    title
-        What it shows.
+    name, title
+        File name without ending, "table3", and what it shows.
     kind
-        What runs it, a name of `equipoise.reproduce.kinds`.
+        What runs it, a key of `reproduce.runner.KINDS`.
     protocol
-        "strong" or "weak".
+        "strong", "weak" or "session".
     datasets
         Names of the data sets, those of the paper first.
     columns
@@ -63,13 +76,11 @@ class Config:
     rows
         What to run.
     published
-        Published numbers as they were printed: dataset, row where rows differ, and the columns.
+        (data set, row, column) -> number as it was printed; row "" where rows do not differ.
     tuned_on_test
         Whether the published settings were chosen on the test set.
-    reasons
-        Column -> why it may differ a little, whatever the row.
-    reason_limit
-        How large a difference these reasons explain.
+    reasons, reason_limit
+        Column -> why it may differ a little, and how large a difference this explains.
     options
         What else its kind wants to know.
     """
@@ -81,34 +92,17 @@ class Config:
     datasets: list[str]
     columns: dict[str, str]
     rows: list[Row]
-    published: pl.DataFrame = field(repr=False)
+    published: dict[tuple[str, str, str], str] = field(repr=False)
     tuned_on_test: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
     reason_limit: float = 0.0
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
 
-    def note(self, row: Row, column: str, difference: float) -> str:
-        """Return the reason for a difference: the row's own, or the column's where it suffices."""
-        small = abs(difference) <= self.reason_limit
-        return row.note or (self.reasons.get(column, "") if small else "")
-
-    def published_value(self, row: Row, column: str) -> float | None:
-        """Return the published number of a row and column, None where there is none."""
-        printed = self._printed(row, column)
-        return None if printed is None else number(printed)[0]
-
-    def published_unit(self, row: Row, column: str) -> float:
-        """Return one unit of the last printed digit; of the fourth decimal where none is."""
-        printed = self._printed(row, column)
-        return 1e-4 if printed is None else number(printed)[1]
-
-    def _printed(self, row: Row, column: str) -> str | None:
-        if column not in self.published.columns:
-            return None
-        found = self.published.filter(pl.col("dataset") == row.dataset)
-        if "row" in found.columns:
-            found = found.filter(pl.col("row") == row.name)
-        return found[0, column] if found.height else None
+    def published_number(self, dataset: str, row: str, column: str) -> tuple[float | None, float]:
+        """Return a published number, None where there is none, and one unit of its last digit."""
+        printed = self.published.get((dataset, row, column))
+        printed = printed or self.published.get((dataset, "", column))
+        return (None, 1e-4) if printed is None else number(printed)
 
 
 def number(printed: str) -> tuple[float, float]:
@@ -124,9 +118,8 @@ def number(printed: str) -> tuple[float, float]:
     return round(float(match[1]) * scale, 12), 10.0 ** -len(match[2] or "") * scale
 
 
-def load_config(path: str | os.PathLike[str]) -> Config:
+def load_config(file: Path) -> Config:
     """Read a TOML file and the CSV of published numbers it names."""
-    file = Path(path)
     if not file.is_file():
         known = ", ".join(names(file.parent)) or "none"
         raise DataError(f"there is no {file.name} in {file.parent}; known: {known}")
@@ -139,7 +132,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
             kind=kind,
             protocol=raw.get("protocol", "strong"),
             datasets=list(raw["datasets"]),
-            columns=dict(raw["columns"] if kind != "figure" else raw.get("columns", {})),
+            columns=dict(raw["columns"] if kind != "figure" else {}),
             rows=_rows(raw),
             published=_published(file.parent, raw),
             tuned_on_test=bool(raw.get("tuned_on_test", False)),
@@ -151,46 +144,38 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         raise DataError(f"{file} cannot be used: {error!r}") from error
 
 
-def names(paper: str | os.PathLike[str]) -> list[str]:
+def names(paper: Path) -> list[str]:
     """Return the names of the configs in a folder: tables first, then figures, then the rest."""
 
     def place(name: str) -> tuple[int, int, str]:
         match = re.fullmatch(r"(table|figure)(\d+)", name)
         return (("table", "figure").index(match[1]), int(match[2]), "") if match else (2, 0, name)
 
-    return sorted((file.stem for file in Path(paper).glob("*.toml")), key=place)
+    return sorted((file.stem for file in paper.glob("*.toml")), key=place)
 
 
 def _rows(raw: dict[str, Any]) -> list[Row]:
-    return [
-        Row(
-            dataset,
-            entry["name"],
-            settings,
-            note=entry.get("note", {}).get(dataset, ""),
-            card=bool(entry.get("card", False)),
-        )
-        for entry in raw["rows"]
-        for dataset, settings in _per_dataset(entry, raw["datasets"])
-    ]
+    """Each row on each data set: the settings that all share, and those of the data set."""
+    rows = []
+    for entry in raw["rows"]:
+        shared, own, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
+        for dataset in raw["datasets"]:
+            given = dataset in own or entry.get("everywhere")
+            settings = {**shared, **own.get(dataset, {})} if given else None
+            note, card = notes.get(dataset, ""), bool(entry.get("card", False))
+            rows.append(Row(dataset, entry["name"], settings, note, card))
+    return rows
 
 
-def _per_dataset(
-    entry: dict[str, Any], datasets: list[str]
-) -> list[tuple[str, dict[str, Any] | None]]:
-    """Settings of a row on each data set: what all share, and what is each one's own."""
-    shared = entry.get("settings", {})
-    own = entry.get("on", {})
-    if entry.get("everywhere"):
-        own = {dataset: own.get(dataset, {}) for dataset in datasets}
-    return [
-        (dataset, {**shared, **own[dataset]} if dataset in own else None) for dataset in datasets
-    ]
-
-
-def _published(folder: Path, raw: dict[str, Any]) -> pl.DataFrame:
+def _published(folder: Path, raw: dict[str, Any]) -> dict[tuple[str, str, str], str]:
     """Return the published numbers as text: how many digits were printed matters."""
     if "published" not in raw:
-        return pl.DataFrame(schema={"dataset": pl.String})
-    found = pl.read_csv(folder / raw["published"], infer_schema=False, glob=False)
-    return found.rename({raw["row_column"]: "row"}) if "row_column" in raw else found
+        return {}
+    lines = pl.read_csv(folder / raw["published"], infer_schema=False, glob=False).to_dicts()
+    row = raw.get("row_column", "")
+    return {
+        (line["dataset"], line.get(row, ""), column): printed
+        for line in lines
+        for column, printed in line.items()
+        if column not in ("dataset", row) and printed is not None
+    }

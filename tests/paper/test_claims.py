@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
+from tests.paper.conftest import PAPER
 
-from equipoise.reproduce import load_config
-from equipoise.reproduce.drawing import drops, picture
-from equipoise.reproduce.findings import findings
+from reproduce.claims import claims
+from reproduce.config import load_config
+from reproduce.drawing import drops, picture
 
-PAPER = Path(__file__).resolve().parents[2] / "paper"
 Row = tuple[str, str, str, float | None, float]
 
 
@@ -40,7 +38,7 @@ def test_drops_are_means_over_seeds() -> None:
 @pytest.mark.parametrize(("lae", "dan", "verdict"), [(0.6, 0.9, "yes"), (0.9, 0.6, "no")])
 def test_the_ordering_under_noise_is_judged(lae: float, dan: float, verdict: str) -> None:
     config = load_config(PAPER / "figure7.toml")
-    texts = findings(config, noisy(lae, dan))
+    texts = claims(config, noisy(lae, dan))
     assert len(texts) == 2
     assert all(f"(LAE drops most) holds: {verdict}." in text for text in texts)
     assert all("LAE 0.1" in text.split("that is left: ")[1] for text in texts)
@@ -52,7 +50,7 @@ def test_the_tail_over_alpha_is_judged(tail: tuple[float, float], verdict: str) 
     for x, value in zip((0.0, 0.1), tail, strict=True):
         rows += [("Yelp2018", "LAE_DAN", "tail", x, value)]
         rows += [("Yelp2018", "LAE_DAN", group, x, 0.1 - x / 10) for group in ("all", "head")]
-    text = findings(load_config(PAPER / "figure5.toml"), points("alpha", rows))[0]
+    text = claims(load_config(PAPER / "figure5.toml"), points("alpha", rows))[0]
     assert "best at alpha = 0," in text
     assert text.endswith(f"with every step of alpha: {verdict}.")
 
@@ -66,14 +64,14 @@ def test_gains_of_the_groups_are_compared(high: float, verdict: str) -> None:
             rows += [(dataset, "W/ Norm.", group, None, after)]
     config = load_config(PAPER / "figure2.toml")
     found = points("models", rows)
-    assert findings(config, found)[-1].endswith(f"holds on the data at hand: {verdict}.")
-    shown = picture(config, found).frame
+    assert claims(config, found)[-1].endswith(f"holds on the data at hand: {verdict}.")
+    shown = picture(config, found)[0]
     assert shown["panel"].unique(maintain_order=True).to_list() == list(config.options["panels"])
 
 
 def test_eigenvalues_that_rise_are_found() -> None:
     rows = [("ML-1M", f"beta {b}", "", x, b / x) for b in (1, 2) for x in (1.0, 2.0)]
     rows += [("ML-1M", f"beta {b}", "mean", 2.0, b / 2) for b in (1, 2)]
-    text = findings(load_config(PAPER / "figure4.toml"), points("eigenvalues", rows))[0]
+    text = claims(load_config(PAPER / "figure4.toml"), points("eigenvalues", rows))[0]
     assert text.endswith("falls as beta grows: no.")
     assert "all 2 eigenvalues: beta 1 0.5000, beta 2 1.0000" in text

@@ -1,4 +1,4 @@
-"""What a figure shows, in sentences computed from its points."""
+"""What a figure shows and whether the paper's claim holds, in sentences computed from points."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from equipoise.reproduce.config import Config
-from equipoise.reproduce.drawing import drops
+from reproduce.config import Config
+from reproduce.drawing import drops
 
 NOISY = 20.0  # percent at which the paper compares
 BALANCED = "alpha 0.2"  # whose weights the paper shows as the most balanced
 
 
-def findings(config: Config, found: pl.DataFrame) -> list[str]:
+def claims(config: Config, found: pl.DataFrame) -> list[str]:
     """Return a sentence for each thing the figure is there to show."""
     out = []
     for curve in config.options["curves"]:
@@ -132,7 +132,7 @@ def _lists(lines: pl.DataFrame) -> list[str]:
         rows = shown.filter(pl.col("series") == name)
         tails[name] = rows.filter(pl.col("group") == "tail").height
         mean = rows["y"].to_numpy().mean()
-        parts.append(f"{name} {tails[name]} of {rows.height} (mean {mean:.0f} people)")
+        parts.append(f"{name} {tails[name]} of {rows.height} (mean {mean:.0f} users)")
     user = lines.filter(pl.col("series") == "user")["label"].to_list()
     text = f"user {user[0]}, items from the tail: {', '.join(parts)}"
     between = tails["W/O"] < tails["DAN"] < tails["Sym"]

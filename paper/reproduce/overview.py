@@ -8,15 +8,17 @@ from typing import Any
 
 import polars as pl
 
-from equipoise.reproduce.cells import NOT_RUN, read_results, write_text
-from equipoise.reproduce.config import Config, load_config, names
-from equipoise.reproduce.kinds import completed, kind_of, results_file
+from reproduce.claims import claims
+from reproduce.config import Config, load_config, names
+from reproduce.figures import panels
+from reproduce.results import NOT_RUN, write_text
+from reproduce.runner import stored
 
 START, END = "<!-- generated: start -->", "<!-- generated: end -->"
 
 
 def write_overview(paper: Path) -> None:
-    """Renew the generated part of the paper folder's README; what people wrote around it stays."""
+    """Renew the generated part of the paper folder's README; the text around it stays."""
     file = paper / "README.md"
     text = file.read_text(encoding="utf-8") if file.is_file() else f"{START}\n{END}\n"
     if START not in text or END not in text:
@@ -40,15 +42,12 @@ def overview(paper: Path) -> str:
 def _part(paper: Path, config: Config) -> tuple[str, str]:
     """Return the status in a few words, and the section."""
     head = [f'<a id="{config.name}"></a>', "", f"## {config.title}", ""]
-    if kind_of(config).cells:
-        results = completed(config, read_results(results_file(paper, config)))
+    results = stored(paper, config)
+    if config.columns:
         status, body = _counts(results["status"]), _table(config, results)
     else:
-        from equipoise.reproduce.figures import finished, panels, read_points
-
-        found = finished(config, read_points(results_file(paper, config)))
-        shown = panels(config, found)
-        status, body = _counts(shown["status"]), _figure(paper, config, found, shown)
+        shown = panels(config, results)
+        status, body = _counts(shown["status"]), _figure(paper, config, results, shown)
     return status, "\n".join([*head, *body, ""])
 
 
@@ -61,7 +60,7 @@ def _table(config: Config, results: pl.DataFrame) -> list[str]:
     commands = sorted(set(results["command"].drop_nulls()) - {""})
     lines = [f"Cells: {_counts(results['status'])}."]
     if config.tuned_on_test:
-        lines.append("Settings were chosen on the test set, by us as by everybody else.")
+        lines.append("Settings were chosen on the test set, as in the published tables.")
     lines += [f"Command: `{command}`" for command in commands]
     absent = [name for name in config.datasets if not was_run(results, name)]
     if absent:
@@ -86,8 +85,6 @@ def was_run(results: pl.DataFrame, dataset: str) -> bool:
 
 
 def _figure(paper: Path, config: Config, found: pl.DataFrame, panels: pl.DataFrame) -> list[str]:
-    from equipoise.reproduce.findings import findings
-
     have = panels.filter(pl.col("points") > 0)
     lines = []
     if (paper / "figures" / f"{config.name}.png").is_file():
@@ -108,7 +105,7 @@ def _figure(paper: Path, config: Config, found: pl.DataFrame, panels: pl.DataFra
     lines += [f"Machine: {machines}; {seconds:,.0f} s of computing.", ""]
     if config.options.get("note"):
         lines += [str(config.options["note"]), ""]
-    return lines + [f"- {text}" for text in findings(config, found)]
+    return lines + [f"- {text}" for text in claims(config, found)]
 
 
 def _panel(row: dict[str, Any], many: bool) -> str:

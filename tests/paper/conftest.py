@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from equipoise.interactions import Interactions
+from reproduce.config import Config, load_config
 
 PAPER = Path(__file__).resolve().parents[2] / "paper"
 
@@ -47,6 +50,14 @@ def save_movies(folder: Path, data: Interactions) -> None:
     (folder / "movies.csv").write_text("movieId,title,genres\n" + "\n".join(titles))
 
 
+def shortened(name: str) -> Config:
+    """A table or figure of the paper with fewer values on its axes and fewer turns."""
+    config = load_config(PAPER / f"{name}.toml")
+    fewer = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "noise": [0, 20], "seeds": 2, "repeats": 2}
+    options = {key: fewer.get(key, value) for key, value in config.options.items()}
+    return replace(config, options=options)
+
+
 @pytest.fixture
 def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was fetched on this machine earlier is out of sight."""
@@ -62,3 +73,13 @@ def small(tmp_path: Path, synthetic: Interactions, no_cache: None) -> Path:
     save_strong(tmp_path / "ml-1m" / "strong", synthetic, rng)
     save_movies(tmp_path / "ml-latest-small", synthetic)
     return tmp_path
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """The configs and the published numbers, without results."""
+    folder = tmp_path / "paper"
+    shutil.copytree(PAPER / "published", folder / "published")
+    for file in PAPER.glob("*.toml"):
+        shutil.copy(file, folder)
+    return folder

@@ -10,18 +10,24 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.models.sessions import drawn
+from tests.paper.conftest import PAPER
 
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
-from equipoise.reproduce import load_config
-from equipoise.reproduce.cells import SCHEMA, read_results
-from equipoise.reproduce.config import Config
-from equipoise.reproduce.session_answer import answer, paired_error
-from equipoise.reproduce.session_search import Search, is_plain, make, measure, target_weights
-from equipoise.reproduce.sessions import complete, run_sessions
 from equipoise.split import reveal
+from reproduce.config import Config, load_config
+from reproduce.results import CELLS, read_lines
+from reproduce.runner import completed, run
+from reproduce.sessions import (
+    Search,
+    answer,
+    is_plain,
+    make,
+    measure,
+    paired_error,
+    target_weights,
+)
 
-PAPER = Path(__file__).resolve().parents[2] / "paper"
 GRID = {"row_norm": ["l1", "none"], "l2": [3.0], "dropout": [0.0], "beta": [0.0, 1.0]}
 GRID["alpha"] = [0.0, 0.3]
 COLUMNS = ("aoa_", "tail_", "unbiased_")
@@ -58,13 +64,13 @@ def config() -> Config:
 
 @pytest.fixture
 def finished(config: Config, data: Path, tmp_path: Path) -> pl.DataFrame:
-    return run_sessions(config, data, tmp_path / "out" / "table7.csv", command="a test")
+    return run(config, data, tmp_path / "out" / "table7.csv", command="a test")
 
 
 def test_every_row_whose_data_are_there_is_searched_and_measured(
     config: Config, finished: pl.DataFrame
 ) -> None:
-    assert dict(finished.schema) == SCHEMA
+    assert dict(finished.schema) == CELLS
     assert finished.height == len(config.rows) * len(config.columns)
     ran = finished.filter(pl.col("ours").is_not_null())
     assert set(ran["dataset"]) == {"Diginetica"}
@@ -79,20 +85,29 @@ def test_every_row_whose_data_are_there_is_searched_and_measured(
 
 
 def test_a_run_that_was_stopped_goes_on_from_its_files(
-    config: Config, data: Path, tmp_path: Path, finished: pl.DataFrame
+    config: Config,
+    data: Path,
+    tmp_path: Path,
+    finished: pl.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out" / "table7.csv"
     searches = {path: path.read_bytes() for path in out.parent.rglob("*-search.json")}
     assert len(searches) == 3
-    out.unlink()
+    words = out.with_suffix(".md").read_text()
+    stored = pl.read_csv(out)
+    stored.filter(~pl.col("row").is_in(["SLIST", "SLIST_DAN"])).write_csv(out)
     said: list[str] = []
-    again = run_sessions(config, data, out, command="a test", progress=said.append)
-    assert again.equals(finished)  # times of the fits included: nothing was fitted again
-    assert len(said) == 6
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_fit", lambda self, every: None)  # all values are in the files
+        again = run(config, data, out, command="a test", say=said.append)
+    assert again["ours"].equals(finished["ours"])
+    assert len(said) == 2
     assert {path: path.read_bytes() for path in searches} == searches
-    assert run_sessions(config, data, out, progress=said.append).equals(finished)
-    assert len(said) == 6
-    assert complete(config, read_results(out)).equals(finished)
+    assert out.with_suffix(".md").read_text() == words
+    assert run(config, data, out, say=said.append).equals(again)
+    assert len(said) == 2
+    assert completed(config, read_lines(out, CELLS)).equals(again)
 
 
 def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_path: Path) -> None:
@@ -103,12 +118,12 @@ def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_pat
         if (row.dataset, row.name) == ("Diginetica", "SLIS")
     ]
     table = dataclasses.replace(config, rows=rows)
-    found = run_sessions(table, data, tmp_path / "table7.csv")
+    found = run(table, data, tmp_path / "table7.csv")
     assert found["ours"].null_count() == 0
     full = make("SLIS", {"row_norm": None, "l2": 5.0}).settings()
     assert found["settings"].unique().to_list() == [json.dumps(full)]
     assert not list(tmp_path.rglob("*-search.json"))
-    assert complete(table, read_results(tmp_path / "table7.csv")).equals(found)
+    assert completed(table, read_lines(tmp_path / "table7.csv", CELLS)).equals(found)
 
 
 def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> None:
@@ -123,11 +138,11 @@ def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> N
     assert Search("SLIS", train, (history, target), path, grid=grid).seen == search.seen
     assert len(seen) == 8 + 4 * 2  # the grid, then a third and three times the l2 of both
     assert max(seen.values()) == pytest.approx(
-        measure(make("SLIS", dan).fit(train), (history, target)).values["mrr@20"]
+        measure(make("SLIS", dan).fit(train), (history, target))[0]["mrr@20"]
     )
     without = {text: value for text, value in seen.items() if is_plain(json.loads(text))}
     assert max(without.values()) == pytest.approx(
-        measure(make("SLIS", plain).fit(train), (history, target)).values["mrr@20"]
+        measure(make("SLIS", plain).fit(train), (history, target))[0]["mrr@20"]
     )
     assert is_plain(plain)
 
@@ -158,25 +173,9 @@ def test_an_answer_never_takes_the_place_of_another_text(
 ) -> None:
     (tmp_path / "README.md").write_text("# My shop\n")
     with pytest.raises(DataError, match=r"README.md is no answer of an earlier run"):
-        run_sessions(config, data, tmp_path / "README.csv")
+        run(config, data, tmp_path / "README.csv")
     assert (tmp_path / "README.md").read_text() == "# My shop\n"
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "data"}
-
-
-def test_a_fit_of_other_data_is_made_again(config: Config, data: Path, tmp_path: Path) -> None:
-    rows = [row for row in config.rows if (row.dataset, row.name) == ("Diginetica", "SLIS")]
-    rows = [dataclasses.replace(row, settings={"model": "SLIS", "l2": 5.0}) for row in rows]
-    table = dataclasses.replace(config, rows=rows)
-    out = tmp_path / "out" / "table7.csv"
-    first = run_sessions(table, data, out)
-    out.unlink()
-    assert run_sessions(table, data, out).equals(first)
-    out.unlink()
-    reseeded = dataclasses.replace(table, options={**table.options, "seed": 1})
-    other = run_sessions(reseeded, data, out)
-    assert not other["ours"].equals(first["ours"])
-    fresh = run_sessions(reseeded, data, tmp_path / "fresh" / "table7.csv")
-    assert other["ours"].equals(fresh["ours"])
 
 
 def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> None:
@@ -188,7 +187,7 @@ def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> No
     np.testing.assert_allclose(target_weights(train), np.maximum(counts, 1) ** -1.5)
     history, target = reveal(train.rows(np.arange(30)))
     model = make("SLIT", {"l2": 2.0}).fit(train)
-    found = measure(model, (history, target))
+    values, _ = measure(model, (history, target))
     lists = model.rank(history, 20).items
     wanted = target.matrix.indices
     total = reciprocal = 0.0
@@ -197,8 +196,8 @@ def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> No
             weight = max(counts[item], 1) ** -1.5
             total += weight
             reciprocal += weight / (1 + ranked.index(item))
-    assert found.values["unbiased_recall@20"] == pytest.approx(total / len(wanted))
-    assert found.values["unbiased_mrr@20"] == pytest.approx(reciprocal / len(wanted))
+    assert values["unbiased_recall@20"] == pytest.approx(total / len(wanted))
+    assert values["unbiased_mrr@20"] == pytest.approx(reciprocal / len(wanted))
 
 
 def cells(changes: dict[str, tuple[float, float, float]]) -> pl.DataFrame:
@@ -209,7 +208,7 @@ def cells(changes: dict[str, tuple[float, float, float]]) -> pl.DataFrame:
                 for metric in ("recall@20", "mrr@20"):
                     value = {"published": 0.4, "ours": 0.5 + step * by}
                     lines.append({"dataset": "A", "row": row, "column": head + metric, **value})
-    return pl.DataFrame(lines, schema={name: SCHEMA[name] for name in lines[0]})
+    return pl.DataFrame(lines, schema={name: CELLS[name] for name in lines[0]})
 
 
 def test_the_answer_names_what_speaks_against_it(tmp_path: Path) -> None:

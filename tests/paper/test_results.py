@@ -1,20 +1,20 @@
-"""Cells: the comparison with planted differences, and printed numbers."""
+"""Cells: the comparison with planted differences, printed numbers, and the files of results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
+from tests.paper.conftest import PAPER
 
 from equipoise.errors import DataError
-from equipoise.reproduce.cells import comparison, is_done, merged, read_results, status
-from equipoise.reproduce.config import Config, Row, load_config, names, number
-from equipoise.reproduce.figures import read_points
+from reproduce.config import Config, Row, load_config, names, number
+from reproduce.results import CELLS, POINTS, as_frame, judge, put, read_lines, status
 
-PAPER = Path(__file__).resolve().parents[2] / "paper"
-COLUMNS = ["dataset", "row", "ndcg", "users", "interactions", "density"]
+PRINTED = {"ndcg": "0.1706", "users": "29858", "interactions": "1.03M", "density": "0.08%"}
+SCHEMAS = pytest.mark.parametrize("schema", [CELLS, POINTS], ids=["cells", "points"])
 
 
 @pytest.mark.parametrize(
@@ -41,23 +41,17 @@ def test_printed_numbers_keep_their_precision(printed: str, value: float, unit: 
     assert number(printed) == pytest.approx((value, unit), rel=1e-12)
 
 
-def test_a_number_that_is_none_is_refused() -> None:
-    with pytest.raises(DataError, match=r"'n/a' is no published number"):
-        number("n/a")
-
-
 @pytest.fixture
 def config() -> Config:
-    printed = ["Gowalla", "LAE", "0.1706", "29858", "1.03M", "0.08%"]
     return Config(
         name="planted",
         title="planted",
         kind="table",
         protocol="strong",
         datasets=["Gowalla"],
-        columns={name: name for name in COLUMNS[2:]},
+        columns={name: name for name in PRINTED},
         rows=[Row("Gowalla", "LAE", {"model": "LAE"})],
-        published=pl.DataFrame([printed], schema=COLUMNS, orient="row"),
+        published={("Gowalla", "LAE", name): text for name, text in PRINTED.items()},
         reasons={"ndcg": "ties"},
         reason_limit=0.001,
     )
@@ -76,78 +70,86 @@ def config() -> Config:
         ("density", 0.00084, "equal"),
         ("density", 0.0010, "differs"),
         ("recall", 0.2, "not published"),
+        ("ndcg", None, "not run here"),
     ],
 )
 def test_planted_differences_are_found(
-    config: Config, column: str, ours: float, expected: str
+    config: Config, column: str, ours: float | None, expected: str
 ) -> None:
-    cell = comparison(config, config.rows[0], column, ours)
+    cell = judge(config, config.rows[0], column, ours)
     assert cell["status"] == expected
     assert bool(cell["note"]) == (expected == "explained")
 
 
-def test_new_cells_take_the_place_of_old_ones() -> None:
-    old = pl.DataFrame(
-        {"dataset": ["a", "a"], "row": ["r", "s"], "column": ["c", "c"], "n": [1, 2]}
-    )
-    new = old[:1].with_columns(n=pl.lit(3, pl.Int64))
-    assert sorted(merged(old, new).rows()) == [("a", "r", "c", 3), ("a", "s", "c", 2)]
-
-
-def test_other_settings_are_not_done(config: Config) -> None:
-    done = pl.DataFrame(
-        {"dataset": ["Gowalla"], "row": ["LAE"], "settings": ['{"model": "EASE"}'], "ours": [0.1]}
-    )
-    assert not is_done(done, config.rows[0])
-    assert is_done(done.with_columns(settings=pl.lit('{"model": "LAE"}')), config.rows[0])
-
-
-def test_unknown_table_names_the_known_ones() -> None:
-    with pytest.raises(DataError, match=r"known: table1, table2, table3.*, figure1, .*figure9"):
-        load_config(PAPER / "table99.toml")
+def test_new_cells_take_the_place_of_old_ones_with_any_settings(tmp_path: Path) -> None:
+    done = read_lines(tmp_path / "none.csv", CELLS)
+    rows = [Row("a", name, {"model": model}) for name, model in ("rL", "sL", "rE")]
+    for place, row in enumerate(rows):
+        put(done, row, [{"column": "c", "ours": place}], {"command": "a test"})
+    assert [row.id in done for row in rows] == [False, True, True]
+    frame = as_frame(done, CELLS)
+    assert frame.select("dataset", "row", "column", "ours").rows() == [
+        ("a", "s", "c", 1.0),
+        ("a", "r", "c", 2.0),
+    ]
+    frame.write_csv(tmp_path / "r.csv")
+    assert as_frame(read_lines(tmp_path / "r.csv", CELLS), CELLS).equals(frame)
 
 
 def test_every_table_and_figure_of_the_paper_has_a_config() -> None:
-    tables = [f"table{n}" for n in (1, 2, 3, 4, 5, 6, 8)]
+    tables = [f"table{n}" for n in range(1, 9)]
     assert {*tables, *(f"figure{n}" for n in range(1, 10))} <= set(names(PAPER))
 
 
-@pytest.mark.parametrize("read", [read_results, read_points])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: number("n/a"), r"'n/a' is no published number"),
+        (
+            lambda: load_config(PAPER / "table99.toml"),
+            r"known: table1, table2, table3.*, figure1, .*figure9",
+        ),
+        (lambda: read_lines(PAPER, CELLS), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        call()
+
+
+@SCHEMAS
 @pytest.mark.parametrize(
     "content",
     [
         b"name,value\nmine,1\n",
         b"dataset,row,column\nGowalla,EASE,ndcg\n",
+        b"dataset,curve\nGowalla,alpha\n" + b"a," * 40,
         b"my notes",
         b"\x89PNG\x00\xff\n" * 9,
         b",".join([b"a"] * 14) + b"\n",
     ],
 )
 def test_a_file_that_is_no_table_of_ours_is_refused(
-    read: Callable[[Path], pl.DataFrame], content: bytes, tmp_path: Path
+    schema: dict[str, Any], content: bytes, tmp_path: Path
 ) -> None:
     file = tmp_path / "out.csv"
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"out.csv cannot be read: .*; choose another .* remove"):
-        read(file)
+        read_lines(file, schema)
 
 
-@pytest.mark.parametrize("read", [read_results, read_points])
-def test_an_empty_file_and_none_hold_no_lines(
-    read: Callable[[Path], pl.DataFrame], tmp_path: Path
-) -> None:
+@SCHEMAS
+def test_an_empty_file_and_none_hold_no_lines(schema: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "empty.csv").touch()
-    assert read(tmp_path / "empty.csv").equals(read(tmp_path / "none.csv"))
-    with pytest.raises(DataError, match="cannot be read"):
-        read(tmp_path)
+    assert read_lines(tmp_path / "empty.csv", schema) == {}
+    assert read_lines(tmp_path / "none.csv", schema) == {}
 
 
 def test_results_are_read_from_the_path_itself_even_if_it_looks_like_a_pattern(
     tmp_path: Path,
 ) -> None:
-    frame = read_results(tmp_path / "none.csv")
-    row = {name: None if kind == pl.String else 1 for name, kind in frame.schema.items()}
-    stored = pl.DataFrame([row], schema=frame.schema)
-    frame.write_csv(tmp_path / "r1.csv")
+    row = {name: "a" if kind == pl.String else 1.0 for name, kind in CELLS.items()}
+    stored = pl.DataFrame([row], schema=CELLS)
+    stored.clear().write_csv(tmp_path / "r1.csv")
     stored.write_csv(tmp_path / "r[1].csv")
-    assert read_results(tmp_path / "r[1].csv").equals(stored)
+    assert as_frame(read_lines(tmp_path / "r[1].csv", CELLS), CELLS).equals(stored)
