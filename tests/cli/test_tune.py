@@ -7,20 +7,16 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from xml.etree import ElementTree
 
 import polars as pl
 import pytest
-from typer.testing import Result
+from tests.cli.conftest import Answer, Run
 
 import equipoise as eq
 
-Run = Callable[..., Result]
-Answer = Callable[..., Any]
 # The command, in a process that is killed when its third solve is kept
 KILLED = """
 import os, signal
@@ -157,26 +153,6 @@ def test_terminal_gets_a_live_table(tmp_path: Path, shop: Path) -> None:
     assert b"4 of 4 solves" in seen
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "sentence"),
-    [
-        (["split", "{new}", "--metric", "ndgc@20"], 2, "did you mean 'ndcg'?"),
-        (["split", "{new}", "--budget", "soon"], 2, "budget must look like"),
-        (["split", "{new}", "--budget", "0.000001s"], 2, "too small: one fit takes about"),
-        (["split", "{new}", "--resume"], 2, "holds no search to go on with"),
-        (["split", "titles.csv"], 1, "titles.csv is a file"),
-        (["split", "model"], 1, "model is not empty"),
-        (["events.csv", "{new}"], 1, "is not a saved split"),
-    ],
-)
-def test_tune_refuses_nonsense(
-    args: list[str], code: int, sentence: str, tmp_path: Path, run: Run
-) -> None:
-    done = run("tune", *(arg.format(new=tmp_path / "new") for arg in args))
-    assert (done.exit_code, done.stdout) == (code, "")
-    assert sentence in done.stderr
-
-
 def test_split_without_valid_part_is_refused(tmp_path: Path, run: Run) -> None:
     run("split", "events.csv", tmp_path / "weak", "-p", "weak")
     done = run("tune", tmp_path / "weak", tmp_path / "tuned")
@@ -198,10 +174,3 @@ def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Ru
     assert done.exit_code == 1
     assert "is not the storage of a search" in done.stderr.replace("\n", " ")
     assert (tmp_path / "search.jsonl").read_text() == "my notes"
-
-
-def test_precision_a_family_does_not_take_is_refused(tmp_path: Path, run: Run) -> None:
-    family = ("--family", "item-knn", "--dtype", "float64")
-    done = run("tune", "split", tmp_path / "tuned", *family)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "ItemKNN is fitted without dtype" in done.stderr

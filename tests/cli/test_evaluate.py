@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import Result
+from tests.cli.conftest import Answer, Run
 
 import equipoise as eq
-
-Run = Callable[..., Result]
-Answer = Callable[..., Any]
 
 
 def test_evaluate_prints_what_the_library_finds(shop: Path, answer: Answer) -> None:
@@ -40,7 +35,7 @@ def test_evaluate_fits_in_place(shop: Path, answer: Answer) -> None:
     assert here["values"] == saved["values"]
 
 
-def test_the_valid_part_can_be_judged_on(answer: Answer) -> None:
+def test_the_valid_part_can_be_evaluated_on(answer: Answer) -> None:
     assert answer("evaluate", "model", "split", "--part", "valid")["part"] == "valid"
 
 
@@ -55,23 +50,6 @@ def test_a_model_of_other_data_is_warned_about(tmp_path: Path, run: Run) -> None
     done = run("evaluate", tmp_path / "model", "split")
     assert "may have seen what it is asked to find" in done.stderr
     assert "warning" not in run("evaluate", "model", "split").stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "sentence"),
-    [
-        (["split"], 2, "give MODEL and SPLIT, or --model and SPLIT"),
-        (["model", "split", "x"], 2, "got 3 paths"),
-        (["model", "split", "--l2", "3"], 2, "a saved model has its settings"),
-        (["model", "events.csv"], 1, "events.csv is not a saved split"),
-        (["model", "split", "-k", "0"], 2, "k must be"),
-        (["model", "split", "--save", "titles.csv"], 1, "titles.csv is a file"),
-    ],
-)
-def test_evaluate_refuses_nonsense(args: list[str], code: int, sentence: str, run: Run) -> None:
-    done = run("evaluate", *args)
-    assert (done.exit_code, done.stdout) == (code, "")
-    assert sentence in done.stderr
 
 
 def test_a_split_without_valid_part_says_so(tmp_path: Path, run: Run) -> None:
@@ -89,18 +67,3 @@ def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
     shown = run("compare", "result-ease", "result-dan").stdout
     assert "result-ease: EASE" in shown
     assert "no clear difference" in shown or "better" in shown or "worse" in shown
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "sentence"),
-    [
-        (["result-ease"], 2, "at least two results"),
-        (["result-ease", "result-ease"], 2, "given twice"),
-        (["result-ease", "model"], 1, "expected 'equipoise-result'"),
-        (["result-ease", "result-dan", "--metric", "ndgc@20"], 1, "did you mean 'ndcg@20'?"),
-    ],
-)
-def test_compare_refuses_nonsense(args: list[str], code: int, sentence: str, run: Run) -> None:
-    done = run("compare", *args)
-    assert (done.exit_code, done.stdout) == (code, "")
-    assert sentence in done.stderr
