@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: help demo test check kernels slow lint format lock clean
+.PHONY: help demo test check kernels slow paper lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -43,6 +43,10 @@ kernels: $(DEV)
 
 slow: $(DEV)  ## the full-size checks (minutes, up to 9 GB of memory)
 	$(BIN)/python -m pytest -m slow
+
+DATA ?= ../shared/data
+paper: $(CORE)  ## every table and figure of the paper; make paper DATA=folder of the data sets
+	$(BIN)/python paper/run.py all --data $(DATA)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

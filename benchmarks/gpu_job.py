@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
-from equipoise.reproduce.data import published_split
+from reproduce.data import published_split
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python benchmarks/record_rows.py --paper paper benchmarks/results/*.json
 
 Reads what `neural.py` and `validation_search.py` wrote. A row is taken where a config has the same
-settings (of a neural model: the same settings, trained for the epochs that were kept); `equipoise
-reproduce` then need not run it again.
+settings (of a neural model: the same settings, trained for the epochs that were kept);
+`paper/run.py` then need not run it again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import paper_path  # noqa: F401  puts `reproduce` on the path
+
+import equipoise as eq
 from equipoise.models.saving import build
-from equipoise.reproduce.cells import compared, merged, read_results, write_results
-from equipoise.reproduce.config import Config, Row, load_config
-from equipoise.reproduce.data import folder_name
-from equipoise.reproduce.overview import write_overview
+from reproduce.config import Config, Row, load_config
+from reproduce.overview import write_overview
+from reproduce.results import CELLS, as_frame, cells, put, read_lines, write_text
+from reproduce.runner import completed
 
 TABLES = {
     "weak": ("table4",),
@@ -80,15 +83,17 @@ def options(stored: dict[str, Any]) -> str:
 def take(paper: Path, config: Config, found: dict[str, Any]) -> None:
     """Write the row of a config that has these settings, where there is one."""
     for row in config.rows:
-        if row.settings is None or folder_name(row.dataset) != found["set"] or differ(row, found):
+        if row.settings is None or row.dataset.lower() != found["set"] or differ(row, found):
             continue
         if not set(config.columns.values()) <= set(found["metrics"]):
             continue
         out = paper / "results" / f"{config.name}.csv"
-        fresh = compared(
-            config, row, found["metrics"], found["times"], found["device"], found["command"]
-        )
-        write_results(out, merged(read_results(out), fresh))
+        done = read_lines(out, CELLS)
+        where = {"machine": found["device"], "versions": f"equipoise {eq.__version__}"}
+        lines = cells(config, found["metrics"], found["times"])
+        put(done, row, lines, {**where, "command": found["command"]})
+        completed(config, done)  # compares the new lines with what was published
+        write_text(out, as_frame(done, CELLS).write_csv())
         print(f"{config.name} {row.dataset} {row.name}")
 
 

@@ -1,12 +1,12 @@
-"""Session models on prepared sets: published settings, and the paper's Table 7.
+"""Session models on prepared sets: published settings, and the memory of a fit.
 
 Run ``python benchmarks/sessions.py --data FOLDER --out RESULTS``, where FOLDER holds one folder
-per set with `train_sessions.npz` and `test_sessions.npz`. Three protocols:
+per set with `train_sessions.npz` and `test_sessions.npz`. Two protocols (for the random parts of
+the paper's Table 7: ``python paper/run.py table7 --data FOLDER``):
 
 - ``--protocol prepared``: fit on train with the settings of the authors of SLIST, rank after every
   click of the prepared test sessions; with ``--tune`` also settings chosen on the last tenth of
   train;
-- ``--protocol random``: ``equipoise reproduce table7`` with one process for each set and model;
 - ``--protocol memory``: the peak of a fit beside the plan.
 
 Every fit is kept in RESULTS; a run that was stopped goes on where it was. ``--jobs 6 --device
@@ -16,27 +16,24 @@ cuda`` runs six processes that share a card. Prints Markdown.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import logging
 import multiprocessing
 import resource
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.models import session_solver
-from equipoise.reproduce.cells import write_text
-from equipoise.reproduce.config import Config, load_config
-from equipoise.reproduce.session_search import Pair, Search, Settings, make, measure, sample
-from equipoise.reproduce.sessions import SetRun, folder_name, kept_folder, run_sessions
+from reproduce.config import Settings
+from reproduce.results import write_text
+from reproduce.sessions import Pair, Search, folder_name, make, measure, sample
 
-PAPER = Path(__file__).parents[1] / "paper"
 SETS = ("RetailRocket", "Diginetica", "Yoochoose")
 MODELS = ("SLIT", "SLIST", "SLIS")
 # Settings of the authors: mix, decay_position, decay_inference.
@@ -105,7 +102,7 @@ def prepared(name: str, model: str, args: argparse.Namespace) -> None:
             continue
         fitted, seconds = fit(model, settings, train, args.device)
         began = time.perf_counter()
-        values = measure(fitted, test).values
+        values, _ = measure(fitted, test)
         row = {"set": name, "model": model, "how": how, "settings": settings, **values}
         row |= {"events": test[0].n_users, "fit": seconds, "rank": time.perf_counter() - began}
         if args.ties:
@@ -171,23 +168,6 @@ def fit(name: str, settings: Settings, train: Interactions, device: str) -> tupl
     return model, time.perf_counter() - began
 
 
-def random_parts(name: str, model: str, args: argparse.Namespace) -> None:
-    """Search and fit one model; `run_sessions` then finds everything in the files."""
-    config = configured(args)
-    run = SetRun(config, name, args.data / folder_name(name), kept_folder(config, args.out / "x"))
-    run.device = args.device
-    rows = [row for row in config.rows if row.dataset == name]
-    for row in run.settled([row for row in rows if row.name.removesuffix("_DAN") == model]):
-        run.finished(row)
-
-
-def configured(args: argparse.Namespace) -> Config:
-    config = load_config(PAPER / "table7.toml")
-    options = {**config.options, "seed": args.seed, "events": args.events}
-    options["search"] = "always" if args.tune else "missing"
-    return dataclasses.replace(config, options=options)
-
-
 def prepared_table(out: Path) -> str:
     lines = [
         "| set | model | settings | HR@20 / MRR@20 | tail | events | reported |",
@@ -210,41 +190,30 @@ def prepared_table(out: Path) -> str:
 
 def work(task: tuple[str, str, argparse.Namespace]) -> str:
     name, model, args = task
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("equipoise.reproduce").setLevel(logging.INFO)
     session_solver.CACHE_BYTES = CACHE
     began = time.perf_counter()
-    tasks = {"prepared": prepared, "random": random_parts, "memory": memory}
-    tasks[args.protocol](name, model, args)
+    {"prepared": prepared, "memory": memory}[args.protocol](name, model, args)
     return f"{name} {model}: {time.perf_counter() - began:.0f} s"
 
 
 def run_all(args: argparse.Namespace) -> None:
-    """Run every set and model; SLIST of a set after its SLIT, from which it starts."""
-    later = "SLIST" if {"SLIT", "SLIST"} <= set(args.models) else ""
+    """Run every set and model, each in a fresh process: its peak of memory is its own."""
     spawn = multiprocessing.get_context("spawn")
-    # a fresh process for each task: its peak of memory is its own
     with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
-        tasks = [(name, model) for model in args.models for name in args.sets if model != later]
-        pending = {pool.submit(work, (*task, args)): task for task in tasks}
-        while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                name, model = pending.pop(future)
-                print(future.result(), flush=True)
-                if later and model == "SLIT":
-                    pending[pool.submit(work, (name, later, args))] = (name, later)
+        tasks = [(name, model, args) for model in args.models for name in args.sets]
+        for said in pool.map(work, tasks):
+            print(said, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared sets")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--protocol", choices=["prepared", "random", "memory"], default="prepared")
+    parser.add_argument("--protocol", choices=["prepared", "memory"], default="prepared")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--events", type=int, default=20_000, help="validation events")
-    parser.add_argument("--seed", type=int, default=0, help="of the random split")
-    parser.add_argument("--tune", action="store_true", help="search although settings are known")
+    parser.add_argument("--tune", action="store_true", help="also search settings")
     parser.add_argument("--ties", action="store_true", help="also the best of tied places")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--docs", type=Path, help="page whose table of this protocol is renewed")
@@ -252,26 +221,14 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     run_all(args)
-    if args.protocol != "random":
-        text = (prepared_table if args.protocol == "prepared" else memory_table)(args.out)
-        write_text(args.out / f"{args.protocol}.md", text + "\n")
-    elif len(args.models) < len(MODELS):
-        return  # a part of the table
-    else:
-        ready = [n for n in SETS if len([*kept(args).glob(f"{n}-SLI*.parquet")]) == 6]
-        out = args.out / "table7.csv"
-        run_sessions(configured(args), args.data, out, device=args.device, datasets=ready)
-        text = out.with_suffix(".md").read_text()
+    text = (prepared_table if args.protocol == "prepared" else memory_table)(args.out)
+    write_text(args.out / f"{args.protocol}.md", text + "\n")
     if args.docs:
         start, end = (f"<!-- {args.protocol}: {side} -->" for side in ("start", "end"))
         page = args.docs.read_text(encoding="utf-8")
         before, after = page.split(start)[0], page.split(end)[1]
         write_text(args.docs, f"{before}{start}\n{text.strip()}\n{end}{after}")
     print(text)
-
-
-def kept(args: argparse.Namespace) -> Path:
-    return kept_folder(configured(args), args.out / "x")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@
 The first line judges up to 36 solves (or fits of a filter) of each method by NDCG@20 on the
 validation users and evaluates the best on the test users; everything that can be read off a solve
 (family, bound, alpha, gamma) is tried at no cost. The second prints the rows of a config for
-`equipoise reproduce`. ``--observe`` names methods whose every trial is evaluated on test as well:
+`paper/run.py`. ``--observe`` names methods whose every trial is evaluated on test as well:
 to look for the settings behind a published number, never to choose.
 
-A weak split has no validation users: the choice is made on test, as the published tables do, or
-with ``--holdout`` on `valid_subset_of_train`, taken out of train for the search and put back for
-the last fit. The group `companion` is EASE+DAN with the low-pass companion.
+A weak split has no validation users: the choice is made on test, as the published tables do
+(``--groups dan --betas 0.3 0.5 0.7`` for the DAN rows of Table 4), or with ``--holdout`` on
+`valid_subset_of_train`, taken out of train for the search and put back for the last fit. The
+group `companion` is EASE+DAN with the low-pass companion.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
 from equipoise.models.saving import build
 from equipoise.readers.research import read_weak
-from equipoise.reproduce.data import published_split
 from equipoise.split import Part
+from reproduce.data import published_split
+from reproduce.tables import FILTERS as ON_CPU
 
 Settings = dict[str, Any]
 METRICS = ["recall", "ndcg", "head_ndcg", "tail_recall", "tail_ndcg"]
@@ -80,6 +83,7 @@ def main() -> None:
     parser.add_argument("--observe", nargs="*", default=[], help="methods to evaluate on test too")
     parser.add_argument("--holdout", action="store_true", help="weak: choose on a part of train")
     parser.add_argument("--users", type=int, default=3000, help="validation users to choose on")
+    parser.add_argument("--betas", type=float, nargs="+", help="in place of those of the groups")
     parser.add_argument("--limit", type=int, help="only so many solves or fits of a group")
     parser.add_argument("--rows", type=Path, nargs="+", help="print a config from results")
     args = parser.parse_args()
@@ -118,7 +122,8 @@ def search(args: argparse.Namespace) -> None:
 def trials(args: argparse.Namespace) -> Iterator[list[tuple[str, Any]]]:
     """Yield lists of models that share a solve, the first of them to be fitted."""
     for group in args.groups:
-        solves = list(itertools.product(*SOLVES[group]))[: args.limit]
+        betas, *penalties = SOLVES[group]
+        solves = list(itertools.product(args.betas or betas, *penalties))[: args.limit]
         for beta, l2, dropout in solves:
             yield list(read_off(group, beta, {"l2": float(l2), "dropout": dropout}))
     for name in args.filters:
@@ -187,8 +192,7 @@ def evaluated(line: dict[str, Any], split: Any, device: str) -> dict[str, Any]:
 
 
 def on_device(model: Any, device: str) -> dict[str, Any]:
-    linear = hasattr(model, "diag_bound") or type(model).__name__ in ("LAE", "EASE")
-    return {"device": device} if linear else {}
+    return {} if type(model).__name__ in ON_CPU else {"device": device}
 
 
 def held_out(folder: Path) -> Any:

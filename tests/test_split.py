@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split import Split
 
@@ -132,28 +133,29 @@ def test_weak_hides_a_share_of_every_user(
         np.testing.assert_array_equal(split.valid.target.user_counts, asked)
 
 
-@given(timed_data(), st.integers(1, 3), st.booleans())
+@given(timed_data(), st.integers(0, 3), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_leave_last_out_hides_the_last_items_of_each_user(
-    data: Interactions, n: int, valid: bool
+    data: Interactions, valid: int, test: int
 ) -> None:
-    split = attempt(eq.split.leave_last_out, data, n=n, valid=valid)
+    split = attempt(eq.split.leave_last_out, data, valid=valid, test=test)
+    assert (split.valid is None) == (valid == 0)
     check_parts(split, data)
     assert pairs(split.train, *(part.target for part in split.parts)) == pairs(data)
     when = times(data)
     for user in data.users:
         ordered = sorted((pair for pair in when if pair[0] == user), key=lambda p: (when[p], p[1]))
-        kept, last = ordered[:-n], ordered[-n:]
-        if len(ordered) < n + 1:
+        kept, last = ordered[:-test], ordered[-test:]
+        if len(ordered) <= test:
             kept, last = ordered, []
         assert {pair for pair in pairs(split.test.target) if pair[0] == user} == set(last)
         in_history = {pair for pair in pairs(split.test.history) if pair[0] == user}
         assert in_history == (set(kept) if last else set())
         if split.valid is not None:
-            tuned = kept[-n:] if len(ordered) >= 2 * n + 1 else []
+            tuned = kept[-valid:] if len(ordered) > test + valid else []
             assert {p for p in pairs(split.valid.target) if p[0] == user} == set(tuned)
             assert pairs(split.valid.history) <= pairs(split.train)
-    assert noted(split, "in train only") == (data.user_counts < n + 1).sum()
+    assert noted(split, "in train only") == (data.user_counts <= test).sum()
 
 
 @given(timed_data(), st.sampled_from([0.0, 0.1, 0.3]), shares)
@@ -211,7 +213,7 @@ def test_splits_that_may_learn_from_the_future_say_so(synthetic: Interactions) -
     assert f"this split ignores time: {LATER}" in eq.split.weak(timed).notes
     held_out = f"users are held out regardless of time: {LATER}"
     assert held_out in eq.split.strong(timed, order="time").notes
-    assert f"each user has an own cut in time: {LATER}" in eq.split.leave_last_out(timed).notes
+    assert f"each user is cut at another time: {LATER}" in eq.split.leave_last_out(timed).notes
     assert not any(LATER in note for note in eq.split.strong(synthetic).notes)
 
 
@@ -222,3 +224,100 @@ def test_labels_and_weights_are_carried_along() -> None:
     for part in (split.train, split.test.history, split.test.target):
         assert part.label("b") == "B"
         assert (part.matrix.data == 2.5).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("strong", {"valid": -0.1}, "valid must be >= 0 and < 1, got -0.1"),
+        ("strong", {"test": 0}, "test must be > 0 and < 1, got 0"),
+        ("strong", {"test": 1.0}, "test must be > 0 and < 1"),
+        ("strong", {"test": float("nan")}, "test must be > 0"),
+        ("strong", {"test": "0.1"}, "test must be > 0 and < 1, got '0.1'"),
+        ("strong", {"valid": 0.5, "test": 0.5}, "must sum to less than 1, got 0.5 \\+ 0.5"),
+        ("strong", {"history": 0}, "history must be > 0 and < 1, got 0"),
+        ("strong", {"history": 1}, "history must be > 0 and < 1, got 1"),
+        ("strong", {"order": "size"}, "order must be 'random' or 'time', got 'size'"),
+        ("strong", {"seed": -1}, "seed must be an integer >= 0"),
+        ("weak", {"test": 1.5}, "test must be"),
+        ("weak", {"valid": 1}, "valid must be"),
+        ("leave_last_out", {"test": 0}, "test must be an integer >= 1, got 0"),
+        ("leave_last_out", {"test": 1.5}, "test must be an integer"),
+        ("leave_last_out", {"valid": 0.1}, "valid must be an integer >= 0, got 0.1"),
+        ("time_cut", {"test": 0}, "test must be"),
+        ("time_cut", {"test_from": "soon"}, "test_from must be an ISO date or time, got 'soon'"),
+        ("time_cut", {"test_from": float("inf")}, "test_from must be finite"),
+        ("time_cut", {"test_from": 5, "valid_from": 5}, "valid must begin before test"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    data = Interactions(np.ones((10, 4)), times=np.arange(40))
+    with pytest.raises(SettingError, match=message):
+        getattr(eq.split, name)(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("strong", (4, 5), {}, "valid=0.1 and test=0.1 need at least 5 users, the data have 4"),
+        ("strong", (1, 5), {"valid": 0, "test": 0.5}, "need at least 2 users"),
+        ("strong", (20, 1), {}, "no user is left in valid with a history and a target"),
+        ("weak", (20, 1), {}, "at least one user with two items"),
+        ("weak", (20, 2), {"valid": 0.1}, "at least one user with three items"),
+        ("leave_last_out", (20, 1), {}, "needs a user with 2 items for test"),
+        ("leave_last_out", (20, 2), {}, "needs a user with 3 items for valid"),
+        ("time_cut", (2, 2), {"test_from": 0}, "nothing happened before 0.0"),
+        ("time_cut", (2, 2), {"test_from": 9, "valid": 0}, "nothing happened from 9.0 on"),
+        ("time_cut", (2, 2), {"test": 0.4, "valid": 0.4}, "nothing happened before 0.0"),
+        ("time_cut", (0, 2), {}, "time_cut needs interactions"),
+    ],
+)
+def test_data_too_small_for_the_split_are_refused(
+    name: str, shape: tuple[int, int], options: dict[str, Any], message: str
+) -> None:
+    data = Interactions(np.ones(shape), times=np.arange(shape[0] * shape[1]))
+    with pytest.raises(DataError, match=message):
+        getattr(eq.split, name)(data, **options)
+
+
+@pytest.mark.parametrize("n_users", range(1, 40))
+@pytest.mark.parametrize(("valid", "test"), [(0.1, 0.1), (0.0, 0.03), (0.45, 0.5), (0.3, 0.3)])
+def test_the_number_of_users_needed_is_true(n_users: int, valid: float, test: float) -> None:
+    try:
+        split = eq.split.strong(Interactions(np.ones((n_users, 2))), valid=valid, test=test)
+    except DataError as error:
+        found = re.search(r"at least (\d+) users", str(error))
+        assert found is not None
+        needed = int(found[1])
+        assert needed > n_users
+        split = eq.split.strong(Interactions(np.ones((needed, 2))), valid=valid, test=test)
+    assert split.train.n_users > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("leave_last_out", {}), ("time_cut", {}), ("strong", {"order": "time"})]
+)
+def test_splits_along_time_need_times(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=rf"{name}.* needs times; name the column with eq\.read"):
+        getattr(eq.split, name)(Interactions(np.ones((20, 4))), **options)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        86400,
+        "1970-01-02",
+        date(1970, 1, 2),
+        datetime(1970, 1, 2, tzinfo=UTC),
+        "1970-01-02T01:00+01:00",
+    ],
+)
+def test_time_cut_takes_seconds_text_and_dates(moment: Any) -> None:
+    data = Interactions(np.ones((2, 2)), times=[0, 86400, 90000, 86399])
+    split = eq.split.time_cut(data, test_from=moment, valid=0)
+    assert pairs(split.train) == {(0, 0), (1, 1)}
+    assert pairs(split.test.target) == {(0, 1), (1, 0)}
+    both = eq.split.time_cut(data, test_from=90000, valid_from=moment)
+    assert both.valid is not None
+    assert pairs(both.valid.target) == {(0, 1)}
+    assert pairs(both.test.history) == {(1, 1)}

@@ -119,7 +119,7 @@ def test_fingerprints_tell_parts_apart(synthetic: Interactions) -> None:
     assert all(len(text) == 12 for text in prints)
 
 
-def test_a_part_needs_one_list_of_people_and_items_and_nobody_without_either_side() -> None:
+def test_both_sides_of_a_part_have_the_same_users_and_items_and_no_empty_row() -> None:
     one = Interactions([[1, 0], [0, 1]])
     with pytest.raises(DataError, match="test have different users"):
         Part(one, Interactions([[1, 0], [0, 1]], [5, 6]), "weak", "test")

@@ -52,11 +52,11 @@ def test_reveal_gives_every_prefix_and_the_next_item(rows: list[list[int]], text
 
 @given(event_lists, st.sampled_from(["random", "time"]), st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
-def test_sessions_are_held_out_whole(rows: list[list[int]], by: str, seed: int) -> None:
+def test_sessions_are_held_out_whole(rows: list[list[int]], order: str, seed: int) -> None:
     moments = [100 * place + item for place, row in enumerate(rows) for item in sorted(set(row))]
     data = build(rows, times=moments)
     try:
-        split = eq.split.sessions(data, valid=0.2, test=0.2, by=by, seed=seed)
+        split = eq.split.sessions(data, valid=0.2, test=0.2, order=order, seed=seed)
     except DataError as error:
         assume(not re.search("need at least|is left", str(error)))
         raise
@@ -80,12 +80,12 @@ def test_sessions_are_held_out_whole(rows: list[list[int]], by: str, seed: int) 
     short = sum(len(row) < 2 for row in kept.values())
     assert sum(int(n.split()[0]) for n in split.notes if re.match(r"\d+ events?", n)) == lost
     assert sum(int(n.split()[0]) for n in split.notes if re.match(r"\d+ sessions?", n)) == short
-    if by == "time":
+    if order == "time":
         used = [place for place in range(len(rows)) if rows[place]]
         empty = [place for place in range(len(rows)) if not rows[place]]
         assert train == sorted((empty + used)[: len(train)])
         assert split.seed is None
-    assert any(LATER in note for note in split.notes) == (by == "random")
+    assert any(LATER in note for note in split.notes) == (order == "random")
 
 
 def test_the_seed_alone_decides() -> None:
@@ -112,11 +112,11 @@ def test_sessions_need_sequences_and_sound_settings() -> None:
     with pytest.raises(DataError, match="reveal needs ordered events"):
         eq.split.reveal(plain)
     data = build([[0, 1, 2]] * 20)
-    with pytest.raises(SettingError, match="by must be 'random' or 'time', got 'size'"):
-        eq.split.sessions(data, by="size")
-    with pytest.raises(DataError, match=r"sessions\(by='time'\) needs times"):
-        eq.split.sessions(data, by="time")
+    with pytest.raises(SettingError, match="order must be 'random' or 'time', got 'size'"):
+        eq.split.sessions(data, order="size")
+    with pytest.raises(DataError, match=r"sessions\(order='time'\) needs times"):
+        eq.split.sessions(data, order="time")
     with pytest.raises(DataError, match="need at least 5 sessions, the data have 3"):
         eq.split.sessions(data.rows([0, 1, 2]))
-    with pytest.raises(DataError, match="nobody is left in valid"):
+    with pytest.raises(DataError, match="no user is left in valid"):
         eq.split.sessions(build([[0]] * 20))

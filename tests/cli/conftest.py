@@ -26,6 +26,7 @@ TITLES = {
     "fig": "Figs",
 }
 Run = Callable[..., Result]
+Answer = Callable[..., Any]
 
 
 def call(*args: object) -> Result:
@@ -81,7 +82,7 @@ def run(shop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
-def answer(run: Run) -> Callable[..., Any]:
+def answer(run: Run) -> Answer:
     """Return a function that runs a command with `--json` and gives back the document."""
 
     def ask(*args: object) -> Any:

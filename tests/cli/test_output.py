@@ -21,9 +21,7 @@ def test_json_is_pure_ascii_without_nan(capsys: pytest.CaptureFixture[str]) -> N
 def test_titles_can_neither_style_nor_steer_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = output.table("title")
-    output.add(out, "[red]Alien[/red]\x1b[2J :smile:")
-    output.show(out)
+    output.show([["[red]Alien[/red]\x1b[2J :smile:"]], "title")
     assert "[red]Alien[/red]?[2J :smile:" in capsys.readouterr().out
 
 
@@ -37,13 +35,13 @@ def test_quick_work_is_silent_and_long_work_reports(
     written = ""
     monkeypatch.setattr(output, "PATIENCE", 0.05)
     monkeypatch.setattr(output, "REMINDER", 0.06)
-    with output.working("counting", 90) as report:
+    with output.working("counting") as report:
         report(1, 4)
         while written.count("\n") < 2:  # however long the machine takes for it
             time.sleep(0.01)
             written += capsys.readouterr().err
     first, second, *_ = written.splitlines()
-    assert first == "counting, about 1 min 30 s, 25% done ..."
+    assert first == "counting, 25% done ..."
     assert second.startswith(first.removesuffix(" ..."))
     assert second.endswith("so far ...")
 
@@ -63,7 +61,11 @@ def test_a_terminal_gets_a_spinner_that_goes_away(monkeypatch: pytest.MonkeyPatc
 
 
 def test_tables_in_pipes_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    out = output.table("name", "number")
-    output.add(out, "n" * 150, "1" * 150)
-    output.show(out)
+    output.show([("n" * 150, "1" * 150)], "name", "number")
     assert "n" * 150 + "  " + "1" * 150 in capsys.readouterr().out
+
+
+def test_columns_of_numbers_stand_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show([("tea", 1234, 0.5, None), ("egg", 7, 12.25, "x")], "item", "n", "score", "")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == ["item      n   score", "tea   1,234  0.5000", "egg       7    12.2  x"]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from typer.testing import Result
+from tests.cli.conftest import Answer, Run
 
 from equipoise.split import Split
 
-Run = Callable[..., Result]
-Answer = Callable[..., Any]
 READ = ("events.csv", "--labels", "titles.csv")
 
 
@@ -37,12 +33,12 @@ def test_a_saved_split_and_model_are_reported_as_they_are(answer: Answer, tmp_pa
     assert "users" not in found
 
 
-def test_a_named_user_can_be_shown(run: Run, answer: Answer, tmp_path: Path) -> None:
+def test_a_certain_user_can_be_shown(run: Run, answer: Answer, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     user = Split.load("split").test.history.users[0]
-    answer("report", "split", "--out", page, "--person", user, "-k", 3)
+    answer("report", "split", "--out", page, "--show-user", user, "-k", 3)
     assert f"User {user}</h3>" in page.read_text(encoding="utf-8")
-    done = run("report", "split", "--out", page, "--person", "nobody")
+    done = run("report", "split", "--out", page, "--show-user", "nobody")
     assert done.exit_code == 1
     assert "the test part has no user 'nobody'" in done.stderr
 
@@ -60,13 +56,3 @@ def test_the_case_study_answers_in_json(answer: Answer) -> None:
     found = answer("report", *READ, "--case-study", "u3", "-k", 2)
     assert list(found["lists"]) == ["W/O", "RW", "DAN", "Sym"]
     assert found["lists"]["DAN"][0]["rank"] == 1
-
-
-def test_what_cannot_work_is_refused_in_a_sentence(run: Run, tmp_path: Path) -> None:
-    done = run("report", *READ, "--case-study", "zoe")
-    assert done.exit_code == 1
-    assert "the data have no user 'zoe'" in done.stderr
-    assert run("report", *READ, "-k", 0).exit_code == 2
-    done = run("report", *READ, "--out", tmp_path)
-    assert done.exit_code == 1
-    assert "is a folder" in done.stderr

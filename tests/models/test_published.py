@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+PAPER = Path(__file__).resolve().parents[2] / "paper"
 SCRIPT = """
 import json, sys
 from pathlib import Path
 import equipoise as eq
-from equipoise.reproduce.data import published_split
+sys.path.insert(0, sys.argv[2])
+from reproduce.data import published_split
 
 split = published_split(Path(sys.argv[1]), "strong")
 shared = {"l2": 20.0, "dropout": 0.6, "normalizer": eq.DAN(0.2, 0.3)}
@@ -42,7 +44,7 @@ def test_gowalla_gives_the_published_numbers_within_the_planned_memory(
 ) -> None:
     folder = str(shared_data / "gowalla" / "strong")
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", SCRIPT, folder],
+        [sys.executable, "-X", "faulthandler", "-c", SCRIPT, folder, str(PAPER)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -15,7 +15,6 @@ from equipoise.cli import (
     fit,
     recommend,
     report,
-    reproduce,
     tune,
 )
 from equipoise.cli.framework import Commands
@@ -50,6 +49,6 @@ def every(
     hear_the_library()
 
 
-for each in (demo, data, fit, tune, evaluate, recommend, report, reproduce, doctor):
+for each in (demo, data, fit, tune, evaluate, recommend, report, doctor):
     app.add_typer(each.app)
 app.add_typer(datasets.app, name="datasets")

@@ -1,35 +1,40 @@
-"""Ids given on the command line: text that may stand for integers, or for a title.
-
-Options of commands that read data, and what DATA may be.
-
-Commands on data: `stats` and `split`.
-"""
+"""Data on the command line: what DATA may be, ids and titles in texts, and `stats` and `split`."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import os
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.text import Text
 
-from equipoise.cli.framework import Json, declare
-from equipoise.cli.output import add, emit, note, say, show, table, working
+from equipoise.cli.framework import Json, declare, option
+from equipoise.cli.output import emit, legend, note, say, show, working
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
     from equipoise.ids import IdIndex
     from equipoise.interactions import Interactions
-    from equipoise.split import Split
+    from equipoise.split import Part, Split
     from equipoise.statistics import Statistics
 
-SHOWN = 3
+app = typer.Typer()
+
+DATA = "A file (csv, tsv, jsonl, parquet; gz), folder, saved data or split, or data set name."
+COLUMN = "name, or number from 0"
+SHOWN = 3  # items that a refused title may have meant
+LEGEND = {
+    "Gini": "how concentrated the interactions are: 0 all equal, near 1 a few have all",
+    "homophily": "how alike items are that share users, 0 to 1, pairs with more users count more",
+    "head share": "share of the interactions on the most used 20% of the items",
+}
+
+reads = functools.partial(option, panel="Reading")
 
 
 def find_users(data: Interactions, texts: list[str]) -> list[Any]:
@@ -40,7 +45,7 @@ def find_users(data: Interactions, texts: list[str]) -> list[Any]:
             near = difflib.get_close_matches(text, [str(each) for each in data.users], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownIdError(
-                f"the model knows no user {text!r}; {hint}for somebody new give --history"
+                f"the model knows no user {text!r}; {hint}for a new user give --history"
             )
     return users
 
@@ -103,51 +108,31 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-DATA = "A file (csv, tsv, jsonl, parquet; gz), folder, saved data or split, or data set name."
-
-
-COLUMN = "name, or number from 0"
-
-
-PANEL = "Reading"
-
-
-class OnBad(StrEnum):
-    """What to do with rows that cannot be used."""
-
-    error = "error"
-    skip = "skip"
-
-
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=PANEL)
-
-
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How to read a table of interactions; as for `equipoise.read`."""
 
-    user: Annotated[str | None, _option(f"Column of users ({COLUMN}).", "--user")] = None
-    item: Annotated[str | None, _option(f"Column of items ({COLUMN}).", "--item")] = None
-    time: Annotated[str | None, _option(f"Column of times ({COLUMN}).", "--time")] = None
-    time_unit: Annotated[str | None, _option("Of times in numbers: s, ms, us or ns.")] = None
-    rating: Annotated[str | None, _option("Column of ratings.", "--rating")] = None
-    weight: Annotated[str | None, _option("Column of weights.", "--weight")] = None
-    session: Annotated[str | None, _option("Column of sessions, for data in sessions.")] = None
-    gap: Annotated[str | None, _option("Pause that ends a session, such as 30m.")] = None
-    min_rating: Annotated[float | None, _option("Keep ratings of at least this.")] = None
-    min_user: Annotated[int, _option("Keep users with this many items (k-core).")] = 0
-    min_item: Annotated[int, _option("Keep items with this many users (k-core).")] = 0
-    labels: Annotated[str | None, _option("File with item titles, for display.")] = None
-    separator: Annotated[str | None, _option(r"Between columns, such as ';' or '\t'.")] = None
+    user: Annotated[str | None, reads(f"Column of users ({COLUMN}).")] = None
+    item: Annotated[str | None, reads(f"Column of items ({COLUMN}).")] = None
+    time: Annotated[str | None, reads(f"Column of times ({COLUMN}).")] = None
+    time_unit: Annotated[str | None, reads("Of times in numbers: s, ms, us or ns.")] = None
+    rating: Annotated[str | None, reads("Column of ratings.")] = None
+    weight: Annotated[str | None, reads("Column of weights.")] = None
+    session: Annotated[str | None, reads("Column of sessions, for data in sessions.")] = None
+    gap: Annotated[str | None, reads("Pause that ends a session, such as 30m.")] = None
+    min_rating: Annotated[float | None, reads("Keep ratings of at least this.")] = None
+    min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
+    min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
+    labels: Annotated[str | None, reads("File with item titles, for display.")] = None
+    separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
-        bool | None, _option("Whether the first line names the columns.", "--header/--no-header")
+        bool | None, reads("Whether the first line names the columns.", "--header/--no-header")
     ] = None
-    encoding: Annotated[str, _option("Of text files.")] = "utf-8"
-    format: Annotated[str | None, _option("Of the file, if its name does not tell.")] = None
-    on_bad: Annotated[OnBad, _option("Stop at unusable rows, or skip and count them.")] = (
-        OnBad.error
-    )
+    encoding: Annotated[str, reads("Of text files.")] = "utf-8"
+    format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
+    on_bad: Annotated[
+        Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
+    ] = "error"
 
     def load(self, source: str) -> Interactions:
         """Return the interactions that DATA names; what a reader found or left out is noted."""
@@ -165,7 +150,7 @@ class Reading:
             # All rows have been checked by then, so there are none that would be skipped.
             if "there is only one" not in str(error):
                 raise
-            return dataclasses.replace(self, on_bad=OnBad.skip).load(source)
+            return dataclasses.replace(self, on_bad="skip").load(source)
 
     def _load(self, source: str) -> Interactions:
         from equipoise import readers
@@ -200,7 +185,7 @@ class Reading:
                 f"{source} has to be downloaded by hand; `equipoise datasets show {source}` tells "
                 f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
-        self._refuse_options(f"{source} is a data set with a reader of its own", "min_rating")
+        self._refuse_options(f"{source} is a data set with its own reader", "min_rating")
         return datasets.load(source, min_rating=self.min_rating)
 
     def _refuse_options(self, why: str, *allowed: str) -> None:
@@ -213,27 +198,14 @@ class Reading:
                 raise SettingError(f"{why}: leave out --{option}")
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "user": _column(self.user),
-            "item": _column(self.item),
-            "time": _column(self.time),
-            "time_unit": self.time_unit,
-            "rating": _column(self.rating),
-            "weight": _column(self.weight),
-            "session": _column(self.session),
-            "gap": self.gap,
-            "min_rating": self.min_rating,
-            "labels": self.labels,
-            "separator": "\t" if self.separator == r"\t" else self.separator,
-            "header": self.header,
-            "encoding": self.encoding,
-            "format": self.format,
-            "on_bad": self.on_bad.value,
-        }
-
-
-def _column(text: str | None) -> str | int | None:
-    return int(text) if text is not None and text.isdecimal() else text
+        """Return the arguments of `equipoise.read`."""
+        settings = dict(vars(self))
+        del settings["min_user"], settings["min_item"]
+        for name in ("user", "item", "time", "rating", "weight", "session"):
+            text = settings[name]
+            settings[name] = int(text) if text is not None and text.isdecimal() else text
+        settings["separator"] = "\t" if self.separator == r"\t" else self.separator
+        return settings
 
 
 def check_out(path: Path) -> None:
@@ -266,23 +238,11 @@ def require_split(source: str) -> Split:
     return split
 
 
-app = typer.Typer()
-
-LEGEND = (
-    ("Gini", "how concentrated the interactions are: 0 all equal, near 1 a few have all"),
-    (
-        "homophily",
-        "how alike items are that share users, 0 to 1, pairs with more users count more",
-    ),
-    ("head share", "share of the interactions on the most used 20% of the items"),
-)
-
-
 @declare(app, "stats", "equipoise stats events.csv")
 def stats(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=DATA)],
-    reading: Reading,
-    delta: Annotated[float, typer.Option(help="Exponent of the homophily weights.")] = 1.5,
+    reading: ReadOptions,
+    delta: Annotated[float, option("Exponent of the homophily weights.")] = 1.5,
     as_json: Json = False,
 ) -> None:
     """Describe data: size, density, Gini, homophily and more; one row for each DATA."""
@@ -295,93 +255,67 @@ def stats(
             found.append((source, describe(interactions, delta=delta)))
     if as_json:
         emit([{"data": source, **each.to_dict()} for source, each in found])
-    elif len(found) == 1:
-        print_statistics(found[0][1])
-    else:
-        print_rows(found)
+        return
+    if len(found) == 1:
+        _show_statistics(found[0][1])
+    else:  # as in Table 1 of the paper
+        names = ("data", "users", "items", "interactions", "density", "Gini", "homophily")
+        rows = []
+        for source, each in found:
+            sizes = (each.n_users, each.n_items, each.n_interactions, _percent(each.density))
+            shape = (each.gini_items, each.homophily, f"{each.head_share:.1%}")
+            rows.append((source, *sizes, *shape))
+        show(rows, *names, "head share")
+    legend(LEGEND)
 
 
-def print_statistics(found: Statistics) -> None:
-    """Print one data set, a line for each statistic."""
-    out = table("", "", "", left=(0, 2))
-    add(out, "users", f"{found.n_users:,}", _spread("items each", found, "user"))
-    add(out, "items", f"{found.n_items:,}", _spread("users each", found, "item"))
-    add(out, "interactions", f"{found.n_interactions:,}", f"density {_percent(found.density)}")
-    add(out, "Gini of items", f"{found.gini_items:.4f}", f"of users {found.gini_users:.4f}")
-    add(out, "homophily", f"{found.homophily:.4f}", f"delta {found.delta:g}")
-    add(out, "head share", f"{found.head_share:.1%}", "on the most used 20% of the items")
-    show(out)
-    print_legend(LEGEND[:2])
+def _show_statistics(found: Statistics) -> None:
+    def spread(what: str, axis: str) -> str:
+        median, least, most = (
+            getattr(found, f"{name}_{axis}") for name in ("median", "min", "max")
+        )
+        return f"{what}: median {median:,g}, from {least:,} to {most:,}"
 
-
-def print_rows(found: list[tuple[str, Statistics]]) -> None:
-    """Print several data sets, a row for each, as in Table 1 of the paper."""
-    names = ["data", "users", "items", "interactions", "density", "Gini", "homophily"]
-    out = table(*names, "head share")
-    for source, each in found:
-        sizes = [f"{size:,}" for size in (each.n_users, each.n_items, each.n_interactions)]
-        shape = [_percent(each.density), f"{each.gini_items:.4f}", f"{each.homophily:.4f}"]
-        add(out, source, *sizes, *shape, f"{each.head_share:.1%}")
-    show(out)
-    print_legend(LEGEND)
-
-
-def print_legend(lines: tuple[tuple[str, str], ...]) -> None:
-    """Print what the words of a table mean, one line each."""
-    say()
-    for word, meaning in lines:
-        say(Text.assemble((word, "italic"), f": {meaning}", style="dim"))
-
-
-def _spread(what: str, found: Statistics, axis: str) -> str:
-    median, least, most = (getattr(found, f"{kind}_{axis}") for kind in ("median", "min", "max"))
-    return f"{what}: median {median:,g}, from {least:,} to {most:,}"
+    show(
+        [
+            ("users", found.n_users, spread("items each", "user")),
+            ("items", found.n_items, spread("users each", "item")),
+            ("interactions", found.n_interactions, f"density {_percent(found.density)}"),
+            ("Gini of items", found.gini_items, f"of users {found.gini_users:.4f}"),
+            ("homophily", found.homophily, f"delta {found.delta:g}"),
+            ("head share", f"{found.head_share:.1%}", ""),
+        ]
+    )
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-class Protocol(StrEnum):
-    """Ways to split."""
-
-    strong = "strong"
-    weak = "weak"
-    last = "last"
-    time = "time"
-    session = "session"
-    given = "given"
-
-
-class Order(StrEnum):
-    """Which items or sessions are held out."""
-
-    random = "random"
-    time = "time"
+Protocol = Literal["strong", "weak", "last", "time", "session", "given"]
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Options of the split functions; None leaves a function's own default."""
+class SplitOptions:
+    """Options of the split functions; None leaves a function's default."""
 
-    valid: Annotated[
-        float | None, typer.Option(help="Share to tune on; 0 for none. (last: 0 or 1)")
-    ] = None
-    test: Annotated[float | None, typer.Option(help="Share to report on.")] = None
+    valid: Annotated[float | None, option("Share to tune on; 0: none. (last: 0 or 1)")] = None
+    test: Annotated[float | None, option("Share to report on.")] = None
     history: Annotated[
-        float | None, typer.Option(help="strong: share of a held-out user's items to show.")
+        float | None, option("strong: share of a held-out user's items to show.")
     ] = None
     order: Annotated[
-        Order | None, typer.Option(help="strong, session: hold out at random or the latest.")
+        Literal["random", "time"] | None,
+        option("strong, session: hold out at random or the latest."),
     ] = None
-    n: Annotated[int | None, typer.Option("-n", "--n", help="last: items to hide.")] = None
-    test_from: Annotated[
-        str | None, typer.Option(help="time: first moment of test, a date or seconds.")
-    ] = None
+    n: Annotated[int | None, option("last: items to hide.", "-n", "--n")] = None
+    test_from: Annotated[str | None, option("time: first moment of test, a date or seconds.")] = (
+        None
+    )
     valid_from: Annotated[
-        str | None, typer.Option(help="time: first moment of valid, a date or seconds.")
+        str | None, option("time: first moment of valid, a date or seconds.")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Same data and seed, same split.")] = None
+    seed: Annotated[int | None, option("Same data and seed, same split.")] = None
 
     def settings(self, protocol: Protocol) -> dict[str, Any]:
         """Return the arguments of the protocol's function; options of others are refused."""
@@ -392,21 +326,20 @@ class Shares:
             "time": ("valid", "test", "test_from", "valid_from"),
             "session": ("valid", "test", "order", "seed"),
             "given": (),
-        }[protocol.value]
+        }[protocol]
         given = {name: value for name, value in vars(self).items() if value is not None}
         for name in given:
             if name not in known:
                 option = name.replace("_", "-")
-                raise SettingError(f"--protocol {protocol.value} has no --{option}; leave it out")
-        if "order" in given:
-            given["order"] = str(given["order"])
-        for name in ("test_from", "valid_from"):
-            if name in given:
-                given[name] = _moment(given[name])
-        if protocol == "session" and "order" in given:
-            given["by"] = given.pop("order")
-        if protocol == "last" and "valid" in given:
-            given["valid"] = bool(given["valid"])
+                raise SettingError(f"--protocol {protocol} has no --{option}; leave it out")
+        for name in {"test_from", "valid_from"} & set(given):
+            try:
+                given[name] = float(given[name])
+            except ValueError:
+                continue  # a date
+        if protocol == "last":  # as many items in valid as in test, or no such part
+            n = given.get("n", 1)
+            given = {"test": n, "valid": n if given.get("valid", 1) else 0}
         return given
 
 
@@ -414,42 +347,38 @@ class Shares:
 def split(
     data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
-    shares: Shares,
-    reading: Reading,
+    shares: SplitOptions,
+    reading: ReadOptions,
     protocol: Annotated[
-        Protocol, typer.Option("--protocol", "-p", help="Who is judged, on what.")
-    ] = Protocol.strong,
+        Protocol, option("Who is evaluated, on what.", "--protocol", "-p")
+    ] = "strong",
     as_json: Json = False,
 ) -> None:
     """Cut data into train, valid and test.
 
-    strong: people the model never saw; weak: a share of everybody's items; last: everybody's last
+    strong: users the model never saw; weak: a share of each user's items; last: each user's last
     items; time: what happened from a date on; session: the next item of new sessions; given: DATA
     is a folder with a published split (train, test_in, test_target, ... or train and test).
     """
     check_out(out)
-    settings = shares.settings(protocol)
-    made = _cut(data, protocol, settings, reading)
+    made = _cut(data, protocol, shares.settings(protocol), reading)
     made.save(out)
+    sizes = {part.name: _sizes(part) for part in made.parts}
+    train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
     if as_json:
-        parts = {part.name: _part_sizes(part) for part in made.parts}
-        train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
         facts = {"protocol": made.protocol, "seed": made.seed, "fingerprint": made.fingerprint}
         items = {"items": made.train.n_items, "notes": list(made.notes), "path": str(out)}
-        emit({**facts, **items, "train": train, **parts})
+        emit({**facts, **items, "train": train, **sizes})
         return
-    rows = table("", "users", "known", "to find")
-    add(rows, "train", f"{made.train.n_users:,}", f"{made.train.n_interactions:,}", "")
-    for part in made.parts:
-        sizes = _part_sizes(part)
-        add(rows, part.name, *(f"{size:,}" for size in sizes.values()))
-    show(rows)
+    rows: list[tuple[Any, ...]] = [("train", *train.values(), None)]
+    rows += [(name, *each.values()) for name, each in sizes.items()]
+    show(rows, "", "users", "known", "to find")
     for sentence in made.notes:
         note(f"note: {sentence}")
     say(f"\n{made.protocol} split of {made.train.n_items:,} items saved in {out}")
 
 
-def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: Reading) -> Split:
+def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadOptions) -> Split:
     from equipoise import split as splits
 
     if protocol == "given":
@@ -462,7 +391,7 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: Readi
         "time": splits.time_cut,
         "session": splits.sessions,
     }
-    made: Split = cuts[protocol.value](reading.load(data), **settings)
+    made: Split = cuts[protocol](reading.load(data), **settings)
     return made
 
 
@@ -471,9 +400,9 @@ def _published(folder: Path) -> Split:
     from equipoise.readers import read_multvae, read_strong, read_weak
     from equipoise.split import from_parts
 
-    if (folder / "test_in.npz").is_file() or (folder / "unique_sid.txt").is_file():
-        read = read_multvae if (folder / "unique_sid.txt").is_file() else read_strong
-        parts = read(folder)
+    multvae = (folder / "unique_sid.txt").is_file()
+    if multvae or (folder / "test_in.npz").is_file():
+        parts = read_multvae(folder) if multvae else read_strong(folder)
         return from_parts(
             parts["train"],
             valid=(parts["valid_in"], parts["valid_target"]),
@@ -487,16 +416,6 @@ def _published(folder: Path) -> Split:
     )
 
 
-def _part_sizes(part: Any) -> dict[str, int]:
-    return {
-        "users": part.n_users,
-        "known": part.history.n_interactions,
-        "to_find": part.target.n_interactions,
-    }
-
-
-def _moment(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _sizes(part: Part) -> dict[str, int]:
+    known, to_find = part.history.n_interactions, part.target.n_interactions
+    return {"users": part.n_users, "known": known, "to_find": to_find}

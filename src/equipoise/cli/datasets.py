@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.framework import Commands, Json, declare
-from equipoise.cli.output import add, emit, say, show, table, working
+from equipoise.cli.framework import Commands, Json, declare, option
+from equipoise.cli.output import emit, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -30,39 +29,33 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As `equipoise dataset
 def every(context: typer.Context, as_json: Json = False) -> None:
     """List, show and fetch named data sets."""
     if context.invoked_subcommand is None:
-        print_list(as_json)
+        listing(as_json)
 
 
 @declare(app, "list", "equipoise datasets list")
 def listing(as_json: Json = False) -> None:
     """List the data sets: size, licence, fetched or bring-your-own."""
-    print_list(as_json)
-
-
-def print_list(as_json: bool) -> None:
-    """Print every data set, a row each."""
     from equipoise.datasets import cache_folder, info, names
 
     entries = [info(name) for name in names()]
     if as_json:
         emit([_facts(entry) for entry in entries])
         return
-    out = table("name", "users", "items", "interactions", "how", "licence", left=(0, 4, 5))
-    for entry in entries:
-        sizes = [f"{size:,}" for size in entry.published] if entry.published else ["", "", ""]
-        add(
-            out,
+    rows = [
+        (
             entry.name,
-            *sizes,
+            *(entry.published or (None, None, None)),
             "fetched" if entry.fetched else "bring your own",
             entry.licence,
         )
-    show(out)
+        for entry in entries
+    ]
+    show(rows, "name", "users", "items", "interactions", "how", "licence")
     say(
-        f"\nfetched: downloaded on first use and kept in {cache_folder()} (set EQUIPOISE_DATA)",
+        f"\nfetched: downloaded on first use and kept in {cache_folder()} (set EQUIPOISE_DATA)\n"
+        "bring your own: `equipoise datasets show NAME` tells where from and how",
         "dim",
     )
-    say("bring your own: `equipoise datasets show NAME` tells where from and how", "dim")
 
 
 @declare(app, "show", "equipoise datasets show movielens-100k")
@@ -74,19 +67,16 @@ def show_one(name: Name, as_json: Json = False) -> None:
     if as_json:
         emit(_facts(entry))
         return
-    say(str(entry))
-    if entry.fetched:
-        say(f"  use      equipoise stats {name}")
-    else:
-        say(f"  use      equipoise datasets fetch {name} --raw FOLDER --out {name}")
+    use = f"stats {name}" if entry.fetched else f"datasets fetch {name} --raw FOLDER --out {name}"
+    say(f"{entry}\n  use      equipoise {use}")
 
 
 @declare(app, "fetch", "equipoise datasets fetch movielens-100k --out movies")
 def fetch(
     name: Name,
-    out: Annotated[Path | None, typer.Option(help="Folder to save the prepared data in.")] = None,
+    out: Annotated[Path | None, option("Folder to save the prepared data in.")] = None,
     raw: Annotated[
-        Path | None, typer.Option(help="Folder with the raw files of a bring-your-own set.")
+        Path | None, option("Folder with the raw files of a bring-your-own set.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -114,7 +104,6 @@ def fetch(
 
 
 def _facts(entry: DataSet) -> dict[str, Any]:
-    names = ("name", "title", "origin", "home", "licence", "files", "recipe")
+    names = ("name", "title", "origin", "home", "licence", "files", "recipe", "fetched")
     sizes = dict(zip(("users", "items", "interactions"), entry.published or (), strict=False))
-    facts = {key: value for key, value in dataclasses.asdict(entry).items() if key in names}
-    return {**facts, "fetched": entry.fetched, "published": sizes or None}
+    return {**{name: getattr(entry, name) for name in names}, "published": sizes or None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,62 +10,38 @@ import typer
 from rich.text import Text
 
 from equipoise.cli.data import raw_id
-from equipoise.cli.framework import Json, declare
-from equipoise.cli.output import add, clean, emit, say, show, table, working
+from equipoise.cli.framework import Json, declare, option
+from equipoise.cli.output import clean, emit, legend, say, show, working
 from equipoise.cli.recommend import strongest
-from equipoise.cli.settings import describe as name_of
 from equipoise.errors import UnknownIdError
 
 if TYPE_CHECKING:
-    from equipoise.comparison import Comparison
     from equipoise.models import EASE
     from equipoise.results import Result
     from equipoise.split import Part, Split
-    from equipoise.statistics import Statistics
 
 app = typer.Typer()
 
 DATA = "movielens-100k"
-# Chosen on the valid part: the best NDCG among 5 values of l2 for plain EASE and among 9 pairs for
-# dropout; for DAN, among 108 settings, one of the most accurate with more of the tail. Dropout has
-# a row of its own because it explains a good part of what DAN seems to gain over plain EASE.
-L2_PLAIN = 400.0
-L2_DROPOUT = 50.0
-L2, DROPOUT, ALPHA, BETA = 20.0, 0.7, 0.3, 0.2
+PLAIN, DAN = "EASE", "EASE + DAN"
 K = 20
-METRICS = ("recall", "ndcg")
 SHOWN = 10
-WAYS = {
-    "plain": "l2=500, a common default",
-    "automatic": "with DAN, all settings from the data",
-    "tuned": "with DAN, chosen on the valid part",
-}
 DIAL = (0.0, 0.3, 0.6)
-KNOWN = (12, 25)  # length of the history of the person shown
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One fitted model, how long its fit took, and its numbers on test."""
-
-    name: str
-    model: EASE
-    seconds: float
-    result: Result
+KNOWN = (12, 25)  # length of the history of the user shown
+GROUPS = ("all", "head", "tail", "unbiased")
 
 
 @declare(app, "demo", "equipoise demo")
 def demo(
-    user: Annotated[str | None, typer.Option(help="Whose list to show, of the test part.")] = None,
+    user: Annotated[str | None, option("Whose list to show, of the test part.")] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Also write a page on these data, such as report.html.")
+        Path | None, option("Also write a page on these data, such as report.html.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."""
     from equipoise import datasets
     from equipoise.comparison import compare
-    from equipoise.solve.plan import plan
     from equipoise.split import strong
     from equipoise.statistics import describe
 
@@ -75,92 +50,79 @@ def demo(
     with working(f"loading {entry.title}"):
         data = datasets.load(DATA, min_rating=4)
     with working("describing and splitting it"):
-        found = describe(data)
         split = strong(data, valid=0.1, test=0.2, seed=0)
-    with working("measuring this machine"):
-        cost = plan(split.train)
-    with working("fitting and judging three models", 3 * cost.seconds):
-        trials = _trials(split)
-    with working("tuning, to compare with the automatic settings"):
-        ways = _ways(split)
+        found = {"name": DATA, "licence": entry.licence, "statistics": describe(data).to_dict()}
+    with working("fitting and evaluating four models"):
+        models = _models()
+        results = {name: _fitted(model, split) for name, model in models.items()}
+    known = {name: result for name, (result, _) in results.items() if name in CHOSEN}
+    tests = []
+    for metric in (f"ndcg@{K}", f"tail_ndcg@{K}"):
+        rows = compare(known, metric, pairs="all").to_frame().to_dicts()
+        tests += [{"metric": metric, **row} for row in rows]
+    facts: dict[str, Any] = {
+        "data": found,
+        "models": [
+            {
+                "name": name,
+                "settings": models[name].settings(),
+                "words": models[name].summary(),
+                "seconds": seconds,
+                "values": result.to_dict()["values"],
+            }
+            for name, (result, seconds) in results.items()
+        ],
+        "tests": tests,
+        "user": _lists(split.test, models, _user(split.test, user)),
+    }
     if report is not None:
         from equipoise.report import write_report
 
         with working("writing the report"):
             write_report(split, report, name=entry.title)
-    results = {trial.name: trial.result for trial in trials}
-    tests = [compare(results, f"{part}ndcg@{K}", pairs="all") for part in ("", "tail_")]
-    person = _person(split.test, user)
     if as_json:
-        facts = _facts(entry, found, trials, tests, _lists(split.test, trials, person))
-        emit({**facts, "settings": ways})
+        emit(facts)
         return
-    _print_data(entry, found, split)
-    _print_models(split, trials)
-    _print_accuracy(split, trials, tests)
-    _print_person(split.test, trials, person)
-    heading("5", "Nothing has to be set")
-    out = table("EASE", "settings", "solves", "time", "ndcg all", "ndcg tail", left=(0, 1))
-    for way in ways:
-        values = [f"{value:.4f}" for value in way["values"].values()]
-        add(out, way["name"], WAYS[way["name"]], way["solves"], f"{way['seconds']:.2f} s", *values)
-    show(out)
+    _show_data(facts["data"], f"{entry.title}, {entry.origin}", split)
+    _show_models(facts["models"], tests, split.test.n_users)
+    _show_lists(facts["user"])
     if report is not None:
         say(f"\nA page to look at, with the dial as a slider: {report}")
     say(f"\nAll of this took {time.perf_counter() - start:.0f} seconds.", "dim")
 
 
-def _trials(split: Split) -> list[Trial]:
-    from equipoise.evaluation import evaluate
+def _models() -> dict[str, EASE]:
+    """Return the models by name; all numbers but those of the last were chosen on the valid part.
+
+    Dropout alone explains a good part of what DAN gains over plain EASE, so it has its own row.
+    """
+    from equipoise import normalize
     from equipoise.models import EASE
-    from equipoise.normalize import DAN
 
-    trials = []
-    for name, model in (
-        ("EASE", EASE(l2=L2_PLAIN, dropout=0.0)),
-        ("EASE + dropout", EASE(l2=L2_DROPOUT, dropout=DROPOUT)),
-        ("EASE + DAN", EASE(l2=L2, dropout=DROPOUT, normalizer=DAN(ALPHA, BETA))),
-    ):
-        start = time.perf_counter()
-        model.fit(split.train)
-        seconds = time.perf_counter() - start
-        trials.append(Trial(name, model, seconds, evaluate(model, split.test, k=K)))
-    return trials
+    balanced = normalize.DAN(alpha=0.3, beta=0.2)
+    return {
+        PLAIN: EASE(l2=400.0, dropout=0.0),
+        "EASE + dropout": EASE(l2=50.0, dropout=0.7),
+        DAN: EASE(l2=20.0, dropout=0.7, normalizer=balanced),
+        "EASE + DAN, automatic": EASE(normalizer=normalize.DAN()),
+    }
 
 
-def _ways(split: Split) -> list[dict[str, Any]]:
-    """Fit EASE with a usual l2, with automatic settings, and with those of a small search."""
+CHOSEN = (PLAIN, "EASE + dropout", DAN)  # the models that are tested against one another
+
+
+def _fitted(model: EASE, split: Split) -> tuple[Result, float]:
+    """Fit on train; return the result on test and the seconds of the fit."""
     from equipoise.evaluation import evaluate
-    from equipoise.models import EASE
-    from equipoise.normalize import DAN
-    from equipoise.tuning import tune
 
-    auto = EASE(normalizer=DAN())
-    out = []
-    for name in WAYS:
-        start, solves, model = time.perf_counter(), 1, auto
-        if name == "plain":
-            model = EASE(l2=500.0, dropout=0.0).fit(split.train)
-        elif name == "automatic":
-            auto.fit(split.train)
-        else:
-            grid = {
-                "alpha": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5],
-                "beta": [0.0, auto.normalizer_.exponents()[1]],
-                "l2": [step * auto.l2_ for step in (0.3, 1.0, 3.0)],
-                "dropout": [auto.dropout_, (1 + auto.dropout_) / 2],
-            }
-            found = tune(EASE, split, grid=grid, metric=f"ndcg@{K}", objectives=())
-            model, solves = found.model, found.solves + 1
-        seconds = time.perf_counter() - start
-        result = evaluate(model, split.test, k=K)
-        values = {metric: result[metric] for metric in (f"ndcg@{K}", f"tail_ndcg@{K}")}
-        out.append({"name": name, "solves": solves, "seconds": seconds, "values": values})
-    return out
+    start = time.perf_counter()
+    model.fit(split.train)
+    seconds = time.perf_counter() - start
+    return evaluate(model, split.test, k=K), seconds
 
 
-def _person(part: Part, user: str | None) -> Any:
-    """Return the person asked for, or the first one with a history that fits on a screen."""
+def _user(part: Part, user: str | None) -> Any:
+    """Return the user asked for, or the first one with a history that fits on a screen."""
     index = part.history.user_index
     if user is None:
         counts = part.history.user_counts
@@ -168,139 +130,114 @@ def _person(part: Part, user: str | None) -> Any:
     wanted = raw_id(index, user)
     if wanted not in index:
         some = ", ".join(str(each) for each in index.values[:5])
-        raise UnknownIdError(f"nobody in the test part is {user!r}; choose one of {some}, ...")
+        raise UnknownIdError(f"the test part has no user {user!r}; choose one of {some}, ...")
     return wanted
 
 
-def _lists(part: Part, trials: list[Trial], person: Any) -> dict[str, Any]:
-    """Return a person's history, hidden films, and both lists with reasons."""
-    history, hidden = part.history.history(person), part.target.history(person)
-    label = part.history.label
-    lists = {}
-    for trial in trials:
-        found = trial.model.recommend([history], k=SHOWN)
-        lists[trial.name] = [
+def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
+    """Return a user's history and hidden films, each model's list with reasons, and the dial."""
+    from equipoise.metrics import head_items
+
+    history, hidden = part.history.history(user), part.target.history(user)
+    label, model = part.history.label, models[DAN]
+    head = head_items(model.item_counts_)
+
+    def is_tail(item: Any) -> bool:
+        return not head[model.item_index_.position(item)]
+
+    def films(chosen: EASE) -> list[dict[str, Any]]:
+        return [
             {
                 "item": item,
                 "title": label(item),
-                "tail": _is_tail(trial.model, item),
+                "tail": is_tail(item),
                 "hit": item in hidden,
-                "why": strongest(trial.model.explain(history, item)),
+                "why": strongest(chosen.explain(history, item)),
             }
-            for item in found.items[0]
+            for item in chosen.recommend([history], k=SHOWN).items[0]
         ]
+
+    dial = {}
+    for alpha in DIAL:
+        (items,) = model.recommend([history], k=K, alpha=alpha).items
+        dial[f"{alpha:g}"] = sum(is_tail(item) for item in items)
     return {
-        "user": person,
+        "user": user,
         "history": [label(item) for item in history],
         "hidden": [label(item) for item in hidden],
-        "lists": lists,
-        "dial": _dial(trials[-1].model, history),
+        "lists": {name: films(each) for name, each in models.items()},
+        "dial": dial,
     }
 
 
-def _dial(model: EASE, history: list[Any]) -> dict[str, int]:
-    """Count the tail films in a list of K at several alphas, without a new fit."""
-    found = {}
-    for alpha in DIAL:
-        (items,) = model.recommend([history], k=K, alpha=alpha).items
-        found[f"{alpha:g}"] = sum(_is_tail(model, item) for item in items)
-    return found
-
-
-def _is_tail(model: EASE, item: Any) -> bool:
-    from equipoise.metrics import head_items
-
-    return not head_items(model.item_counts_)[model.item_index_.position(item)]
-
-
-def _facts(
-    entry: Any, found: Statistics, trials: list[Trial], tests: list[Comparison], person: Any
-) -> dict[str, Any]:
-    models = [
-        {
-            "name": trial.name,
-            "settings": trial.model.settings(),
-            "seconds": trial.seconds,
-            "values": trial.result.to_dict()["values"],
-        }
-        for trial in trials
-    ]
-    rows = [{"metric": test.metric, **row} for test in tests for row in test.to_frame().to_dicts()]
-    data = {"name": DATA, "licence": entry.licence, "statistics": found.to_dict()}
-    return {"data": data, "models": models, "tests": rows, "person": person}
-
-
-def _print_data(entry: Any, found: Statistics, split: Split) -> None:
-    heading("1", "The data")
-    say(f"{entry.title}, {entry.origin}")
-    say(f"licence: {entry.licence}", "dim")
-    people, films = f"{found.n_users:,} people", f"{found.n_items:,} films"
-    say(f"\n{people}, {films}, {found.n_interactions:,} ratings of 4 or 5 stars.")
-    say(
-        f"The most liked 20% of the films, the head, hold {found.head_share:.0%} of them; "
-        f"the others are the tail.\nGini index {found.gini_items:.2f}, homophily "
-        f"{found.homophily:.2f} (`equipoise stats {DATA} --min-rating 4` has more)."
-    )
+def _show_data(data: dict[str, Any], origin: str, split: Split) -> None:
+    _heading("1", "The data")
+    found = data["statistics"]
     valid = split.valid.n_users if split.valid is not None else 0
+    say(origin)
+    say(f"licence: {data['licence']}", "dim")
     say(
-        f"\nSplit by people (strong): {split.train.n_users} to learn from, {valid} to choose "
+        f"\n{found['n_users']:,} users, {found['n_items']:,} films, {found['n_interactions']:,} "
+        f"ratings of 4 or 5 stars.\nThe most liked 20% of the films, the head, hold "
+        f"{found['head_share']:.0%} of them; the others are the tail.\nGini index "
+        f"{found['gini_items']:.2f}, homophily {found['homophily']:.2f} (`equipoise stats {DATA} "
+        "--min-rating 4` has more).\n\n"
+        f"Split by users (strong): {split.train.n_users} to learn from, {valid} to choose "
         f"settings on,\n{split.test.n_users} to report on, of whom 80% of the films are shown "
         "and 20% are to be found."
     )
 
 
-def _print_models(split: Split, trials: list[Trial]) -> None:
-    heading("2", "Three models, one closed-form solve each")
-    out = table("", "", "", left=(0, 1))
-    for trial in trials:
-        add(out, Text(trial.name, "bold"), name_of(trial.model), f"{trial.seconds:.2f} s")
-    show(out)
+def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], users: int) -> None:
+    _heading("2", "Four models, one closed-form solve each")
+    show([(each["name"], each["words"], f"{each['seconds']:.2f} s") for each in models])
     say(
-        "\nDropout penalises popular films in proportion. DAN counts very active people for less "
+        "\nDropout penalises popular films in proportion. DAN counts very active users for less "
         "(beta)\nand puts rare films on a level with blockbusters (alpha). Settings were chosen "
-        "on the valid people,\nnever on test; more of them were tried for DAN.",
+        "on the valid part,\nnever on test, and more of them tried for DAN; the last model takes "
+        "its settings from the data.",
         "dim",
     )
-
-
-def _print_accuracy(split: Split, trials: list[Trial], tests: list[Comparison]) -> None:
-    heading("3", f"Accuracy for {split.test.n_users} people the models never saw, lists of {K}")
-    names = [trial.name for trial in trials]
-    stacked = [name.replace(" + ", "\n+ ") for name in names]
-    out = table("films", *(f"{metric}\n{name}" for metric in METRICS for name in stacked))
-    for part in ("all", "head", "tail", "unbiased"):
-        wanted = [m if part == "all" else f"{part}_{m}" for m in METRICS]
-        add(out, part, *(f"{t.result[f'{m}@{K}']:.4f}" for m in wanted for t in trials))
-    show(out)
-    reach = ", ".join(f"{trial.result[f'coverage@{K}']:.0%} with {trial.name}" for trial in trials)
-    say(f"\nFilms of the catalogue that reach somebody's list: {reach}.")
-    for test in tests:
-        for row in test.to_frame().filter(model=names[-1]).iter_rows(named=True):
+    _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")
+    rows = []
+    for each in models:
+        ndcg = [each["values"][_metric("ndcg", group)] for group in GROUPS]
+        recall = [each["values"][_metric("recall", group)] for group in ("all", "tail")]
+        coverage = f"{each['values'][f'coverage@{K}']:.0%}"
+        rows.append((each["name"], *ndcg, *recall, coverage))
+    heads = [*(f"ndcg\n{group}" for group in GROUPS), "recall\nall", "recall\ntail"]
+    show(rows, "", *heads, "films\nshown")
+    say()
+    for row in tests:
+        if row["model"] == DAN:
             moved = f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
             sure = "clear" if row["p_adjusted"] < 0.05 else "not clear"
-            pair = f"{test.metric}, {row['model']} against {row['baseline']}"
+            pair = f"{row['metric']}, {row['model']} against {row['baseline']}"
             say(f"{pair}: {moved}, p = {row['p_adjusted']:.2g}: {sure}.")
-    say(
-        "\nrecall: share of the hidden films found (of those that fit into the list)\n"
-        "ndcg: the same, but a film counts more the higher it stands\n"
-        "unbiased: rare films count more, as if all were equally popular",
-        "dim",
+    legend(
+        {
+            "recall": "share of the hidden films found (of those that fit into the list)",
+            "ndcg": "the same, but a film counts more the higher it stands",
+            "unbiased": "rare films count more, as if all were equally popular",
+            "films shown": "share of the catalogue that stands in at least one list",
+        }
     )
 
 
-def _print_person(part: Part, trials: list[Trial], person: Any) -> None:
-    found = _lists(part, trials, person)
-    heading("4", f"One of these people, number {person}")
-    history, hidden = found["history"], found["hidden"]
-    say(Text.assemble(("liked   ", "dim"), clean("; ".join(history))))
-    say(Text.assemble(("hidden  ", "dim"), clean("; ".join(hidden))))
-    names = [trials[0].name, trials[-1].name]
-    out = table("", *names, f"{names[1]} because of", left=(1, 2, 3))
-    before, after = (found["lists"][name] for name in names)
-    for rank, (one, other) in enumerate(zip(before, after, strict=True), start=1):
-        because = " and ".join(reason["title"] for reason in other["why"])
-        add(out, rank, _film(one), _film(other), Text(clean(because), "dim"))
-    show(out)
+def _metric(name: str, group: str) -> str:
+    return f"{name}@{K}" if group == "all" else f"{group}_{name}@{K}"
+
+
+def _show_lists(found: dict[str, Any]) -> None:
+    _heading("4", f"One of these users, number {found['user']}")
+    for word, films in (("liked   ", found["history"]), ("hidden  ", found["hidden"])):
+        say(Text.assemble((word, "dim"), clean("; ".join(films))))
+    rows = []
+    pairs = zip(found["lists"][PLAIN], found["lists"][DAN], strict=True)
+    for rank, (plain, balanced) in enumerate(pairs, start=1):
+        because = " and ".join(reason["title"] for reason in balanced["why"])
+        rows.append((rank, _film(plain), _film(balanced), Text(clean(because), "dim")))
+    show(rows, "", PLAIN, DAN, f"{DAN} because of")
     say(Text.assemble(("tail", "green"), ("  not among the most liked 20% of the films", "dim")))
     say(Text.assemble(("found", "yellow"), (" one of the hidden films", "dim")))
     turned = ", ".join(f"{count} at alpha {alpha}" for alpha, count in found["dial"].items())
@@ -311,15 +248,10 @@ def _print_person(part: Part, trials: list[Trial], person: Any) -> None:
 
 
 def _film(film: dict[str, Any]) -> Text:
-    text = Text(clean(film["title"]))
-    if film["tail"]:
-        text.append(" tail", "green")
-    if film["hit"]:
-        text.append(" found", "yellow")
-    return text
+    tail = (" tail", "green") if film["tail"] else ""
+    return Text.assemble(clean(film["title"]), tail, (" found", "yellow") if film["hit"] else "")
 
 
-def heading(number: str, text: str) -> None:
-    """Print the heading of a section."""
+def _heading(number: str, text: str) -> None:
     say()
-    say(Text.assemble((f"{number}  ", "dim"), (clean(text), "bold")))
+    say(Text.assemble((f"{number}  ", "dim"), (text, "bold")))

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from equipoise.cli.framework import Json, declare
-from equipoise.cli.output import add, emit, show, table, working
+from equipoise.cli.output import emit, show, size_text, working
 
 app = typer.Typer()
 
@@ -37,26 +37,23 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         emit(found)
         return
-    out = table("", "", left=(0, 1))
-    versions = found["versions"]
-    add(out, "equipoise", f"{versions.pop('equipoise')}, Python {versions.pop('python')}")
-    add(out, "packages", ", ".join(f"{name} {number}" for name, number in versions.items()))
-    add(out, "machine", f"{found['machine']}, {found['cores']} cores for this process")
-    for library in found["blas"]:
-        add(out, "BLAS", f"{library['name']} {library['version']}, {library['threads']} threads")
-    memory = found["memory"]
-    add(out, "memory", f"{memory['free'] / 1e9:.1f} GB free of {memory['total'] / 1e9:.1f} GB")
-    add(out, "GPU", found["gpu"])
-    for name, extra in found["extras"].items():
-        remedy = f"missing {', '.join(extra['missing'])}: {extra['remedy']}"
-        add(out, f"extra {name}", remedy if extra["missing"] else "installed")
-    cache = found["cache"]
-    held = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in cache["holds"].items())
-    add(out, "cache", f"{cache['folder']}: {held or 'empty'}")
+    versions, memory, cache = found["versions"], found["memory"], found["cache"]
+    packages = [f"{name} {versions[name]}" for name in CORE]
+    held = [f"{name} ({size_text(size)})" for name, size in cache["holds"].items()]
     test = found["self_test"]
     rate = f"{test['gflops']:.0f} Gflop/s in float32, residual {test['residual']:.1e}"
-    add(out, "self-test", f"{'passed' if test['passed'] else 'FAILED'}: solve at {rate}")
-    show(out)
+    rows = [
+        ("equipoise", f"{versions['equipoise']}, Python {versions['python']}"),
+        ("packages", ", ".join(packages)),
+        ("machine", f"{found['machine']}, {found['cores']} cores for this process"),
+        *(("BLAS", "{name} {version}, {threads} threads".format(**b)) for b in found["blas"]),
+        ("memory", f"{size_text(memory['free'])} free of {size_text(memory['total'])}"),
+        ("GPU", found["gpu"]),
+        *((f"extra {name}", _verdict(extra)) for name, extra in found["extras"].items()),
+        ("cache", f"{cache['folder']}: {', '.join(held) or 'empty'}"),
+        ("self-test", f"{'passed' if test['passed'] else 'FAILED'}: solve at {rate}"),
+    ]
+    show(rows)
     if not test["passed"]:
         raise typer.Exit(1)
 
@@ -64,7 +61,7 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """Return everything `doctor` knows."""
     import equipoise
-    from equipoise.machine import count, free_memory
+    from equipoise.machine import count, free_memory, meminfo
 
     return {
         "versions": {
@@ -75,12 +72,17 @@ def examine() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cores": count(),
         "blas": _blas(),
-        "memory": {"free": free_memory(), "total": _total_memory()},
+        "memory": {"free": free_memory(), "total": meminfo("MemTotal")},
         "gpu": _gpu(),
         "extras": {name: _extra(name, modules) for name, modules in EXTRAS.items()},
         "cache": _cache(),
         "self_test": _self_test(),
     }
+
+
+def _verdict(extra: dict[str, Any]) -> str:
+    missing = ", ".join(extra["missing"])
+    return f"missing {missing}: {extra['remedy']}" if missing else "installed"
 
 
 def _version(name: str) -> str:
@@ -105,12 +107,6 @@ def _blas() -> list[dict[str, Any]]:
         if library["user_api"] == "blas"
     ]
     return [each for place, each in enumerate(found) if each not in found[:place]]
-
-
-def _total_memory() -> int:
-    from equipoise.machine import meminfo
-
-    return meminfo("MemTotal")
 
 
 def _gpu() -> str:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,13 @@ FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")
 ]
+Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `equipoise fit` wrote.")]
 Command = Callable[..., None]
+
+
+def option(help: str, *names: str, panel: str | None = None) -> Any:
+    """Declare an option, perhaps in a panel of the help text."""
+    return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
 class Commands(TyperGroup):
@@ -31,21 +38,21 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            note("interrupted", "red")
-            raise typer.Exit(INTERRUPTED) from None
+            message, code = "interrupted", INTERRUPTED
         except SettingError as error:
-            note(f"error: {error}", "red")
-            raise typer.Exit(BAD_USAGE) from None
+            message, code = f"error: {error}", BAD_USAGE
         except EquipoiseError as error:
-            note(f"error: {error}", "red")
+            message, code = f"error: {error}", FAILED
         except BrokenPipeError:
             raise
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            note(f"error: {where}{error.strerror or error}", "red")
+            message, code = f"error: {where}{error.strerror or error}", FAILED
         except MemoryError:
-            note("error: the machine is out of memory; `equipoise plan` tells what fits", "red")
-        raise typer.Exit(FAILED)
+            message = "error: the machine is out of memory; `equipoise plan` tells what fits"
+            code = FAILED
+        note(message, "red")
+        raise typer.Exit(code)
 
 
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:
@@ -73,32 +80,30 @@ def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Co
 
 def _spread(function: Command) -> Command:
     hints = typing.get_type_hints(function, include_extras=True)
-    groups: dict[str, type] = {}
+    groups: dict[str, list[str]] = {}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = hints[name]
-        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            parameters.append(
-                parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        groups[name] = kind
-        types = typing.get_type_hints(kind, include_extras=True)
-        parameters += [
+
+    def add(name: str, kind: Any, default: Any) -> None:
+        parameters.append(
             inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[field.name],
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
             )
-            for field in dataclasses.fields(kind)
-        ]
+        )
+
+    for name, parameter in inspect.signature(function).parameters.items():
+        if not dataclasses.is_dataclass(hints[name]):
+            add(name, hints[name], parameter.default)
+            continue
+        types = typing.get_type_hints(hints[name], include_extras=True)
+        fields = dataclasses.fields(hints[name])
+        groups[name] = [field.name for field in fields]
+        for field in fields:
+            add(field.name, types[field.name], field.default)
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        for name, kind in groups.items():
-            fields = [field.name for field in dataclasses.fields(kind)]
-            values[name] = kind(**{field: values.pop(field) for field in fields})
+        for name, fields in groups.items():
+            values[name] = hints[name](**{field: values.pop(field) for field in fields})
         function(**values)
 
     command.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -6,10 +6,11 @@ import dataclasses
 import json
 import logging
 import math
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,7 @@ from rich.text import Text
 WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 PATIENCE = 2.0  # seconds before a silent command says what it does
 REMINDER = 30.0  # seconds between the lines of a long one without a terminal
+NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
 
 Report = Callable[[int, int], None]
 
@@ -33,8 +35,8 @@ def console(*, error: bool = False) -> Console:
 
 
 def say(text: str | Text = "", style: str | None = None) -> None:
-    """Print a line for people on stdout."""
-    console().print(text, style=style)
+    """Print a line on stdout."""
+    console().print(clean(text) if isinstance(text, str) else text, style=style)
 
 
 def note(text: str, style: str = "dim") -> None:
@@ -68,43 +70,57 @@ def clean(text: Any) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
-def table(*headings: str, left: Iterable[int] = (0,)) -> Table:
-    """Return an empty table: numbers to the right, text to the left and folded where narrow.
+def number(value: float) -> str:
+    """Return a number for a table, such as "0.1250", "-3.0000" or "1,234.5"."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
 
-    Parameters
-    ----------
-    headings
-        One for each column.
-    left
-        Places of the columns that hold text.
+
+def table(rows: Iterable[Iterable[Any]], *headings: str) -> Table:
+    """Return a table: columns of numbers to the right, text to the left and folded where narrow.
+
+    Texts are taken literally, never as markup; None is an empty cell.
     """
-    out = Table(box=None, pad_edge=False, header_style="dim", show_header=any(headings))
+    cells = [[_cell(value) for value in row] for row in rows]
+    out = Table(box=None, pad_edge=False, header_style="dim", show_header=bool(headings))
     out.padding = (0, 2, 0, 0)
-    places = set(left)
-    for place, heading in enumerate(headings):
-        if place in places:
-            out.add_column(heading, overflow="fold")
-        else:
+    for place in range(len(headings) or len(cells[0])):
+        heading = Text(clean(headings[place])) if headings else ""
+        if all(NUMERIC.match(row[place].plain) for row in cells):
             out.add_column(heading, justify="right", no_wrap=True)
+        else:
+            out.add_column(heading, overflow="fold")
+    for row in cells:
+        out.add_row(*row)
     return out
 
 
-def add(target: Table, *cells: Any, style: str | None = None) -> None:
-    """Add a row; cells are taken literally, never as markup."""
-    row = [cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells]
-    target.add_row(*row, style=style)
+def _cell(value: Any) -> Text:
+    if isinstance(value, Text):
+        return value
+    if value is None or isinstance(value, str):
+        return Text(clean(value or ""))
+    return Text(number(value))
 
 
-def show(target: Table, heading: str | None = None) -> None:
-    """Print a table on stdout, with a line of space and perhaps a heading above."""
+def show(rows: Iterable[Iterable[Any]], *headings: str, title: str | None = None) -> None:
+    """Print a table on stdout, with a line of space and perhaps a title above."""
     say()
-    if heading is not None:
-        say(clean(heading), "bold")
-    console().print(target)
+    if title is not None:
+        say(title, "bold")
+    console().print(table(rows, *headings))
+
+
+def legend(words: Mapping[str, str]) -> None:
+    """Print what the words of a table mean, one line each."""
+    say()
+    for word, meaning in words.items():
+        say(Text.assemble((word, "italic"), f": {meaning}", style="dim"))
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes for people.
+    """Return a number of bytes in words.
 
     >>> size_text(16_000), size_text(2.13e7), size_text(6.7e9)
     ('16 KB', '21 MB', '6.7 GB')
@@ -117,18 +133,9 @@ def size_text(size: float) -> str:
 
 
 @contextmanager
-def working(what: str, seconds: float | None = None) -> Iterator[Report]:
-    """Say on stderr what takes long: a spinner, or lines where there is no terminal.
-
-    Parameters
-    ----------
-    what
-        What is being done, as in "fitting EASE".
-    seconds
-        How long it is expected to take.
-    """
-    about = "" if seconds is None or seconds < 1 else f", about {_time(seconds)}"
-    with _spinner(what + about) if sys.stderr.isatty() else _lines(what, about) as report:
+def working(what: str) -> Iterator[Report]:
+    """Say on stderr what takes long: a spinner, or lines where there is no terminal."""
+    with _spinner(clean(what)) if sys.stderr.isatty() else _lines(what) as report:
         yield report
 
 
@@ -136,26 +143,29 @@ def working(what: str, seconds: float | None = None) -> Iterator[Report]:
 def _spinner(text: str) -> Iterator[Report]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(error=True), transient=True) as progress:
-        task = progress.add_task(clean(text), total=None)
+        task = progress.add_task(text, total=None)
 
         def report(done: int, total: int) -> None:
-            progress.update(task, description=f"{clean(text)} {done / max(total, 1):.0%}")
+            progress.update(task, description=f"{text} {done / max(total, 1):.0%}")
 
         yield report
 
 
 @contextmanager
-def _lines(what: str, about: str) -> Iterator[Report]:
-    finished, share, start = threading.Event(), [""], time.monotonic()
+def _lines(what: str) -> Iterator[Report]:
+    finished, share, start = threading.Event(), "", time.monotonic()
 
     def report(done: int, total: int) -> None:
-        share[0] = f", {done / max(total, 1):.0%} done"
+        nonlocal share
+        share = f", {done / max(total, 1):.0%} done"
 
     def remind() -> None:
+        from equipoise.machine import duration
+
         pause = PATIENCE
         while not finished.wait(pause):
-            passed = f", {_time(time.monotonic() - start)} so far" if pause == REMINDER else ""
-            note(f"{what}{about}{share[0]}{passed} ...")
+            passed = f", {duration(time.monotonic() - start)} so far" if pause == REMINDER else ""
+            note(f"{what}{share}{passed} ...")
             pause = REMINDER
 
     thread = threading.Thread(target=remind, daemon=True)
@@ -167,19 +177,12 @@ def _lines(what: str, about: str) -> Iterator[Report]:
         thread.join()
 
 
-def _time(seconds: float) -> str:
-    from equipoise.machine import duration
-
-    return duration(seconds)
-
-
 class NoteHandler(logging.Handler):
     """Passes what the library logs on to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message of a record."""
-        style = "yellow" if record.levelno >= logging.WARNING else "dim"
-        note(record.getMessage(), style)
+        note(record.getMessage(), "yellow" if record.levelno >= logging.WARNING else "dim")
 
 
 def hear_the_library() -> None:

@@ -1,4 +1,4 @@
-"""The command `report`: one page on one's own data, or a case study of one person."""
+"""The command `report`: one page on one's own data, or a case study of one user."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from equipoise.cli.data import DATA, Reading, open_split, raw_id
-from equipoise.cli.framework import Json, declare
-from equipoise.cli.output import add, clean, emit, note, say, show, size_text, table, working
+from equipoise.cli.data import DATA, ReadOptions, open_split, raw_id
+from equipoise.cli.framework import Json, declare, option
+from equipoise.cli.output import clean, emit, note, say, show, size_text, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -29,26 +29,26 @@ SHOWN = 10  # items of a history that a case study prints
 @declare(app, "report", "equipoise report events.csv --out report.html")
 def report(
     data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
-    reading: Reading,
-    out: Annotated[Path | None, typer.Option(help="The page to write. [report.html]")] = None,
-    model: Annotated[Path | None, typer.Option(help="A saved model to report on.")] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Length of the lists. [20]")] = None,
-    sample: Annotated[int, typer.Option(help="How many people to show.")] = 6,
-    person: Annotated[
-        list[str] | None, typer.Option(help="Somebody of the test part to show; repeatable.")
+    reading: ReadOptions,
+    out: Annotated[Path | None, option("The page to write. [report.html]")] = None,
+    model: Annotated[Path | None, option("A saved model to report on.")] = None,
+    k: Annotated[int | None, option("Length of the lists. [20]", "-k")] = None,
+    sample: Annotated[int, option("How many users to show.")] = 6,
+    show_user: Annotated[
+        list[str] | None, option("A user of the test part to show; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split and the sample.")] = 0,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    seed: Annotated[int, option("Of the split and the sample.")] = 0,
+    title: Annotated[str | None, option("Heading of the page.")] = None,
     case_study: Annotated[
         str | None,
-        typer.Option(metavar="USER", help="Show this person's lists under four normalizations."),
+        typer.Option(metavar="USER", help="Show this user's lists under four normalizations."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained page: statistics, accuracy, the dial, exposure, people.
+    """Write one self-contained page: statistics, accuracy, the dial, exposure, users.
 
-    With --case-study USER, print the paper's case study for one person instead, and write it as
-    a page if --out is given.
+    With --case-study USER, print the paper's case study of one user instead, and write it as a
+    page if --out is given.
     """
     if k is not None and k < 1:
         raise SettingError(f"-k must be >= 1, got {k}")
@@ -56,7 +56,7 @@ def report(
         _case_study(reading, data, case_study, k or CASE_LENGTH, out, as_json)
         return
     from equipoise.models import load
-    from equipoise.report.page import check_page, write_report
+    from equipoise.report.page import check_page, glance, write_report
 
     path = out or Path("report.html")
     check_page(path)
@@ -64,7 +64,7 @@ def report(
     split = open_split(data)
     source: Any = reading.load(data) if split is None else split
     held = source if split is None else source.test.history
-    persons = [raw_id(held.user_index, text) for text in person] if person else None
+    persons = [raw_id(held.user_index, text) for text in show_user] if show_user else None
     start = time.perf_counter()
     with working(f"making the report on {data}") as progress:
         facts = write_report(
@@ -80,25 +80,18 @@ def report(
             progress=progress,
         )
     seconds = time.perf_counter() - start
-    _tell(facts, path, seconds, as_json)
-
-
-def _tell(facts: dict[str, Any], path: Path, seconds: float, as_json: bool) -> None:
-    from equipoise.report.page import glance
-
     size = path.stat().st_size
     if as_json:
-        left_out = ("users", "training_curve")
-        rest = {key: value for key, value in facts.items() if key not in left_out}
+        rest = {key: facts[key] for key in facts if key not in ("users", "training_curve")}
         emit({"path": str(path), "bytes": size, "seconds": seconds, **rest})
         return
     for sentence in glance(facts):
-        say(clean(sentence))
+        say(sentence)
     say(f"\n{path}: {size_text(size)} in {seconds:.0f} s; open it in a browser", "bold")
 
 
 def _case_study(
-    reading: Reading, data: str, user: str, k: int, out: Path | None, as_json: bool
+    reading: ReadOptions, data: str, user: str, k: int, out: Path | None, as_json: bool
 ) -> None:
     from equipoise.report.page import check_page, write_case_study
     from equipoise.report.users import case_study
@@ -115,29 +108,28 @@ def _case_study(
     if as_json:
         emit(found.to_dict())
         return
-    _print_case(found)
+    _show_case(found)
 
 
-def _print_case(study: CaseStudy) -> None:
+def _show_case(study: CaseStudy) -> None:
     facts = study.to_dict()
     history = facts["history"]
-    out = table("history", "people", "", left=(0, 2))
-    for row in history[:SHOWN]:
-        add(out, row["title"], f"{row['users']:,}", _group(row))
-    show(out, f"user {study.user}, {len(history):,} items known")
+    rows: list[Any] = [(row["title"], row["users"], _group(row)) for row in history[:SHOWN]]
+    show(rows, "history", "users", "", title=f"user {study.user}, {len(history):,} items known")
     if len(history) > SHOWN:
         say(f"and {len(history) - SHOWN:,} more", "dim")
-    for name, rows in facts["lists"].items():
-        out = table("", "item", "people", "", "because of", left=(1, 3, 4))
-        for row in rows:
-            because = Text(clean(row["why"]), "dim")
-            add(out, row["rank"], row["title"], f"{row['users']:,}", _group(row), because)
-        share = f"{facts['tails'][name]} of {len(rows)} from the tail"
-        show(out, f"{name}: {facts['about'][name]}; {share}")
+    for name, listed in facts["lists"].items():
+        rows = [
+            (row["rank"], row["title"], row["users"], _group(row), Text(clean(row["why"]), "dim"))
+            for row in listed
+        ]
+        share = f"{facts['tails'][name]} of {len(listed)} from the tail"
+        title = f"{name}: {facts['about'][name]}; {share}"
+        show(rows, "", "item", "users", "", "because of", title=title)
     say()
     for name, words in facts["settings"].items():
         say(Text.assemble((f"{name:<4}", "bold"), (clean(words), "dim")))
-    say("people: how many others have the item; head: the most used 20% of the items", "dim")
+    say("users: how many others have the item; head: the most used 20% of the items", "dim")
 
 
 def _group(row: dict[str, Any]) -> Text:

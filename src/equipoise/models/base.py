@@ -78,6 +78,7 @@ class Recommender(ABC):
     interactions_: Interactions
     registry: ClassVar[dict[str, type[Recommender]]] = {}
     fit_options: ClassVar[frozenset[str]] = frozenset()
+    takes_sessions: ClassVar[bool] = False  # whether the order and repeats of a history count
     search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
     solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
 
@@ -176,6 +177,10 @@ class Recommender(ABC):
     @abstractmethod
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the terms whose sum is the scoring matrix W; `alpha` turns the dial."""
+
+    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+        """Add and remove interactions, where a model can do so without a new fit."""
+        raise SettingError(f"a {type(self).__name__} has no update; fit it again on the new data")
 
     @property
     def item_index_(self) -> IdIndex:

@@ -1,6 +1,6 @@
-"""What a split is: data to learn from, and people with a history and something to be found.
+"""What a split is: data to learn from, and users with a history and targets to be found.
 
-Checks and arithmetic that the splits share: how many, which ones, what to say about it.
+Splits that others made come in as parts (`from_parts`); what the other splits share follows.
 """
 
 from __future__ import annotations
@@ -8,46 +8,36 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections import ChainMap
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, SettingError
-from equipoise.interactions import Interactions, Packed, pack, unpack
+from equipoise.ids import Unknown
+from equipoise.interactions import Interactions, pack, unpack
 from equipoise.manifest import LARGEST_SEED
-from equipoise.matrix import entry_rows
+from equipoise.matrix import cell_keys, entry_rows, in_ascending
 from equipoise.storage import Stored, load_directory, write_directory
 
 Protocol = Literal["strong", "weak", "last", "time", "session"]
+Pair = tuple[Interactions, Interactions]
 
-
-PROTOCOLS = ("strong", "weak", "last", "time", "session")
-
-
+PROTOCOLS = get_args(Protocol)
 KIND = "equipoise-split"
-
-
 VERSION = 1
+LATER = "training may hold events later than those to be found"
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """People to recommend to, and what is to be found.
+    """Users (or steps of sessions) to recommend to: what is known, and what is to be found.
 
-    Parameters
-    ----------
-    history
-        What is known of each person (or session up to a point); every row has an item.
-    target
-        What is to be found, for the same rows and the same items; every row has an item.
-    protocol
-        How the data were split: "strong", "weak", "last", "time" or "session".
-    name
-        "valid" (to tune on) or "test" (to report).
+    Both sides have the same rows and items, and an item in every row. The name is "valid" (to tune
+    on) or "test" (to report).
     """
 
     history: Interactions
@@ -65,7 +55,7 @@ class Part:
             if not mine.same_as(yours):
                 raise DataError(f"history and target of {self.name} have different {axis}s")
         if not self.history.n_users:
-            left = f"nobody is left in {self.name} with a history and a target"
+            left = f"no user is left in {self.name} with a history and a target"
             raise DataError(f"{left}; use more data or other shares")
         for side in ("history", "target"):
             counts = getattr(self, side).user_counts
@@ -82,7 +72,7 @@ class Part:
 
     @property
     def n_users(self) -> int:
-        """Number of people (or revealed steps of sessions)."""
+        """Number of users (or revealed steps of sessions)."""
         return self.history.n_users
 
     def __repr__(self) -> str:
@@ -93,22 +83,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Data to learn from, and parts to tune on and to report.
+    """Data to learn from, and parts to tune on (None where there is none) and to report.
 
-    Parameters
-    ----------
-    train
-        What a model is fitted on.
-    valid
-        People to choose settings on; None where the split has no such part.
-    test
-        People to report results on.
-    protocol
-        How the data were split: "strong", "weak", "last", "time" or "session".
-    seed
-        The seed of a random split, None for others.
-    notes
-        Sentences on what was left out and whether training sees the future.
+    The notes say what was left out and whether training sees the future.
     """
 
     train: Interactions
@@ -149,11 +126,9 @@ class Split:
             "fingerprint": self.fingerprint,
             "parts": {key: packed.meta for key, packed in content.items()},
         }
-        merged = Packed(meta, {}, {})
-        for packed in content.values():
-            merged.arrays.update(packed.arrays)
-            merged.frames.update(packed.frames)
-        write_directory(path, KIND, VERSION, meta, merged.arrays, merged.frames, _restored)
+        arrays = dict(ChainMap(*(packed.arrays for packed in content.values())))
+        frames = dict(ChainMap(*(packed.frames for packed in content.values())))
+        write_directory(path, KIND, VERSION, meta, arrays, frames, _restored)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Split:
@@ -163,9 +138,7 @@ class Split:
     def __repr__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
         lines = [f"Split: {self.protocol}{seed}", f"  train {str(self.train).partition(': ')[2]}"]
-        lines += [
-            f"  {str(part).removeprefix('Part ').replace(':', '', 1)}" for part in self.parts
-        ]
+        lines += [str(part).replace("Part ", "  ").replace(":", "", 1) for part in self.parts]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 
@@ -192,7 +165,77 @@ def _digest(*fingerprints: str) -> str:
     return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()[:12]
 
 
-LATER = "training may hold events later than those to be found"
+def from_parts(
+    train: Interactions,
+    *,
+    test: Pair,
+    valid: Pair | None = None,
+    protocol: Protocol,
+    unknown: Unknown = "error",
+) -> Split:
+    """Make a split of parts that were published, such as a paper's own held-out users.
+
+    ::
+
+        test_in          test_target          test.history     test.target
+            a b c            a b c d              a b c            a b c
+        1   x x .        1   . . x .          1   x x .        1   . . x
+        2   x . .        3   x . . x          (2 has no target, 3 no history: left out)
+
+    Users are matched by their ids; those without a history or a target are left out, as is item
+    d, which train lacks, with ``unknown="skip"``. `Split.notes` counts both.
+
+    Parameters
+    ----------
+    train
+        What models are fitted on; its items are the items of the split.
+    test, valid
+        Pairs (history, target). For a weak split the history is train itself.
+    protocol
+        "strong", "weak", "last", "time" or "session"; the metrics follow its conventions.
+    unknown
+        What to do about items that train lacks: an error, or "skip".
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> train = eq.Interactions([[1, 1, 0], [0, 1, 1]])
+    >>> test = eq.Interactions([[0, 0, 1], [1, 0, 0]])
+    >>> eq.split.from_parts(train, test=(train, test), protocol="weak")
+    Split: weak
+      train 2 users x 3 items, 4 interactions (density 66.7%)
+      test 2 users, 4 known, 2 to find
+    """
+    notes: list[str] = []
+    parts = {
+        name: _aligned(train, pair, name, protocol, unknown, notes)
+        for name, pair in (("valid", valid), ("test", test))
+        if pair is not None
+    }
+    return Split(train, parts.get("valid"), parts["test"], protocol, None, tuple(notes))
+
+
+def _aligned(
+    train: Interactions, pair: Pair, name: str, protocol: str, unknown: Unknown, notes: list[str]
+) -> Part:
+    """Return the part over the items of train and the users of both sides."""
+    history, target = (side.with_items(train.item_index, unknown=unknown) for side in pair)
+    lost = sum(side.n_interactions for side in pair)
+    lost -= history.n_interactions + target.n_interactions
+    notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
+    shown, hidden = (
+        side.user_index.take(np.flatnonzero(side.user_counts)) for side in (history, target)
+    )
+    common = shown.values[hidden.positions(shown.values, unknown="skip") >= 0]
+    for what, index in (("target", shown), ("history", hidden)):
+        missing = len(index) - len(common)
+        if what == "history" or protocol != "weak":
+            notes += counted(missing, "user", f"of {name} left out: no {what}")
+    history, target = history.select(users=common), target.select(users=common)
+    both = int(in_ascending(cell_keys(target.matrix), cell_keys(history.matrix)).sum())
+    if protocol != "session":
+        notes += counted(both, "pair", f"of {name} both in the history and to be found")
+    return Part(history, target, protocol, name)
 
 
 def check_share(name: str, share: Any, *, zero: bool) -> None:
@@ -212,33 +255,27 @@ def check_shares(valid: float, test: float) -> None:
 
 
 def rounded(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Shares of many counts, rounded half up."""
-    half_up: npt.NDArray[np.int64] = np.floor(share * counts + 0.5).astype(np.int64)
-    return half_up
+    """Return shares of many counts, rounded half up."""
+    return np.asarray(np.floor(share * counts + 0.5), np.int64)
 
 
-def group_sizes(total: int, valid: float, test: float, what: str) -> tuple[int, int]:
-    """How many of the users (or sessions) go to valid and to test; too few are an error."""
+def groups(
+    order: npt.NDArray[np.int64], valid: float, test: float, what: str
+) -> list[npt.NDArray[np.int64]]:
+    """Cut positions in this order into those of train, valid and test; each list ascends."""
+    total = len(order)
     # With 2 / share of each group, train included, rounding by 1/2 can leave no group empty.
-    shares = [share for share in (valid, test, 1 - valid - test) if share]
-    enough = max(total, math.ceil(2 / min(shares)))
+    least = min(share for share in (valid, test, 1 - valid - test) if share)
+    enough = max(total, math.ceil(2 / least))
     # Numbers in between are tried so that the message can name the least; no more than a million.
     sizes = np.unique(np.append(np.arange(total, min(enough, total + 1_000_000)), enough))
     n_valid, n_test = rounded(valid, sizes), rounded(test, sizes)
     fits = ((n_valid > 0) | (valid == 0)) & (n_test > 0) & (n_valid + n_test < sizes)
     if not fits[0]:
-        needed = int(sizes[fits][0])
-        asked = f"valid={valid} and test={test} need at least {needed:,} {what}"
+        asked = f"valid={valid} and test={test} need at least {sizes[fits][0]:,} {what}"
         raise DataError(f"{asked}, the data have {total:,}; give more data or other shares")
-    return int(n_valid[0]), int(n_test[0])
-
-
-def draw(
-    total: int, n_valid: int, n_test: int, rng: np.random.Generator
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """Positions of train, valid and test, drawn evenly; each list ascends."""
-    order = rng.permutation(total)
-    return tuple(np.sort(part) for part in np.split(order, [total - n_valid - n_test, -n_test]))
+    stop = total - n_test[0]
+    return [np.sort(rows) for rows in np.split(order, [stop - n_valid[0], stop])]
 
 
 def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
@@ -262,20 +299,22 @@ def leak_notes(data: Interactions, why: str = "this split ignores time") -> list
     return [f"{why}: {LATER}"] if data.times is not None else []
 
 
-def seconds(moment: float | str | date, name: str) -> float:
-    """Seconds since 1970 of a number, an ISO text or a date; UTC where no zone is given."""
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError as error:
-            raise SettingError(f"{name} must be an ISO date or time, got {moment!r}") from error
-    if isinstance(moment, date) and not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day)
-    if isinstance(moment, datetime):
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(moment):
-        raise SettingError(f"{name} must be finite, got {moment}")
-    return float(moment)
+def with_known(
+    data: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
+) -> Interactions:
+    """Leave out the items that train lacks, and note how many pairs of the part that takes."""
+    kept = data.columns(known)
+    lost = data.n_interactions - kept.n_interactions
+    notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
+    return kept
+
+
+def unlearnable(
+    data: Interactions, train: Interactions, in_test: npt.NDArray[np.bool_]
+) -> list[str]:
+    """Note how many pairs of test are on items that train, which keeps all items, never saw."""
+    unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
+    return counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
 
 
 def counted(number: int, noun: str, why: str) -> list[str]:

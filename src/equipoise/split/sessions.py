@@ -18,8 +18,7 @@ from equipoise.split.parts import (
     Split,
     check_shares,
     counted,
-    draw,
-    group_sizes,
+    groups,
     leak_notes,
     times_of,
 )
@@ -30,7 +29,7 @@ def sessions(
     *,
     valid: float = 0.1,
     test: float = 0.1,
-    by: Literal["random", "time"] = "random",
+    order: Literal["random", "time"] = "random",
     seed: int = 0,
 ) -> Split:
     """Hold out whole sessions and ask for the next item after every event of theirs.
@@ -53,10 +52,10 @@ def sessions(
         Interactions with `sequences`; one row is one session.
     valid, test
         Shares of the sessions that are held out; ``valid=0`` gives no such part.
-    by
+    order
         Hold out sessions at random, or the latest by their last event ("time", needs times).
     seed
-        Same data and seed, same split; without effect for ``by="time"``.
+        Same data and seed, same split; without effect for ``order="time"``.
 
     Examples
     --------
@@ -69,28 +68,25 @@ def sessions(
     (8, [[0], [0, 1]])
     """
     check_shares(valid, test)
-    if by not in ("random", "time"):
-        raise SettingError(f"by must be 'random' or 'time', got {by!r}")
+    if order not in ("random", "time"):
+        raise SettingError(f"order must be 'random' or 'time', got {order!r}")
     if data.sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
-    sizes = group_sizes(data.n_users, valid, test, "sessions")
-    if by == "time":
-        order = np.argsort(_last_times(data), kind="stable")
-        bounds = [data.n_users - sum(sizes), data.n_users - sizes[1]]
-        train_rows, *held_out = (np.sort(rows) for rows in np.split(order, bounds))
+    if order == "time":
+        ordered = np.argsort(_last_times(data), kind="stable")
     else:
-        train_rows, *held_out = draw(data.n_users, *sizes, generator(seed))
+        ordered = generator(seed).permutation(data.n_users)
+    train_rows, *held_out = groups(ordered, valid, test, "sessions")
     train = data.rows(train_rows)
     known = train.item_counts > 0
     notes: list[str] = []
     parts: dict[str, Part] = {}
     for name, rows in zip(("valid", "test"), held_out, strict=True):
         if len(rows):
-            parts[name], said = _revealed(data.rows(rows), known, name)
-            notes += said
-    if by == "random":
+            parts[name] = _revealed(data.rows(rows), known, name, notes)
+    if order == "random":
         notes += leak_notes(data)
-    used_seed = seed if by == "random" else None
+    used_seed = seed if order == "random" else None
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "session", used_seed, tuple(notes))
 
@@ -136,19 +132,19 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
 
 
 def _revealed(
-    held_out: Interactions, known: npt.NDArray[np.bool_], name: str
-) -> tuple[Part, list[str]]:
-    """Steps of the held-out sessions, and what was left out of them."""
+    held_out: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
+) -> Part:
+    """Return the steps of the held-out sessions; what is left out of them is noted."""
     kept = held_out.columns(known)
     assert held_out.sequences is not None
     assert kept.sequences is not None
     n_events = len(held_out.sequences.items) - len(kept.sequences.items)
-    notes = counted(n_events, "event", f"of {name} left out: train lacks the item")
+    notes += counted(n_events, "event", f"of {name} left out: train lacks the item")
     too_short = int((kept.sequences.lengths < 2).sum())
     why = f"of {name} left out: fewer than two events remain"
     notes += counted(too_short, "session", why)
     history, target = reveal(kept)
-    return Part(history, target, "session", name), notes
+    return Part(history, target, "session", name)
 
 
 def _first_occurrences(events: Sequences, n_items: int) -> npt.NDArray[np.bool_]:
@@ -161,15 +157,15 @@ def _first_occurrences(events: Sequences, n_items: int) -> npt.NDArray[np.bool_]
 def _step_ids(
     users: IdIndex, session: npt.NDArray[np.int64], step: npt.NDArray[np.int64]
 ) -> IdIndex:
-    """Ids "session:step", unique because sessions are and the step follows the last colon."""
+    """Return "session:step": unique because sessions are and the step follows the last colon."""
     frame = pl.DataFrame({"id": users.to_series().cast(pl.String)[session], "step": step})
     texts = frame.select(pl.format("{}:{}", "id", "step")).to_series()
     return unchecked(texts.to_numpy().copy(), "user")
 
 
 def _last_times(data: Interactions) -> npt.NDArray[np.float64]:
-    """Time of each session's last event; sessions without events come first."""
-    times = times_of(data, "sessions(by='time')")
+    """Return the time of each session's last event; sessions without events come first."""
+    times = times_of(data, "sessions(order='time')")
     last = np.full(data.n_users, -np.inf)
     some = data.user_counts > 0
     last[some] = np.maximum.reduceat(times, data.matrix.indptr[:-1][some]) if some.any() else 0.0

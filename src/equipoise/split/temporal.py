@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import date
+import math
+from datetime import UTC, date, datetime
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,16 @@ from equipoise.split.parts import (
     leak_notes,
     ranks,
     rounded,
-    seconds,
     times_of,
+    unlearnable,
+    with_known,
 )
 
+Moment = float | str | date
 
-def leave_last_out(data: Interactions, *, n: int = 1, valid: bool = True) -> Split:
-    """Hide each user's last items in time, after the last but one for tuning.
+
+def leave_last_out(data: Interactions, *, valid: int = 1, test: int = 1) -> Split:
+    """Hide each user's last items in time, and those before them for tuning.
 
     ::
 
@@ -35,18 +40,14 @@ def leave_last_out(data: Interactions, *, n: int = 1, valid: bool = True) -> Spl
         2   . 4 2 1 3           . . x x .      . . . . x      . x . . .
 
     Used by SASRec, BERT4Rec and most papers on sequences. The history of a part is everything
-    before its targets: for test that is train and valid together. Users with fewer than n + 1
-    items stay in train only, those with fewer than 2n + 1 are not in valid. All users and items
-    stay in train. Each user has an own cut in time, so training may see the future of others.
+    before its targets: for test that is train and valid together. Users with too few items to
+    leave one in train are not in a part. All users and items stay in train. Each user is cut at
+    another time, so training may see the future of others.
 
     Parameters
     ----------
-    data
-        The interactions to split, with times. Equal times are ordered by item position.
-    n
-        Number of items to hide in each part.
-    valid
-        Whether to make a part to tune on.
+    valid, test
+        Numbers of items to hide in each part; ``valid=0`` gives no such part.
 
     Examples
     --------
@@ -56,47 +57,41 @@ def leave_last_out(data: Interactions, *, n: int = 1, valid: bool = True) -> Spl
     >>> split.train.history(0), split.valid.target.history(0), split.test.target.history(0)
     ([1], [2], [0])
     """
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-        raise SettingError(f"n must be an integer >= 1, got {n!r}")
-    counts = data.user_counts
-    # How many items are left of a row, from the last one: 0 is the last.
-    left = counts[entry_rows(data.matrix)] - 1 - ranks(data, times_of(data, "leave_last_out"))
-    judged = {"test": counts >= n + 1}
-    if valid:
-        judged["valid"] = counts >= 2 * n + 1
-    for name, people in judged.items():
-        if not people.any():
-            least = n + 1 if name == "test" else 2 * n + 1
-            raise DataError(f"leave_last_out needs a user with {least} items for {name}")
-    row = entry_rows(data.matrix)
-    hidden = {"test": (left < n) & judged["test"][row]}
-    if valid:
-        hidden["valid"] = (left >= n) & (left < 2 * n) & judged["valid"][row]
+    for name, number, least in (("valid", valid, 0), ("test", test, 1)):
+        if not isinstance(number, Integral) or number < least:
+            raise SettingError(f"{name} must be an integer >= {least}, got {number!r}")
+    counts, row = data.user_counts, entry_rows(data.matrix)
+    # How many items of the user come after this one: 0 for the last.
+    after = counts[row] - 1 - ranks(data, times_of(data, "leave_last_out"))
+    in_part, hidden = {}, {}
+    for name, first, stop in (("test", 0, test), ("valid", test, test + valid)):
+        if first < stop:
+            in_part[name] = counts > stop
+            if not in_part[name].any():
+                raise DataError(f"leave_last_out needs a user with {stop + 1} items for {name}")
+            hidden[name] = (first <= after) & (after < stop) & in_part[name][row]
     train = data.entries(~np.any(list(hidden.values()), axis=0))
     before = {"valid": train, "test": data.entries(~hidden["test"])}
     parts = {
-        name: Part(
-            before[name].rows(judged[name]), data.entries(mask).rows(judged[name]), "last", name
-        )
-        for name, mask in hidden.items()
+        name: Part(before[name].rows(users), data.entries(hidden[name]).rows(users), "last", name)
+        for name, users in in_part.items()
     }
-    unseen = int((train.item_counts == 0)[data.matrix.indices[hidden["test"]]].sum())
-    notes = counted(unseen, "pair", "of test cannot be learnt: nobody in train used the item")
-    few = int((~judged["test"]).sum())
-    notes += counted(few, "user", f"in train only: fewer than {n + 1} items")
-    notes += leak_notes(data, "each user has an own cut in time")
+    notes = unlearnable(data, train, hidden["test"])
+    few = int((~in_part["test"]).sum())
+    notes += counted(few, "user", f"in train only: fewer than {test + 1} items")
+    notes += leak_notes(data, "each user is cut at another time")
     return Split(train, parts.get("valid"), parts["test"], "last", None, tuple(notes))
 
 
 def time_cut(
     data: Interactions,
     *,
-    test_from: float | str | date | None = None,
-    valid_from: float | str | date | None = None,
+    test_from: Moment | None = None,
+    valid_from: Moment | None = None,
     test: float = 0.1,
     valid: float = 0.1,
 ) -> Split:
-    """Learn from the past and judge on the future: one cut in time for everybody.
+    """Learn from the past and evaluate on the future: one cut in time for all users.
 
     ::
 
@@ -108,14 +103,12 @@ def time_cut(
         4   7 . . . 9       . . . .         . . . .        . . . .
 
     The split nearest to what a running service meets, and the only one here that never leaks the
-    future. Items that nobody used in train (e) are left out everywhere; people without a history
-    (4) or a target (3) are not judged; `Split.notes` counts both. The history of a part is
-    everything before its targets: for test that is train and valid together.
+    future. Items that train lacks (e) and users without a history (4) or a target (3) are left
+    out; `Split.notes` counts them. The history of a part is everything before its targets: for
+    test that is train and valid together.
 
     Parameters
     ----------
-    data
-        The interactions to split, with times.
     test_from, valid_from
         First moment of test and of valid: seconds since 1970, an ISO text or a date (UTC).
     test, valid
@@ -147,25 +140,23 @@ def time_cut(
         if name == "test" or valid_cut is not None:
             past = data.entries(before).columns(known)
             everything = data.entries(hidden)
-            future = everything.columns(known)
-            lost = everything.n_interactions - future.n_interactions
-            notes += counted(lost, "pair", f"of {name} left out: nobody in train used the item")
-            active_then = everything.user_counts > 0
-            judged = (past.user_counts > 0) & (future.user_counts > 0)
+            future = with_known(everything, known, name, notes)
+            users = (past.user_counts > 0) & (future.user_counts > 0)
+            lost = int(((everything.user_counts > 0) & ~users).sum())
             why = f"active in {name} left out: no history before it or no known item in it"
-            notes += counted(int((active_then & ~judged).sum()), "user", why)
-            parts[name] = Part(past.rows(judged), future.rows(judged), "time", name)
+            notes += counted(lost, "user", why)
+            parts[name] = Part(past.rows(users), future.rows(users), "time", name)
     return Split(train, parts.get("valid"), parts["test"], "time", None, tuple(notes))
 
 
 def _cuts(
     times: npt.NDArray[np.float64],
-    test_from: float | str | date | None,
-    valid_from: float | str | date | None,
+    test_from: Moment | None,
+    valid_from: Moment | None,
     test: float,
     valid: float,
 ) -> tuple[float | None, float]:
-    """First moments of valid (None for no such part) and of test."""
+    """Return the first moments of valid (None for no such part) and of test."""
     if test_from is None:
         check_shares(0.0 if valid_from is not None else valid, test)
     else:
@@ -173,18 +164,17 @@ def _cuts(
     if not len(times):
         raise DataError("time_cut needs interactions")
     ordered = np.sort(times)
-    test_cut = (
-        _moment(ordered, test, len(times))
-        if test_from is None
-        else seconds(test_from, "test_from")
-    )
+    if test_from is None:
+        test_cut = _share_from(ordered, test, len(times))
+    else:
+        test_cut = _seconds(test_from, "test_from")
     valid_cut = None
     if valid_from is not None:
-        valid_cut = seconds(valid_from, "valid_from")
+        valid_cut = _seconds(valid_from, "valid_from")
         if valid_cut >= test_cut:
             raise SettingError(f"valid must begin before test, got {valid_cut} and {test_cut}")
     elif valid and test_cut > ordered[0]:
-        valid_cut = _moment(ordered, valid, int(np.searchsorted(ordered, test_cut)))
+        valid_cut = _share_from(ordered, valid, int(np.searchsorted(ordered, test_cut)))
     first = test_cut if valid_cut is None else valid_cut
     if first <= ordered[0]:
         raise DataError(f"nothing happened before {first}, where train ends; choose a later cut")
@@ -193,7 +183,23 @@ def _cuts(
     return valid_cut, test_cut
 
 
-def _moment(ordered: npt.NDArray[np.float64], share: float, stop: int) -> float:
-    """Time of the event from which on a share of all events lies, counted back from `stop`."""
+def _share_from(ordered: npt.NDArray[np.float64], share: float, stop: int) -> float:
+    """Return the time from which on a share of all events lies, counted back from `stop`."""
     size = max(int(rounded(share, np.array(len(ordered)))), 1)
     return float(ordered[max(stop - size, 0)])
+
+
+def _seconds(moment: Moment, name: str) -> float:
+    """Return a number, an ISO text or a date as seconds since 1970; UTC where no zone is given."""
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError as error:
+            raise SettingError(f"{name} must be an ISO date or time, got {moment!r}") from error
+    if isinstance(moment, date) and not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    if isinstance(moment, datetime):
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(moment):
+        raise SettingError(f"{name} must be finite, got {moment}")
+    return float(moment)

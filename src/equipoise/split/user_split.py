@@ -1,4 +1,4 @@
-"""Random splits of people: whole users held out (strong), or pairs of every user (weak)."""
+"""Random splits: whole users held out (strong), or pairs of every user (weak)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from equipoise.split.parts import (
     check_share,
     check_shares,
     counted,
-    draw,
-    group_sizes,
+    groups,
     leak_notes,
     ranks,
     rounded,
     times_of,
+    unlearnable,
+    with_known,
 )
 
 
@@ -34,7 +35,7 @@ def strong(
     order: Literal["random", "time"] = "random",
     seed: int = 0,
 ) -> Split:
-    """Hold out whole users; the model meets them only when it is judged (strong generalisation).
+    """Hold out whole users, which the model meets only in evaluation (strong generalisation).
 
     ::
 
@@ -44,14 +45,12 @@ def strong(
         2   . x x . x       . x x . x       . . . . .      . . . . .
         3   x x x x x       . . . . .       x x . x x      . . x . .
 
-    Used by Mult-VAE, EASE and most papers on linear autoencoders. As there, items that nobody in
-    train used are left out everywhere. Held-out users with fewer than two items afterwards cannot
-    be judged and are left out too; `Split.notes` counts both.
+    Used by Mult-VAE, EASE and most papers on linear autoencoders. As there, items that train lacks
+    are left out everywhere. Held-out users with fewer than two items afterwards cannot be
+    evaluated and are left out too; `Split.notes` counts both.
 
     Parameters
     ----------
-    data
-        The interactions to split.
     valid, test
         Shares of the users that are held out; ``valid=0`` gives no such part.
     history
@@ -78,51 +77,32 @@ def strong(
     if order == "time":
         times_of(data, "strong(order='time')")
     rng = generator(seed)
-    sizes = group_sizes(data.n_users, valid, test, "users")
-    train_rows, *held_out = draw(data.n_users, *sizes, rng)
+    train_rows, *held_out = groups(rng.permutation(data.n_users), valid, test, "users")
     train = data.rows(train_rows)
     known = train.item_counts > 0
     notes: list[str] = []
     parts: dict[str, Part] = {}
     for name, rows in zip(("valid", "test"), held_out, strict=True):
         if len(rows):
-            everything = data.rows(rows)
-            people = everything.columns(known)
-            lost = everything.n_interactions - people.n_interactions
-            notes += counted(lost, "pair", f"of {name} left out: nobody in train used the item")
-            enough = people.user_counts >= 2
+            held = with_known(data.rows(rows), known, name, notes)
+            enough = held.user_counts >= 2
             why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
             notes += counted(int((~enough).sum()), "user", why)
-            parts[name] = _hidden(people.rows(enough), name, 1 - history, order, rng)
-    if order == "time":
-        notes += leak_notes(data, "users are held out regardless of time")
-    else:
-        notes += leak_notes(data)
+            held = held.rows(enough)
+            drawn = rng.random(held.n_interactions)
+            key = drawn if order == "random" or held.times is None else held.times
+            n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
+            hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
+            parts[name] = Part(held.entries(~hidden), held.entries(hidden), "strong", name)
+    by_time = ("users are held out regardless of time",) if order == "time" else ()
+    notes += leak_notes(data, *by_time)
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
 
 
-def _hidden(
-    people: Interactions, name: str, share: float, order: str, rng: np.random.Generator
-) -> Part:
-    """Hide a share of each row, drawn or by time."""
-    drawn = rng.random(people.n_interactions)
-    key = people.times if order == "time" and people.times is not None else drawn
-    taken = _largest(people, key, _n_hidden(share, people.user_counts))
-    return Part(people.entries(~taken), people.entries(taken), "strong", name)
-
-
 def _n_hidden(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many of each row to hide: at least one, and all but one at most."""
+    """Return how many items of each user to hide: at least one, and all but one at most."""
     return np.where(counts < 2, 0, rounded(share, counts).clip(1, np.maximum(counts - 1, 1)))
-
-
-def _largest(
-    data: Interactions, key: npt.NDArray[np.floating], n_taken: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """Mark the `n_taken` pairs of each row that have the largest keys."""
-    kept = data.user_counts - n_taken
-    return ranks(data, key) >= kept[entry_rows(data.matrix)]
 
 
 def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int = 0) -> Split:
@@ -142,8 +122,6 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
 
     Parameters
     ----------
-    data
-        The interactions to split.
     valid
         Share of each user's pairs outside test that is taken out of train to tune on; 0 gives no
         such part. A user needs two such pairs to be in it. The history of the test part is the
@@ -176,8 +154,7 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
     in_test = rank >= (counts - n_test)[row]
     in_valid = ~in_test & (rank >= (counts - n_test - n_valid)[row])
     train = data.entries(~in_test & ~in_valid)
-    unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
-    notes = counted(unseen, "pair", "of test cannot be learnt: nobody in train used the item")
+    notes = unlearnable(data, train, in_test)
     notes += counted(int((n_test == 0).sum()), "user", "in train only: fewer than two items")
     parts = [
         Part(train.rows(size > 0), data.entries(mask).rows(size > 0), "weak", name)

@@ -1,0 +1,181 @@
+"""A table or figure of the paper as a TOML file: what to run on which data, what was published."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from equipoise.errors import DataError
+
+SCALES = {"": 1.0, "%": 0.01, "K": 1e3, "M": 1e6}
+Settings = dict[str, Any]
+Id = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is computed in one go: a row of a table, or a point of a figure, on one data set.
+
+    Parameters
+    ----------
+    dataset, name
+        As in the paper: "Gowalla", "EASE_DAN".
+    settings
+        Model and hyper-parameters, as `Recommender.settings` writes them; None where the paper
+        does not give them and no search found them.
+    note
+        Why the numbers differ, where they do.
+    card
+        Left out on a machine without a GPU, where it would take hours.
+    curve, series, x
+        Of a point: the curve and the line it belongs to, and where on the axis it lies.
+    extra
+        What else decides the numbers, such as the share of noise.
+    """
+
+    dataset: str
+    name: str
+    settings: Settings | None
+    note: str = ""
+    card: bool = False
+    curve: str = ""
+    series: str = ""
+    x: float | None = None
+    extra: Settings = field(default_factory=dict)
+
+    @cached_property
+    def id(self) -> Id:
+        """Everything that decides the numbers; rows with the same id are the same row."""
+        key = None if self.settings is None else {**self.extra, **self.settings}
+        return self.dataset, self.curve, self.name, json.dumps(key)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A table or figure: its rows, its columns and the published numbers.
+
+    Parameters
+    ----------
+    name, title
+        File name without ending, "table3", and what it shows.
+    kind
+        What runs it, a key of `reproduce.runner.KINDS`.
+    protocol
+        "strong", "weak" or "session".
+    datasets
+        Names of the data sets, those of the paper first.
+    columns
+        Published column -> metric of `evaluate`.
+    rows
+        What to run.
+    published
+        (data set, row, column) -> number as it was printed; row "" where rows do not differ.
+    tuned_on_test
+        Whether the published settings were chosen on the test set.
+    reasons, reason_limit
+        Column -> why it may differ a little, and how large a difference this explains.
+    options
+        What else its kind wants to know.
+    """
+
+    name: str
+    title: str
+    kind: str
+    protocol: str
+    datasets: list[str]
+    columns: dict[str, str]
+    rows: list[Row]
+    published: dict[tuple[str, str, str], str] = field(repr=False)
+    tuned_on_test: bool = False
+    reasons: dict[str, str] = field(default_factory=dict)
+    reason_limit: float = 0.0
+    options: Settings = field(default_factory=dict)
+
+    def published_number(self, dataset: str, row: str, column: str) -> tuple[float | None, float]:
+        """Return a published number, None where there is none, and one unit of its last digit."""
+        printed = self.published.get((dataset, row, column))
+        printed = printed or self.published.get((dataset, "", column))
+        return (None, 1e-4) if printed is None else number(printed)
+
+
+def number(printed: str) -> tuple[float, float]:
+    """Return a printed number and one unit of its last digit.
+
+    >>> number("0.1920"), number("10.0M"), number("29858")
+    ((0.192, 0.0001), (10000000.0, 100000.0), (29858.0, 1.0))
+    """
+    match = re.fullmatch(r"\s*(-?\d+(?:\.(\d+))?)\s*([%KM]?)\s*", printed)
+    if match is None:
+        raise DataError(f"{printed!r} is no published number; write it as 0.1911, 10.0M or 0.36%")
+    scale = SCALES[match[3]]
+    return round(float(match[1]) * scale, 12), 10.0 ** -len(match[2] or "") * scale
+
+
+def load_config(file: Path) -> Config:
+    """Read a TOML file and the CSV of published numbers it names."""
+    if not file.is_file():
+        known = ", ".join(names(file.parent)) or "none"
+        raise DataError(f"there is no {file.name} in {file.parent}; known: {known}")
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+        kind = raw.get("kind", "table")
+        return Config(
+            name=file.stem,
+            title=raw["title"],
+            kind=kind,
+            protocol=raw.get("protocol", "strong"),
+            datasets=list(raw["datasets"]),
+            columns=dict(raw["columns"] if kind != "figure" else {}),
+            rows=_rows(raw),
+            published=_published(file.parent, raw),
+            tuned_on_test=bool(raw.get("tuned_on_test", False)),
+            reasons=dict(raw.get("reasons", {})),
+            reason_limit=float(raw.get("reason_limit", 0.0)),
+            options=dict(raw.get("options", {})),
+        )
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"{file} cannot be used: {error!r}") from error
+
+
+def names(paper: Path) -> list[str]:
+    """Return the names of the configs in a folder: tables first, then figures, then the rest."""
+
+    def place(name: str) -> tuple[int, int, str]:
+        match = re.fullmatch(r"(table|figure)(\d+)", name)
+        return (("table", "figure").index(match[1]), int(match[2]), "") if match else (2, 0, name)
+
+    return sorted((file.stem for file in paper.glob("*.toml")), key=place)
+
+
+def _rows(raw: dict[str, Any]) -> list[Row]:
+    """Each row on each data set: the settings that all share, and those of the data set."""
+    rows = []
+    for entry in raw["rows"]:
+        shared, own, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
+        for dataset in raw["datasets"]:
+            given = dataset in own or entry.get("everywhere")
+            settings = {**shared, **own.get(dataset, {})} if given else None
+            note, card = notes.get(dataset, ""), bool(entry.get("card", False))
+            rows.append(Row(dataset, entry["name"], settings, note, card))
+    return rows
+
+
+def _published(folder: Path, raw: dict[str, Any]) -> dict[tuple[str, str, str], str]:
+    """Return the published numbers as text: how many digits were printed matters."""
+    if "published" not in raw:
+        return {}
+    lines = pl.read_csv(folder / raw["published"], infer_schema=False, glob=False).to_dicts()
+    row = raw.get("row_column", "")
+    return {
+        (line["dataset"], line.get(row, ""), column): printed
+        for line in lines
+        for column, printed in line.items()
+        if column not in ("dataset", row) and printed is not None
+    }

@@ -1,0 +1,322 @@
+"""From the points of a figure to the frame that is drawn, and the picture.
+
+The frame is written whether or not matplotlib is there, so that points can be computed on a
+machine that has none and drawn on another. Series differ by line style and marker, bars by
+hatching, so that a figure can be read in black and white. The same frame gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from reproduce.config import Config
+from reproduce.results import write_text
+
+# Dark to light, so that grey levels differ too.
+COLOURS = ("#0b3c49", "#b04a12", "#3f7d8c", "#8a6d1a", "#7d8790", "#b3862b")
+STYLES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "x")
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "--")
+PANEL = (3.1, 2.4)  # inches
+LINE = 0.21  # inches from one title of a list to the next
+WIDTH = 30  # characters of a title; longer ones are cut
+LOOK = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.hashsalt": "equipoise",
+    "svg.fonttype": "none",
+}
+NAMES = {
+    "all": "all items",
+    "head": "head items",
+    "tail": "tail items",
+    "active": "active users",
+    "inactive": "inactive users",
+}
+# A frame, and a function that draws it on an empty matplotlib figure.
+Picture = tuple[pl.DataFrame, Callable[[Any], None]]
+
+
+def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
+    """Write NAME.csv, and NAME.svg and NAME.png where matplotlib is there; say what was done."""
+    name = config.name
+    if not found.height:
+        return f"{name}: nothing to draw, none of its data sets is at hand"
+    frame, paint = picture(config, found)
+    write_text(folder / f"{name}.csv", frame.write_csv())
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        remedy = "figures need matplotlib; install it with `pip install equipoise[report]`"
+        return f"{name}: the picture was not drawn; {remedy}"
+    with matplotlib.rc_context(LOOK):
+        figure = Figure()
+        FigureCanvasAgg(figure)
+        paint(figure)
+        # without date and version the same frame gives the same file
+        figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.png", format="png", dpi=200, metadata={"Software": None})
+    return f"{name}: drew {name}.svg, {name}.png, {name}.csv"
+
+
+def picture(config: Config, found: pl.DataFrame) -> Picture:
+    """Return what is drawn of the points, and how."""
+    return PICTURES[config.options["curves"][0]](config, found)
+
+
+def _models(config: Config, found: pl.DataFrame) -> Picture:
+    """Bars: by group of items, or by group of data sets where the config has such groups."""
+    frame = found.select(
+        "dataset", pl.col("series").alias("model"), "group", pl.col("y").alias("ndcg@20")
+    )
+    groups = config.options.get("panels")
+    if groups:
+        home = {name: group for group, names in groups.items() for name in names}
+        order = {name: i for i, name in enumerate(groups)}
+        panel = pl.col("dataset").replace_strict(home, default="other")
+        frame = frame.filter(pl.col("group") == "all").with_columns(panel.alias("panel"))
+        order = pl.col("panel").replace_strict(order, default=9)
+        frame, x, panel = frame.sort(order, maintain_order=True), "dataset", "panel"
+    else:
+        items = pl.col("group").replace(NAMES).alias("items")
+        frame = frame.filter(pl.col("group") != "all")
+        frame, x, panel = frame.with_columns(_title(config).alias("data"), items), "items", "data"
+    bars = partial(paint_bars, x=x, y="ndcg@20", series="model")
+    return frame, partial(panels, frame=frame, panel=panel, paint=bars, labels=("", "NDCG@20"))
+
+
+def _exponents(config: Config, found: pl.DataFrame) -> Picture:
+    """NDCG over alpha or beta; a panel per data set, and per exponent where there are both."""
+    both = found["curve"].n_unique() > 1
+    title = pl.concat_str(_title(config), pl.lit(" over "), "curve") if both else _title(config)
+    whole = pl.when((pl.col("group") == "all") & (pl.col("curve") == "beta")).then(
+        pl.lit("all items" if both else "all users")
+    )
+    frame = found.select(
+        title.alias("data"),
+        whole.otherwise(pl.col("group").replace(NAMES)).alias("over"),
+        pl.col("x").alias("value"),
+        pl.col("y").alias("ndcg@20"),
+    )
+    names = " or ".join(found["curve"].unique(maintain_order=True))
+    return _lines(frame, "value", "ndcg@20", "over", (names, "NDCG@20"))
+
+
+def _noise(config: Config, found: pl.DataFrame) -> Picture:
+    """Relative drop over noise: mean over the seeds, and from the least to the most."""
+    title = pl.concat_str(_title(config), pl.lit(", "), pl.col("group").replace(NAMES))
+    frame = drops(found).select(
+        title.alias("data"),
+        pl.col("series").alias("model"),
+        pl.col("x").alias("noise"),
+        *("drop", "low", "high", "ndcg@20", "seeds"),
+    )
+    labels = ("noise (%)", "drop of NDCG@20 (%)")
+    return _lines(frame, "noise", "drop", "model", labels, per_row=2, band=("low", "high"))
+
+
+def drops(found: pl.DataFrame) -> pl.DataFrame:
+    """Return the loss of NDCG against training without noise in percent, over the seeds."""
+    keys = ["dataset", "series", "group"]
+    clean = found.filter(pl.col("x") == 0).select(*keys, pl.col("y").alias("clean"))
+    drop = 100 * (1 - pl.col("y") / pl.col("clean"))
+    return (
+        found.join(clean, on=keys, maintain_order="left")
+        .with_columns(drop=drop)
+        .group_by("dataset", "group", "series", "x", maintain_order=True)
+        .agg(
+            pl.col("drop").mean(),
+            pl.col("drop").min().alias("low"),
+            pl.col("drop").max().alias("high"),
+            pl.col("y").mean().alias("ndcg@20"),
+            pl.len().alias("seeds"),
+        )
+    )
+
+
+def _weights(config: Config, found: pl.DataFrame) -> Picture:
+    frame = found.select(
+        pl.concat_str(_title(config), pl.lit(": "), "series").alias("data"),
+        pl.col("group").replace(NAMES).alias("items"),
+        pl.col("x").alias("mean weight"),
+        pl.col("y").alias("density"),
+    )
+    labels = ("mean weight", "density")
+    return _lines(frame, *labels, "items", labels, markers=False)
+
+
+def _eigenvalues(config: Config, found: pl.DataFrame) -> Picture:
+    frame = found.filter(pl.col("group") == "").select(
+        _title(config).alias("data"),
+        "series",
+        pl.col("x").alias("rank"),
+        pl.col("y").alias("eigenvalue"),
+    )
+    labels = ("rank of the eigenvalue", "eigenvalue of B")
+    return _lines(frame, "rank", "eigenvalue", "series", labels, markers=False, log=True)
+
+
+def _lists(config: Config, found: pl.DataFrame) -> Picture:
+    frame = found.filter(pl.col("group") != "").select(
+        pl.col("series").alias("list"),
+        pl.col("x").cast(pl.Int64).alias("rank"),
+        pl.col("label").alias("title"),
+        pl.col("y").cast(pl.Int64).alias("users"),
+        (pl.col("group") == "tail").alias("tail"),
+        "dataset",
+    )
+    # one user at a time: the first data set that is there
+    dataset = frame["dataset"][0]
+    frame = frame.filter(pl.col("dataset") == dataset)
+    user = found.filter(pl.col("series") == "user")["label"][0]
+    caption = f"{dataset}, user {user}. Dashed box, italics: tail item; solid: head."
+    return frame, partial(paint_lists, frame=frame, caption=caption)
+
+
+PICTURES: dict[str, Callable[[Config, pl.DataFrame], Picture]] = {
+    "models": _models,
+    "alpha": _exponents,
+    "beta": _exponents,
+    "noise": _noise,
+    "weights": _weights,
+    "eigenvalues": _eigenvalues,
+    "lists": _lists,
+}
+
+
+def _title(config: Config) -> pl.Expr:
+    """The data set, and what it stands in for."""
+    stand_ins = config.options.get("stands_for", {})
+    titles = {name: f"{name} (for {other})" for name, other in stand_ins.items()}
+    return pl.col("dataset").replace(titles)
+
+
+def _lines(
+    frame: pl.DataFrame,
+    x: str,
+    y: str,
+    series: str,
+    labels: tuple[str, str],
+    *,
+    per_row: int = 4,
+    **options: Any,
+) -> Picture:
+    paint = partial(paint_lines, x=x, y=y, series=series, **options)
+    shown = {"frame": frame, "panel": "data", "labels": labels, "per_row": per_row}
+    return frame, partial(panels, paint=paint, **shown)
+
+
+def panels(
+    figure: Any,
+    *,
+    frame: pl.DataFrame,
+    panel: str,
+    paint: Callable[[Any, pl.DataFrame], None],
+    labels: tuple[str, str],
+    per_row: int = 4,
+) -> None:
+    """Make a panel per value of a column, let `paint` fill them, and name the series below."""
+    parts = _groups(frame, panel)
+    height = -(-len(parts) // per_row)
+    width = -(-len(parts) // height)  # few empty places
+    figure.set_size_inches(PANEL[0] * width, PANEL[1] * height)
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(height, width, squeeze=False).ravel()
+    known: dict[str, Any] = {}  # marks of all series; a panel may lack some
+    for place, (axes, (name, part)) in enumerate(zip(grid, parts, strict=False)):
+        paint(axes, part)
+        axes.set_xlabel(labels[0])
+        axes.set_title(name, fontsize=9, loc="left")
+        axes.set_ylabel(labels[1]) if place % width == 0 else None
+        handles, names = axes.get_legend_handles_labels()
+        known |= dict(zip(names, handles, strict=True))
+    for axes in grid[len(parts) :]:
+        axes.remove()
+    look = {"loc": "outside lower center", "fontsize": 8, "ncols": min(len(known), 2 * width)}
+    figure.legend(list(known.values()), list(known), **look)
+
+
+def paint_lines(
+    axes: Any,
+    part: pl.DataFrame,
+    *,
+    x: str,
+    y: str,
+    series: str,
+    markers: bool = True,
+    log: bool = False,
+    band: tuple[str, str] | None = None,
+) -> None:
+    """Draw y over x, a line per value of `series`; `band` names the ends of an interval."""
+    for place, (name, rows) in enumerate(_groups(part, series)):
+        ordered = rows.sort(x) if markers else rows
+        look: dict[str, Any] = {"color": COLOURS[place % 6], "linestyle": STYLES[place % 6]}
+        if markers:
+            look |= {"marker": MARKERS[place % 6], "markersize": 4}
+        where = ordered[x].to_numpy()
+        axes.plot(where, ordered[y].to_numpy(), label=name, linewidth=1.4, **look)
+        if band is not None:
+            ends = (ordered[end].to_numpy() for end in band)
+            axes.fill_between(where, *ends, alpha=0.15, color=look["color"])
+    if log:
+        axes.set_xscale("log")
+    else:
+        axes.locator_params(axis="x", nbins=6)
+        axes.ticklabel_format(axis="x", scilimits=(-2, 4))
+
+
+def paint_bars(axes: Any, part: pl.DataFrame, *, x: str, y: str, series: str) -> None:
+    """Draw a group of bars per value of x, a bar per value of `series` in it."""
+    names = part[x].unique(maintain_order=True).to_list()
+    groups = _groups(part, series)
+    width = 0.8 / max(len(groups), 1)
+    for place, (name, rows) in enumerate(groups):
+        where = np.array([names.index(value) for value in rows[x].to_list()])
+        colour, hatch = COLOURS[place % 6], HATCHES[place % 6]
+        axes.bar(
+            where + (place - (len(groups) - 1) / 2) * width,
+            rows[y].to_numpy(),
+            width,
+            label=name,
+            color="#f4f1ea" if hatch else colour,  # hatching would not be seen on a dark fill
+            edgecolor=colour,
+            hatch=hatch,
+            linewidth=0.8,
+        )
+    axes.set_xticks(range(len(names)), [str(name) for name in names])
+
+
+def paint_lists(figure: Any, *, frame: pl.DataFrame, caption: str) -> None:
+    """Write lists of titles side by side, each title in a box, dashed for tail items."""
+    parts = _groups(frame, "list")
+    longest = max(rows.height for _, rows in parts)
+    figure.set_size_inches(0.075 * WIDTH * len(parts), LINE * 1.3 * (longest + 2.5))
+    columns = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, (name, rows) in zip(columns, parts, strict=True):
+        axes.set_axis_off()
+        axes.set_title(name, fontsize=9, loc="left")
+        for place, (title, tail) in enumerate(rows.select("title", "tail").rows()):
+            look = {"boxstyle": "round,pad=0.3", "fill": False, "linewidth": 1.0}
+            look |= {"linestyle": "--" if tail else "-"}
+            where = (0.02, 1 - (place + 0.7) / (longest + 0.5))
+            short = title if len(title) <= WIDTH else f"{title[: WIDTH - 1]}…"
+            style = "italic" if tail else "normal"
+            axes.text(*where, short, fontsize=7.5, style=style, bbox=look)
+    figure.subplots_adjust(left=0.01, right=0.99, top=0.88, bottom=0.1, wspace=0.04)
+    figure.text(0.01, 0.02, caption, fontsize=7.5)
+
+
+def _groups(frame: pl.DataFrame, column: str) -> list[tuple[str, pl.DataFrame]]:
+    names = frame[column].unique(maintain_order=True).to_list()
+    return [(str(name), frame.filter(pl.col(column) == name)) for name in names]

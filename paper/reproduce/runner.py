@@ -1,0 +1,134 @@
+"""Runs a config: the rows whose data are at hand, each kept as soon as it is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import polars as pl
+
+import equipoise
+from equipoise.errors import DataError, TooBigError
+from equipoise.machine import duration
+from reproduce.config import Config, Row
+from reproduce.figures import Figure
+from reproduce.results import Lines, as_frame, machine_name, put, write_text
+from reproduce.sessions import Sessions
+from reproduce.tables import Efficiency, Job, Statistics, Table
+
+KINDS: dict[str, Table] = {
+    "table": Table(),
+    "statistics": Statistics(),
+    "efficiency": Efficiency(),
+    "sessions": Sessions(),
+    "figure": Figure(),
+}
+
+
+def kind_of(config: Config) -> Table:
+    """Return what runs a config, or say which kinds there are."""
+    if config.kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise DataError(f"{config.name} has the unknown kind {config.kind!r}; known: {known}")
+    return KINDS[config.kind]
+
+
+def results_file(paper: Path, config: Config) -> Path:
+    """Return where the results of a config are kept."""
+    return paper / "results" / f"{config.name}.csv"
+
+
+def run(
+    config: Config,
+    data: Path,
+    out: Path,
+    *,
+    device: str = "cpu",
+    datasets: Iterable[str] | None = None,
+    command: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> pl.DataFrame:
+    """Compute the rows whose data are present and compare them; finished rows are kept.
+
+    Parameters
+    ----------
+    config
+        The table or figure.
+    data
+        Folder with one folder per data set.
+    out
+        CSV of results; rows in it with the same settings are not run again. Pictures go to the
+        folder `figures` beside the CSV's folder.
+    device
+        "cpu" or "cuda".
+    datasets
+        Names of data sets to run; all when left out.
+    command
+        How this was called, written beside the numbers.
+    say
+        Called with a sentence when a row is done.
+    """
+    kind = kind_of(config)
+    done = kind.read(out)
+    wanted = config.datasets if datasets is None else set(datasets)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in kind.rows(config, done):
+        if (
+            row.dataset in wanted
+            and kind.runs(row, device)
+            and kind.find(data, config, row) is not None
+        ):
+            groups.setdefault(kind.group(row), []).append(row)
+    for key, rows in groups.items():
+        missing = [row for row in rows if row.id not in done]
+        groups[key] = rows if missing and kind.together else missing
+    total = sum(kind.steps(config, rows) for rows in groups.values())
+    where = {"versions": f"equipoise {equipoise.__version__}", "command": command}
+    start, step = time.perf_counter(), 0
+    for rows in groups.values():
+        load = kind.find(data, config, rows[0]) if rows else None
+        if load is None:
+            continue
+        try:
+            for row, lines, text in kind.compute(Job(config, load(), device, out), rows):
+                if lines:
+                    put(done, row, lines, {"machine": machine_name(device), **where})
+                    write_text(out, as_frame(done, kind.schema).write_csv())
+                if text:
+                    step += 1
+                    say(f"{config.name} {row.dataset} {text} {pace(step, total, start)}")
+        except TooBigError as error:
+            say(f"{config.name} {rows[0].dataset}: {error}")
+    results = completed(config, done)
+    if step:
+        write_text(out, as_frame(done, kind.schema).write_csv())
+    kind.finish(config, results, out, step > 0, say)
+    return results
+
+
+def pace(step: int, total: int, start: float) -> str:
+    """Return how far a run is, and how long the rest takes at the speed so far."""
+    left = (total - step) * (time.perf_counter() - start) / step
+    return f"({step} of {total}{f', about {duration(left)} left' if step < total else ''})"
+
+
+def completed(config: Config, done: Lines) -> pl.DataFrame:
+    """Return the results of a config in its order, compared with what was published.
+
+    The lines of `done` are given their comparison too. Cells that were not run say so.
+    """
+    kind = kind_of(config)
+    lines: Lines = {}
+    for row in kind.rows(config, done):
+        lines[row.id] = done.get(row.id, [])
+        if not lines[row.id]:
+            put(lines, row, [{"column": column} for column in config.columns], {})
+        for line in lines[row.id] if config.columns else ():
+            line.update(kind.judge(config, row, line["column"], line.get("ours")))
+    return as_frame(lines, kind.schema)
+
+
+def stored(paper: Path, config: Config) -> pl.DataFrame:
+    """Return the results of a config that are in the paper folder."""
+    return completed(config, kind_of(config).read(results_file(paper, config)))

@@ -1,0 +1,416 @@
+"""Table 7: session models on random parts, settings chosen on validation, and what DAN did."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+import equipoise as eq
+from equipoise.errors import DataError
+from equipoise.interactions import Interactions
+from equipoise.models.saving import build
+from reproduce.config import Config, Row, Settings
+from reproduce.results import Line, Lines, cells, write_text
+from reproduce.tables import Job, Load, Steps, Table
+
+Pair = tuple[Interactions, Interactions]
+FOLDERS = {"yoochoose": "yoochoose1_64"}
+MODELS = ("SLIS", "SLIT", "SLIST")  # in this order: SLIST starts from what SLIT found
+WITH_DAN = "_DAN"
+METRICS = ["recall", "mrr", "tail_recall", "tail_mrr"]
+EVENTS = 20_000  # of validation, drawn once for all settings of a set
+BATCH = 16384  # events ranked at a time: a GPU is idle between batches
+START: Settings = {"l2": 10.0, "decay_inference": 2.0}
+# Settings of the model itself, chosen first and without DAN; SLIST takes SLIT's decay_position.
+OWN: dict[str, dict[str, list[Any]]] = {
+    "SLIT": {"decay_position": [0.5, 1.0, 2.0, 4.0], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
+    "SLIS": {"decay_inference": [1.0, 2.0, 4.0, 8.0]},
+    "SLIST": {"mix": [0.2, 0.5, 0.8], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
+}
+# Every combination is tried; without DAN alpha and beta are 0 and the rest is the same grid.
+GRID: dict[str, list[Any]] = {
+    "row_norm": ["l1", None],
+    "l2": [10.0],
+    "dropout": [0.0, 0.5],
+    "beta": [0.0, 0.5, 1.0],
+    "alpha": [0.0, 0.05, 0.1, 0.2, 0.3, 0.5],
+}
+NEARBY = (0.3, 3.0)  # factors of l2 that are tried last, around both choices
+FREE = ("alpha", "decay_inference")  # need no other fit
+HEADS = {"all": "aoa_", "tail": "tail_", "unbiased": "unbiased_"}
+ANSWER = "| set | model |"  # what every answer begins with
+
+
+class Sessions(Table):
+    """Sessions are split 8:1:1 at random; rows without settings are searched on validation.
+
+    Options: "seed", "events" to choose on, and "grid" in place of values of `GRID`. The values of
+    a search and what each test event adds to the metrics are kept in a folder beside the results.
+    """
+
+    def rows(self, config: Config, done: Lines) -> list[Row]:
+        """Return the rows with all settings of their models: given, or found earlier."""
+        found = {key[:3]: json.loads(key[3]) for key in done}
+        rows = []
+        for row in config.rows:
+            settings = row.settings or found.get((row.dataset, "", row.name))
+            if settings is not None:
+                settings = build(_nulls(settings)).settings()
+            rows.append(replace(row, settings=settings))
+        return rows
+
+    def runs(self, row: Row, device: str) -> bool:
+        """Rows without settings are run too: they are searched."""
+        return True
+
+    def find(self, data: Path, config: Config, row: Row) -> Load | None:
+        """Return a function that loads and splits the sessions of a folder."""
+        folder = data / folder_name(row.dataset)
+        seed = int(config.options.get("seed", 0))
+        if not folder.is_dir():
+            return None
+        return lambda: eq.split.sessions(all_sessions(folder), valid=0.1, test=0.1, seed=seed)
+
+    def compute(self, job: Job, rows: list[Row]) -> Steps:
+        """Search where settings are missing, fit, and measure on test."""
+        words = job.out.with_suffix(".md")
+        if words.exists() and not words.read_bytes().startswith(ANSWER.encode()):
+            raise DataError(f"{words} is no answer of an earlier run; choose another path")
+        found: dict[str, Settings] = {}
+        for row in sorted(rows, key=lambda row: MODELS.index(row.name.removesuffix(WITH_DAN))):
+            if row.settings is None:
+                if row.name not in found:
+                    found |= self.searched(job, row)
+                row = replace(row, settings=found[row.name])
+            if row.settings["model"] not in MODELS:
+                raise DataError(f"{row.name} on {row.dataset} is not a session model")
+            began = time.perf_counter()
+            model: Any = build(row.settings)
+            model.fit(job.data.train, device=job.device)
+            fitted = time.perf_counter()
+            values, events = measure(model, (job.data.test.history, job.data.test.target))
+            times = (fitted - began, time.perf_counter() - fitted)
+            kept = kept_folder(job.out) / f"{row.dataset}-{row.name}.parquet"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            events.cast(pl.Float32).write_parquet(kept)
+            yield row, cells(job.config, values, times), f"{row.name}: {values['mrr@20']:.4f}"
+
+    def searched(self, job: Job, row: Row) -> dict[str, Settings]:
+        """Return the settings of a model without and with DAN, by the names of their rows."""
+        options = job.config.options
+        valid = sample(
+            (job.data.valid.history, job.data.valid.target), options.get("events", EVENTS)
+        )
+        grid = _nulls(options.get("grid", {}))
+
+        def search(model: str) -> Search:
+            path = kept_folder(job.out) / f"{row.dataset}-{model}-search.json"
+            return Search(model, job.data.train, valid, path, job.device, grid)
+
+        model = row.name.removesuffix(WITH_DAN)
+        start: Settings = {}
+        if model == "SLIST":
+            start = {"decay_position": search("SLIT").own({})["decay_position"]}
+        mine = search(model)
+        plain, dan = mine.pair(mine.own(start))
+        return {
+            model: make(model, plain).settings(),
+            f"{model}{WITH_DAN}": make(model, dan).settings(),
+        }
+
+    def finish(
+        self,
+        config: Config,
+        results: pl.DataFrame,
+        out: Path,
+        new: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """Write what DAN did beside the results."""
+        if new:
+            write_text(out.with_suffix(".md"), answer(results, kept_folder(out)))
+
+
+def kept_folder(out: Path) -> Path:
+    """Return the folder of searches and events, beside the results."""
+    return out.with_name(f"{out.stem}-fits")
+
+
+def folder_name(dataset: str) -> str:
+    """Return the name of a data set's folder.
+
+    >>> folder_name("Yoochoose"), folder_name("Diginetica")
+    ('yoochoose1_64', 'diginetica')
+    """
+    return FOLDERS.get(dataset.lower(), dataset.lower())
+
+
+def _nulls(values: Any) -> Any:
+    """Return what a TOML file holds, which has no null, with None for "none"."""
+    if isinstance(values, dict):
+        return {name: _nulls(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [_nulls(value) for value in values]
+    return None if values == "none" else values
+
+
+def all_sessions(folder: Path) -> Interactions:
+    """Return the sessions of `train_sessions.npz` and `test_sessions.npz` together."""
+    frames = []
+    for part in ("train", "test"):
+        stored = np.load(folder / f"{part}_sessions.npz")
+        lengths = np.diff(stored["offsets"])
+        names = pl.Series([f"{part}{number}" for number in range(len(lengths))])
+        session = names[np.repeat(np.arange(len(lengths)), lengths)]
+        frames.append(pl.DataFrame({"session": session, "item": stored["items"]}))
+    return eq.read(pl.concat(frames), session="session", item="item")
+
+
+def sample(pair: Pair, n_rows: int, seed: int = 0) -> Pair:
+    """Return this many events, drawn evenly; all where there are fewer."""
+    size = pair[0].n_users
+    if n_rows >= size:
+        return pair
+    rows = np.sort(np.random.default_rng(seed).choice(size, n_rows, replace=False))
+    return pair[0].rows(rows), pair[1].rows(rows)
+
+
+def target_weights(train: Interactions) -> npt.NDArray[np.float64]:
+    """Return count^-1.5 of each item, counted as a click after the first of a session."""
+    events = train.sequences
+    after_first = np.ones(len(events.items), bool)
+    after_first[events.offsets[:-1][events.lengths > 0]] = False
+    counts = np.bincount(events.items[after_first], minlength=train.n_items)
+    return np.maximum(counts, 1).astype(np.float64) ** -1.5
+
+
+def measure(
+    model: Any, pair: Pair, alpha: float | None = None
+) -> tuple[dict[str, float], pl.DataFrame]:
+    """Rank after every event; return recall and MRR at 20, and the MRRs of each event.
+
+    Over all events, those with a tail target, and unbiased: the mean over events of
+    hit / count^1.5 (and of that / rank), the form that the size of the published numbers points
+    to; it is not divided by the sum of its weights. `alpha` turns the popularity dial.
+    """
+    found = eq.evaluate(
+        _Dialled(model, alpha),
+        pair,
+        20,
+        metrics=METRICS,
+        exclude_seen=False,
+        bootstrap=0,
+        batch_size=BATCH,
+    )
+    values = {name: float(found[name]) for name in found}
+    weight = target_weights(model.interactions_)[pair[1].matrix.indices]
+    for name in ("recall@20", "mrr@20"):
+        unbiased = found.per_user[name].to_numpy() * weight
+        values[f"unbiased_{name}"] = float(unbiased.mean())
+    events = found.per_user.select("mrr@20", "tail_mrr@20")
+    return values, events.with_columns(pl.Series("unbiased_mrr@20", unbiased))
+
+
+@dataclass(frozen=True)
+class _Dialled:
+    """A fitted model that ranks with another alpha."""
+
+    model: Any
+    alpha: float | None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = False) -> Any:
+        return self.model.rank(history, k, exclude_seen=exclude_seen, alpha=self.alpha)
+
+
+def make(name: str, settings: Settings) -> Any:
+    """Return the unfitted model; `alpha` and `beta` make a DAN."""
+    fields = dict(settings)
+    alpha, beta = fields.pop("alpha", 0.0), fields.pop("beta", 0.0)
+    norm = eq.DAN(alpha, beta) if alpha or beta else eq.NoNorm()
+    return getattr(eq, name)(normalizer=norm, **fields)
+
+
+@dataclass
+class Search:
+    """Chooses settings by MRR@20 on validation; one fit serves every alpha and decay_inference.
+
+    Parameters
+    ----------
+    name
+        The model: "SLIS", "SLIT" or "SLIST".
+    train, valid
+        What to fit on, and what to choose on.
+    path
+        File of the values seen so far; a search that was stopped goes on from there.
+    device
+        Where to fit.
+    grid
+        Names and values that take the place of those of `GRID`.
+    """
+
+    name: str
+    train: Interactions
+    valid: Pair
+    path: Path
+    device: str = "cpu"
+    grid: Mapping[str, list[Any]] = field(default_factory=dict)
+    seen: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._data = "-".join(part.fingerprint for part in (self.train, *self.valid))
+        if not self.path.exists():
+            return
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            data, self.seen = kept["data"], kept["seen"]
+        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{self.path} is not a file of an earlier run; move it away or choose another path"
+            ) from error
+        if data != self._data:
+            raise DataError(
+                f"{self.path} belongs to other data; move it away, or choose another path"
+            )
+
+    def own(self, start: Settings) -> Settings:
+        """Return the settings of the model itself, chosen without DAN."""
+        return self._best(self._tried([{**START, **start}], OWN[self.name]))
+
+    def pair(self, own: Settings) -> tuple[Settings, Settings]:
+        """Return the best settings without and with DAN, out of one grid.
+
+        Those without DAN are the best of its points with alpha = beta = 0.
+        """
+        grid = {**GRID, **self.grid}
+        if self.name == "SLIT":  # a past of one click has nothing to scale
+            del grid["row_norm"]
+        tried = self._tried([own], grid)
+        plain, dan = self._best(filter(is_plain, tried)), self._best(tried)
+        around = [{**one, "l2": one["l2"] * factor} for one in (plain, dan) for factor in NEARBY]
+        tried += self._tried(around, {"alpha": grid["alpha"]})
+        return self._best(filter(is_plain, tried)), self._best(tried)
+
+    def _tried(self, bases: list[Settings], grid: Mapping[str, list[Any]]) -> list[Settings]:
+        free, fits = (
+            {name: values for name, values in grid.items() if (name in FREE) == is_free}
+            for is_free in (True, False)
+        )
+        tried = []
+        for base, change in itertools.product(bases, _product(fits)):
+            every = [{**base, **change, **one} for one in _product(free)]
+            self._fit(every)
+            tried += every
+        return tried
+
+    def _best(self, tried: Iterable[Settings]) -> Settings:
+        return max(tried, key=lambda one: self.seen[_key(one)]["mrr@20"])
+
+    def _fit(self, every: list[Settings]) -> None:
+        """Fit once and measure settings that differ in what needs no other fit."""
+        missing = [one for one in every if _key(one) not in self.seen]
+        if not missing:
+            return
+        model = make(self.name, {**missing[0], "alpha": 0.0}).fit(self.train, device=self.device)
+        for one in missing:
+            model.decay_inference = one["decay_inference"]
+            self.seen[_key(one)], _ = measure(model, self.valid, one.get("alpha", 0.0))
+        write_text(self.path, json.dumps({"data": self._data, "seen": self.seen}, indent=1))
+
+
+def is_plain(settings: Settings) -> bool:
+    """Whether these settings are without DAN."""
+    return not settings.get("alpha") and not settings.get("beta")
+
+
+def _product(grid: Mapping[str, list[Any]]) -> Iterator[Settings]:
+    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def _key(settings: Settings) -> str:
+    return json.dumps({name: value for name, value in sorted(settings.items()) if value != 0.0})
+
+
+def answer(results: pl.DataFrame, kept: Path) -> str:
+    """Return the table, what DAN changed and the answer, as Markdown.
+
+    Changes get their paired standard error over events where the folder `kept` holds the events.
+    """
+    values = {
+        (line["dataset"], line["row"], line["column"]): line
+        for line in results.filter(pl.col("ours").is_not_null()).to_dicts()
+    }
+    heads = [f"{head} R@20 / MRR@20 | published" for head in HEADS]
+    first = [f"{ANSWER} {' | '.join(heads)} |", "|---|---|" + "---|" * 6]
+    heads = [f"{head} MRR@20" for head in HEADS]
+    second = [f"{ANSWER} {' | '.join(heads)} |", "|---|---|" + "---|" * 3]
+    changes: dict[str, dict[tuple[str, str], float]] = {part: {} for part in HEADS}
+    for name, model in itertools.product(dict.fromkeys(results["dataset"]), MODELS):
+        rows = [row for row in (model, model + WITH_DAN) if (name, row, "aoa_mrr@20") in values]
+        first += [_line(name, row, values) for row in rows]
+        if len(rows) == 2:
+            shown = []
+            for part, head in HEADS.items():
+                before, after = (values[name, row, f"{head}mrr@20"]["ours"] for row in rows)
+                changes[part][name, model] = after - before
+                shown.append(_change(before, after, paired_error(kept, name, model, part)))
+            second.append(f"| {name} | {model} | {' | '.join(shown)} |")
+    said = "What DAN did, both chosen on validation (se: paired standard error over events, in %):"
+    return "\n".join([*first, "", said, "", *second, "", *_verdicts(changes), ""])
+
+
+def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
+    """Return the standard error of the change of MRR@20, None where the events are not kept."""
+    metric = {"all": "mrr@20"}.get(part, f"{part}_mrr@20")
+    files = [kept / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
+    if not all(file.is_file() for file in files):
+        return None
+    before, after = (
+        pl.read_parquet(file, glob=False)[metric].drop_nulls().to_numpy() for file in files
+    )
+    change = after.astype(np.float64) - before
+    return float(change.std(ddof=1) / np.sqrt(len(change)))
+
+
+def _line(name: str, row: str, values: dict[tuple[str, str, str], Line]) -> str:
+    shown = []
+    for head in HEADS.values():
+        pair = [values[name, row, f"{head}{metric}"] for metric in ("recall@20", "mrr@20")]
+        for key in ("ours", "published"):
+            shown.append(" / ".join(f"{cell[key]:.4f}" for cell in pair))
+    return f"| {name} | {row} | {' | '.join(shown)} |"
+
+
+def _change(before: float, after: float, error: float | None) -> str:
+    word = "the same" if after == before else "raised" if after > before else "lowered"
+    text = f"{word}, {100 * (after / before - 1):+.1f}%" if before else word
+    return text if error is None else f"{text} (se {100 * error / before:.1f})"
+
+
+def _verdicts(changes: dict[str, dict[tuple[str, str], float]]) -> list[str]:
+    """Return one line per question, with the cases that speak against it."""
+    lines = []
+    for part in ("tail", "unbiased"):
+        against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
+        verdict = _verdict(len(changes[part]), against)
+        lines.append(f"- DAN raises {part} MRR@20: {verdict}.")
+    cases = {name: by for (name, model), by in changes["all"].items() if model == "SLIST"}
+    verdict = _verdict(len(cases), [name for name, by in cases.items() if by < 0])
+    return [*lines, f"- It does not lower overall MRR@20 of SLIST: {verdict}."]
+
+
+def _verdict(total: int, against: list[str]) -> str:
+    count = f"in {total - len(against)} of {total} cases"
+    yes = "yes" if total and not against else "no"
+    return f"{yes}, {count}" + (f", not {', '.join(against)}" if against else "")

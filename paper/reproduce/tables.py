@@ -1,0 +1,261 @@
+"""Tables of models on published splits, of statistics and of seconds; what every kind can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender
+from equipoise.models.saving import build
+from equipoise.split import Part, Split
+from reproduce.config import Config, Row
+from reproduce.data import find_split
+from reproduce.results import CELLS, Line, Lines, cells, judge, machine_name, read_lines
+
+LINEAR = ("LAE", "EASE", "RLAE")
+FILTERS = ("GFCF", "BSPM", "TurboCF", "SVDAE", "SGFCF")  # fitted on processors only
+BATCH = 4096  # users ranked at a time where seconds are measured, as in the paper
+WARM_USERS = 200  # of a first fit that is not timed: it compiles and loads
+Steps = Iterator[tuple[Row, list[Line], str]]
+Load = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What rows are computed from: the config, the loaded data, the device, the results file."""
+
+    config: Config
+    data: Any
+    device: str
+    out: Path
+
+
+class Table:
+    """Models on a published split; the base of the other kinds, which replace some methods."""
+
+    schema: dict[str, Any] = CELLS
+    together = False  # whether all rows of a group are computed anew where one is missing
+
+    def read(self, path: Path) -> Lines:
+        """Return the lines of earlier runs."""
+        return read_lines(path, self.schema)
+
+    def rows(self, config: Config, done: Lines) -> list[Row]:
+        """Return what there is to compute, done or not."""
+        return config.rows
+
+    def group(self, row: Row) -> tuple[str, ...]:
+        """Rows with the same value are computed from the same data, in one call."""
+        return row.dataset, row.curve
+
+    def runs(self, row: Row, device: str) -> bool:
+        """Whether a row is run on a device."""
+        return row.settings is not None and (device != "cpu" or not row.card)
+
+    def find(self, data: Path, config: Config, row: Row) -> Load | None:
+        """Return a function that loads what a row needs, None where it is not at hand."""
+        return find_split(data, row.dataset, config.protocol)
+
+    def steps(self, config: Config, rows: list[Row]) -> int:
+        """Return how many steps `compute` takes."""
+        return len(rows)
+
+    def compute(self, job: Job, rows: list[Row]) -> Steps:
+        """Yield rows, their lines (none at a step on the way) and what is said of the step."""
+        for row, model, seconds in fitted(rows, job.data, job.device):
+            start = time.perf_counter()
+            result = eq.evaluate(model, job.data.test, 20, bootstrap=0)
+            lines = cells(job.config, result, (seconds, time.perf_counter() - start))
+            if row.settings["model"] in FILTERS:
+                lines = [{**line, "machine": machine_name("cpu")} for line in lines]
+            del model  # frees its inverse before the next one is made
+            yield row, lines, f"{row.name}: {result['ndcg@20']:.4f}"
+
+    def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
+        """Return published value, difference, status and note of a cell."""
+        return judge(config, row, column, ours)
+
+    def finish(
+        self,
+        config: Config,
+        results: pl.DataFrame,
+        out: Path,
+        new: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """Write what is made of the results."""
+
+
+def fitted(rows: list[Row], split: Split, device: str) -> Iterator[tuple[Row, Recommender, float]]:
+    """Fit the rows, those that share a solve one after another so that it is done once."""
+    solved: Any = None
+    key: tuple[Any, ...] = ()
+    for row in sorted(rows, key=lambda row: str(solve_key(row))):
+        model: Any = build(row.settings)
+        start = time.perf_counter()
+        if key == solve_key(row) and key[0] == "linear":
+            model.reuse(solved)
+        else:
+            solved = None  # frees the old inverse before the new one is made
+            on_cpu = device == "cpu" or row.settings["model"] in FILTERS
+            model.fit(split.train, **({} if on_cpu else {"device": device}))
+            solved, key = model, solve_key(row)
+        yield row, model, time.perf_counter() - start
+
+
+def solve_key(row: Row) -> tuple[Any, ...]:
+    """Rows with the same key share one solve: l2, dropout and the weights of the users."""
+    model: Any = build(row.settings)
+    if row.settings["model"] not in LINEAR:
+        return row.settings["model"], row.name
+    return "linear", model.l2, model.dropout, model.normalizer.exponents()[1]
+
+
+class Statistics(Table):
+    """Table 1: statistics of each part of the data sets."""
+
+    def group(self, row: Row) -> tuple[str, ...]:
+        """Each part is loaded by itself."""
+        return row.dataset, row.settings["part"]
+
+    def find(self, data: Path, config: Config, row: Row) -> Load | None:
+        """Return a function that loads a part, None where it is not at hand."""
+        part = row.settings["part"]
+        if part == "all interactions":
+            whole = find_split(data, row.dataset, "weak") or find_split(
+                data, row.dataset, "strong"
+            )
+            return None if whole is None else lambda: everything(whole())
+        load = find_split(data, row.dataset, part.removesuffix(" train"))
+        return None if load is None else lambda: load().train
+
+    def compute(self, job: Job, rows: list[Row]) -> Steps:
+        """Describe the part, on the processor whatever the device."""
+        for row in rows:
+            start = time.perf_counter()
+            found = eq.describe(job.data).to_dict()
+            lines = cells(job.config, found, (time.perf_counter() - start, 0.0))
+            yield row, [{**line, "machine": machine_name("cpu")} for line in lines], row.name
+
+
+def everything(split: Split) -> Interactions:
+    """Return all interactions of all parts."""
+    held = [side for part in split.parts for side in (part.history, part.target)]
+    return reduce(Interactions.union, [split.train, *held])
+
+
+class Efficiency(Table):
+    """Table 6: seconds of training and of inference, measured in turns in one run.
+
+    The models take turns, in an order that is turned round each time, and the best time of each
+    counts: other work on the machine then hits all alike. Rows have a model with settings and a
+    `device`, or a `ratio` of two other rows. Options: `repeats`, how often linear autoencoders
+    are fitted; `items`, only so many most used items; `target`, of the ratio of training times.
+    """
+
+    together = True
+
+    def rows(self, config: Config, done: Lines) -> list[Row]:
+        """Return the rows with the limit of items among the settings: it decides the numbers."""
+        if "items" not in config.options:
+            return config.rows
+        limit = {"items": config.options["items"]}
+        return [
+            row if row.settings is None else replace(row, settings={**row.settings, **limit})
+            for row in config.rows
+        ]
+
+    def runs(self, row: Row, device: str) -> bool:
+        """Whether this is the device of the row."""
+        return row.settings is not None and row.settings.get("device", "cpu") == device
+
+    def find(self, data: Path, config: Config, row: Row) -> Load | None:
+        """Return a function that loads the split with its most used items."""
+        load = super().find(data, config, row)
+        return load and (lambda: limited(load(), config.options.get("items")))
+
+    def steps(self, config: Config, rows: list[Row]) -> int:
+        """Linear autoencoders are measured `repeats` times, other models once."""
+        return sum(len(_turns(row, config)) for row in rows)
+
+    def compute(self, job: Job, rows: list[Row]) -> Steps:
+        """Yield the turns, then all rows with the best of their times."""
+        models = [row for row in rows if "model" in row.settings]
+        train, history = job.data.train, job.data.test.history
+        small = train.rows(np.arange(min(WARM_USERS, train.n_users)))
+        small = small.columns(small.item_counts > 0)
+        for row in models:
+            clocked(row, small, small, job.device)
+        best: dict[str, dict[str, float]] = {}
+        for turn in range(job.config.options["repeats"]):
+            for row in models[:: -1 if turn % 2 else 1]:
+                if turn in _turns(row, job.config):
+                    times = clocked(row, train, history, job.device)
+                    old = best.get(row.name, times)
+                    best[row.name] = {key: min(old[key], times[key]) for key in times}
+                    yield row, [], f"{row.name}: fit {times['train']:.2f} s"
+        for row in rows:
+            if "ratio" in row.settings:
+                above, below = (best[name] for name in row.settings["ratio"])
+                best[row.name] = {key: above[key] / max(below[key], 1e-9) for key in above}
+            found = best[row.name]
+            yield row, cells(job.config, found, (found["train"], found["inference"])), ""
+
+    def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
+        """Seconds of another machine are measured, a ratio of training times has a target."""
+        found = {**judge(config, row, column, ours), "difference": None, "note": ""}
+        ratio = (row.settings or {}).get("ratio")
+        if ratio:
+            above, below = (
+                config.published_number(row.dataset, name, column)[0] for name in ratio
+            )
+            found["published"] = round(above / below, 4) if above and below else None
+        if ours is not None:
+            found["status"] = "measured"
+        if ours is not None and ratio and column == "train_seconds":
+            target = config.options["target"]
+            verdict = "reached" if ours <= target else "missed"
+            found["status"] = f"target of {target:g} {verdict}"
+        return found
+
+
+def _turns(row: Row, config: Config) -> range:
+    model = row.settings.get("model")
+    return range(config.options["repeats"] if model in LINEAR else int(model is not None))
+
+
+def clocked(row: Row, train: Interactions, history: Interactions, device: str) -> dict[str, float]:
+    """Fit a model and rank for all users; return wall-clock and processor seconds of both."""
+    about = ("device", "items")
+    model: Any = build({key: each for key, each in row.settings.items() if key not in about})
+    clocks = [(time.perf_counter(), time.process_time())]
+    model.fit(train, **({"device": device} if row.settings["model"] in LINEAR else {}))
+    clocks.append((time.perf_counter(), time.process_time()))
+    for low in range(0, history.n_users, BATCH):
+        model.rank(history.rows(np.arange(low, min(low + BATCH, history.n_users))), 20)
+    clocks.append((time.perf_counter(), time.process_time()))
+    fit, rank = (
+        [after - before for before, after in zip(*pair, strict=True)]
+        for pair in (clocks[:2], clocks[1:])
+    )
+    return {"train": fit[0], "inference": rank[0], "train_cpu": fit[1], "inference_cpu": rank[1]}
+
+
+def limited(split: Split, items: int | None) -> Split:
+    """Return the split with its most used items only, for a quick look."""
+    if items is None or items >= split.train.n_items:
+        return split
+    kept = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
+    history, target = (side.columns(kept) for side in (split.test.history, split.test.target))
+    rows = (history.user_counts > 0) & (target.user_counts > 0)
+    test = Part(history.rows(rows), target.rows(rows), split.test.protocol, "test")
+    return Split(split.train.columns(kept), None, test, split.protocol)

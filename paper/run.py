@@ -1,0 +1,98 @@
+"""Run the paper's tables and figures on the data that are there; finished rows are kept.
+
+What cannot be run says so. Figures are drawn from their points where matplotlib is installed;
+without it the points are written, and the same command draws them elsewhere. Afterwards the
+overview in the README beside this file is renewed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import polars as pl
+
+from equipoise.errors import DataError, EquipoiseError
+from reproduce.config import load_config, names
+from reproduce.figures import panels
+from reproduce.overview import in_words, was_run, write_overview
+from reproduce.runner import results_file, run
+
+EXAMPLE = "example: python paper/run.py table3 --data data --device cuda --datasets Gowalla"
+SHAPE = {"tbl_hide_column_data_types": True, "tbl_hide_dataframe_shape": True, "tbl_rows": -1}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line names; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(description=__doc__.strip(), epilog=EXAMPLE)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", help="table3, figure5, ... or all; see --list")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of data sets")
+    parser.add_argument("--datasets", nargs="+", help="only these, by their names in the paper")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--list", action="store_true", help="say which tables and figures there are"
+    )
+    parser.add_argument("--overview", action="store_true", help="renew README.md from the results")
+    parser.add_argument(
+        "--paper", type=Path, default=Path(__file__).parent, help="folder of configs and results"
+    )
+    args = parser.parse_args(arguments)
+    if not (args.names or args.list or args.overview):
+        parser.error("name a table or figure, or pass --list or --overview")
+    try:
+        known = names(args.paper)
+        if not known:
+            raise DataError(f"{args.paper} has no configs; pass --paper with the folder that has")
+        if args.list:
+            for name in known:
+                print(f"{name:18}{load_config(args.paper / f'{name}.toml').title}")
+            return 0
+        try:
+            for name in known if args.names == ["all"] else args.names:
+                reproduce(name, args, "python paper/run.py " + " ".join(arguments))
+        finally:
+            write_overview(args.paper)
+    except EquipoiseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def reproduce(name: str, args: argparse.Namespace, command: str) -> None:
+    """Run one table or figure and print what came of it; progress goes to standard error."""
+    config = load_config(args.paper / f"{name}.toml")
+    results = run(
+        config,
+        args.data,
+        results_file(args.paper, config),
+        device=args.device,
+        datasets=args.datasets,
+        command=command,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    shown = summary(results) if config.columns else panels(config, results)
+    with pl.Config(tbl_formatting="NOTHING", tbl_cols=-1, tbl_width_chars=160, **SHAPE):
+        print(f"{config.title}\n{shown}\n", flush=True)
+
+
+def summary(results: pl.DataFrame) -> pl.DataFrame:
+    """Return the cells of a table as text; a data set that was not run is one line."""
+    lines = []
+    for (dataset,), cells in results.group_by("dataset", maintain_order=True):
+        if not was_run(results, dataset):
+            lines.append({"dataset": dataset, "status": "not run here"})
+            continue
+        for cell in cells.sort("row", "column", maintain_order=True).to_dicts():
+            words = {key: cell[key] for key in ("dataset", "row", "column")}
+            for key in ("published", "ours", "difference"):
+                words[key] = "" if cell[key] is None else in_words(cell[key])
+            lines.append({**words, "status": cell["status"]})
+    heads = ("dataset", "row", "column", "published", "ours", "difference", "status")
+    return pl.DataFrame(lines, schema=dict.fromkeys(heads, pl.String)).fill_null("")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,0 @@
-"""Run the command line with ``python -m equipoise.cli``."""
-
-from equipoise.cli import main
-
-if __name__ == "__main__":
-    main()

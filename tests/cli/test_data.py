@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Answer, Run
+
+import equipoise as eq
+
+
+def test_stats_prints_what_describe_finds(shop: Path, run: Run, answer: Answer) -> None:
+    expected = eq.describe(eq.read(shop / "events.csv"))
+    (found,) = answer("stats", "events.csv")
+    assert found == {"data": "events.csv", **expected.to_dict()}
+    shown = run("stats", "events.csv").stdout
+    for text in (f"{expected.gini_items:.4f}", f"{expected.homophily:.4f}", "density"):
+        assert text in shown
+
+
+def test_stats_of_several_data_is_a_row_each(run: Run) -> None:
+    rows = run("stats", "events.csv", "split", "events.csv").stdout.splitlines()
+    assert [row.split()[0] for row in rows[1:5]] == ["data", "events.csv", "split", "events.csv"]
+    assert rows[2].split()[1:4] == rows[4].split()[1:4]
+
+
+def test_reading_options_reach_the_reader(tmp_path: Path, answer: Answer) -> None:
+    table = tmp_path / "likes.dat"
+    rows = ["a;x;5;extra", "a;y;2;extra", "b;x;4;extra", "b;z;5;extra", "a;z;nan;extra"]
+    table.write_text("\n".join(rows) + "\n")
+    options = ["--separator", ";", "--no-header", "--user", "0", "--item", "1", "--rating", "2"]
+    (found,) = answer("stats", table, *options, "--min-rating", 4, "--on-bad", "skip")
+    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (2, 2, 3)
+
+
+def test_the_unit_of_times_is_an_option(tmp_path: Path, run: Run, answer: Answer) -> None:
+    table = tmp_path / "clicks.csv"
+    table.write_text("user,item,time\n1,x,1700000000\n2,y,1700000001000\n3,x,1700000002000\n")
+    assert "time_unit='ms'" in run("stats", table).output
+    (found,) = answer("stats", table, "--time-unit", "ms")
+    assert found["n_users"] == 3
+
+
+def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
+    tmp_path: Path, answer: Answer
+) -> None:
+    (tmp_path / "r1.csv").write_text("user,item\n1,x\n2,y\n")
+    (tmp_path / "r[1].csv").write_text("user,item\n1,x\n2,y\n3,x\n")
+    (found,) = answer("stats", tmp_path / "r[1].csv")
+    assert found["n_users"] == 3
+
+
+def test_k_core_options_filter(answer: Answer) -> None:
+    (all_data,), (core,) = (
+        answer("stats", "events.csv"),
+        answer("stats", "events.csv", "--min-user", 5),
+    )
+    assert core["n_users"] < all_data["n_users"]
+    assert core["min_user"] >= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        (["-p", "strong", "--seed", 3, "--history", 0.5], eq.split.strong),
+        (["-p", "weak", "--test", 0.3, "--seed", 3], eq.split.weak),
+        (["-p", "last", "-n", 1], eq.split.leave_last_out),
+        (["-p", "time", "--test", 0.2], eq.split.time_cut),
+    ],
+)
+def test_split_saves_what_the_function_gives(
+    options: list[Any], same: Any, shop: Path, tmp_path: Path, answer: Answer
+) -> None:
+    settings: dict[str, dict[str, Any]] = {
+        "strong": {"seed": 3, "history": 0.5},
+        "weak": {"test": 0.3, "seed": 3},
+        "leave_last_out": {"valid": 1, "test": 1},
+        "time_cut": {"test": 0.2},
+    }
+    found = answer("split", "events.csv", tmp_path / "out", *options)
+    expected = same(eq.read(shop / "events.csv"), **settings[same.__name__])
+    assert found["fingerprint"] == expected.fingerprint
+    assert eq.split.Split.load(tmp_path / "out").fingerprint == expected.fingerprint
+    assert found["test"]["users"] == expected.test.n_users
+
+
+def test_split_cuts_sessions_at_pauses(tmp_path: Path, answer: Answer) -> None:
+    found = answer("split", "events.csv", tmp_path / "out", "-p", "session", "--gap", "36h")
+    assert found["protocol"] == "session"
+    assert found["test"]["users"] > 0
+
+
+def test_split_at_a_date(tmp_path: Path, answer: Answer) -> None:
+    moment = "2023-11-15T12:00:00"
+    found = answer(
+        "split", "events.csv", tmp_path / "out", "-p", "time", "--test-from", moment, "--valid", 0
+    )
+    assert found["test"]["to_find"] > 0
+
+
+def test_split_notes_that_the_future_leaks(tmp_path: Path, run: Run) -> None:
+    done = run("split", "events.csv", tmp_path / "out")
+    assert "ignores time" in done.stderr
+    assert "strong split of 10 items saved in" in done.stdout
+
+
+def test_a_published_split_is_taken_as_it_is(tmp_path: Path, answer: Answer) -> None:
+    pairs = {
+        "train": ([0, 0, 1, 1, 2], [0, 1, 1, 2, 0]),
+        "valid_in": ([3], [0]),
+        "valid_target": ([3], [1]),
+        "test_in": ([4, 4], [1, 2]),
+        "test_target": ([4], [0]),
+    }
+    for name, (users, items) in pairs.items():
+        np.savez(tmp_path / f"{name}.npz", users=np.array(users), items=np.array(items))
+    found = answer("split", tmp_path, tmp_path / "out", "-p", "given")
+    assert found["protocol"] == "strong"
+    assert (found["train"]["users"], found["test"]["known"], found["test"]["to_find"]) == (3, 2, 1)
+
+
+def test_stats_of_published_folders_are_those_of_their_training_data(
+    tmp_path: Path, answer: Answer, synthetic: eq.Interactions
+) -> None:
+    expected = []
+    for name, n_users in (("gowalla", 300), ("yelp2018", 120)):
+        train, test = (synthetic.rows(np.arange(*ends)) for ends in ((0, n_users), (0, 50)))
+        for part, data in (("train", train), ("test", test)):
+            users, items = data.matrix.nonzero()
+            (tmp_path / name / "weak").mkdir(parents=True, exist_ok=True)
+            np.savez(tmp_path / name / "weak" / f"{part}.npz", users=users, items=items)
+        expected.append(eq.describe(train))
+    found = answer("stats", *(tmp_path / name / "weak" for name in ("gowalla", "yelp2018")))
+    for one, other in zip(found, expected, strict=True):
+        assert one["gini_items"] == pytest.approx(other.gini_items)
+        assert one["homophily"] == pytest.approx(other.homophily)
+        sizes = (other.n_users, other.n_items, other.n_interactions)
+        assert (one["n_users"], one["n_items"], one["n_interactions"]) == sizes
+
+
+@pytest.mark.data
+def test_table_1_of_the_paper_comes_out_of_stats(shared_data: Path, answer: Answer) -> None:
+    parts = [shared_data / name / "weak" for name in ("gowalla", "yelp2018")]
+    gowalla, yelp = answer("stats", *parts)
+    assert [f"{gowalla[name]:.4f}" for name in ("gini_items", "homophily")] == ["0.4410", "0.0914"]
+    assert [f"{yelp[name]:.4f}" for name in ("gini_items", "homophily")] == ["0.5315", "0.0424"]
+    sizes = [
+        (each["n_users"], each["n_items"], each["n_interactions"]) for each in (gowalla, yelp)
+    ]
+    assert sizes == [(29_858, 40_981, 810_128), (31_668, 38_048, 1_237_259)]
+
+
+def test_every_data_set_is_listed_with_its_licence(run: Run, answer: Answer) -> None:
+    found = answer("datasets", "list")
+    assert [entry["name"] for entry in found] == eq.datasets.names()
+    assert all(entry["licence"] for entry in found)
+    assert found[0]["published"] == {"users": 943, "items": 1682, "interactions": 100_000}
+    shown = run("datasets").stdout
+    assert "bring your own" in shown
+    assert "CC BY-NC-SA 4.0" in shown
+
+
+def test_datasets_alone_also_prints_json(answer: Answer) -> None:
+    assert answer("datasets") == answer("datasets", "list")
+
+
+def test_show_tells_how_to_get_a_set(run: Run, answer: Answer) -> None:
+    assert answer("datasets", "show", "gowalla")["home"].startswith("https://snap.stanford.edu")
+    assert "datasets fetch gowalla --raw FOLDER" in run("datasets", "show", "gowalla").stdout
+    assert "equipoise stats movielens-1m" in run("datasets", "show", "movielens-1m").stdout
+
+
+def test_fetch_prepares_raw_files(tmp_path: Path, answer: Answer) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    events = ["session,item,time"] + [f"s{n // 2},i{n % 2},{n}" for n in range(40)]
+    (raw / "notes.txt").write_text("\n".join(events))
+    for name in ("train.txt", "test.txt"):
+        rows = [f"{user} {' '.join(str(item) for item in range(12))}" for user in range(12)]
+        (raw / name).write_text("\n".join(rows) + "\n")
+    found = answer("datasets", "fetch", "gowalla", "--raw", raw, "--out", tmp_path / "out")
+    assert found["users"] == 12
+    assert eq.read(tmp_path / "out").n_items == 12
+
+
+def test_demo_without_an_index_says_how_to_get_the_data(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path))
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    done = run("demo")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "put the .whl file into" in done.stderr.splitlines()[-1]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Answer, Run
+
+import equipoise as eq
+
+
+def test_evaluate_prints_what_the_library_finds(shop: Path, answer: Answer) -> None:
+    found = answer("evaluate", "model", "split", "-k", 2, "-k", 5)
+    split = eq.split.Split.load(shop / "split")
+    expected = eq.evaluate(eq.load(shop / "model"), split.test, k=[2, 5])
+    assert found["values"] == expected.to_dict()["values"]
+    assert found["k"] == [2, 5]
+
+
+def test_the_table_explains_its_words(run: Run) -> None:
+    shown = run("evaluate", "model", "split", "-k", 3).stdout
+    assert shown.splitlines()[0] == "EASE l2=5"
+    for word in ("all", "head", "tail", "unbiased", "coverage", "gini", "novelty", "lift"):
+        assert any(
+            line.startswith(f"{word} ") or f"{word}:" in line or f"{word} " in line
+            for line in shown.splitlines()
+        )
+    assert "recall: hits among the first k / min(k, number of targets)" in shown
+    assert "95% interval" in shown
+    assert "test part, 9 users, lists of 3" in shown
+
+
+def test_evaluate_fits_in_place(shop: Path, answer: Answer) -> None:
+    here = answer("evaluate", "--model", "ease", "--l2", 5, "--dropout", 0, "split")
+    saved = answer("evaluate", "model", "split")
+    assert here["values"] == saved["values"]
+
+
+def test_the_valid_part_can_be_evaluated_on(answer: Answer) -> None:
+    assert answer("evaluate", "model", "split", "--part", "valid")["part"] == "valid"
+
+
+def test_tuned_on_test_is_on_the_label(run: Run) -> None:
+    shown = run("evaluate", "model", "split", "--tuned-on-test").stdout
+    assert shown.splitlines()[0].endswith("(tuned on test)")
+    assert "too good for what new users will see" in shown
+
+
+def test_a_model_of_other_data_is_warned_about(tmp_path: Path, run: Run) -> None:
+    run("fit", "events.csv", tmp_path / "model")
+    done = run("evaluate", tmp_path / "model", "split")
+    assert "may have seen what it is asked to find" in done.stderr
+    assert "warning" not in run("evaluate", "model", "split").stderr
+
+
+def test_a_split_without_valid_part_says_so(tmp_path: Path, run: Run) -> None:
+    run("split", "events.csv", tmp_path / "weak", "-p", "weak")
+    done = run("evaluate", "-m", "popularity", tmp_path / "weak", "--part", "valid")
+    assert done.exit_code == 2
+    assert "has no valid part" in done.stderr
+
+
+def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
+    found = answer("compare", "result-ease", "result-dan", "--metric", "recall@20")
+    (row,) = found["rows"]
+    assert (row["model"], row["baseline"], row["n_users"]) == ("result-dan", "result-ease", 9)
+    assert row["difference"] == pytest.approx(row["mean"] - row["baseline_mean"])
+    shown = run("compare", "result-ease", "result-dan").stdout
+    assert "result-ease: EASE" in shown
+    assert "no clear difference" in shown or "better" in shown or "worse" in shown

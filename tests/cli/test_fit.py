@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Answer, Run
+
+import equipoise as eq
+
+
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        (["--l2", 5], eq.EASE(l2=5.0)),
+        (["-m", "lae", "--l2", 5, "-n", "sym", "--dropout", 0.4], None),
+        (["-m", "rlae", "--diag-bound", 0.3], eq.RLAE(diag_bound=0.3)),
+        (["-m", "edlae"], eq.EDLAE()),
+        (["-m", "dlae", "--dropout", 0.2], eq.DLAE(dropout=0.2)),
+        (["-m", "rdlae", "-n", "rw"], eq.RDLAE(normalizer=eq.RandomWalk())),
+        (["-n", "col", "--gamma", 0.2], eq.EASE(normalizer=eq.ColumnNorm(0.2))),
+        (["-n", "user", "--beta", 0.2], eq.EASE(normalizer=eq.UserNorm(0.2))),
+        (["-n", "item", "--alpha", 0.2], eq.EASE(normalizer=eq.ItemNorm(0.2))),
+        (["-n", "dan", "--alpha", 0.2], eq.EASE(normalizer=eq.DAN(0.2, "auto"))),
+        (["-m", "popularity"], eq.Popularity()),
+        (
+            ["-m", "item-knn", "--set", "shrink=3", "--neighbours", 4],
+            eq.ItemKNN(neighbours=4, shrink=3),
+        ),
+        (["-m", "gf-cf", "--set", "factors=3"], eq.GFCF(factors=3)),
+        (
+            ["-m", "bspm", "--set", "factors=3", "--set", "solver=rk4"],
+            eq.BSPM(factors=3, solver="rk4"),
+        ),
+        (["-m", "turbo-cf", "--set", "user-exponent=0.6"], eq.TurboCF(user_exponent=0.6)),
+        (["-m", "svd-ae", "--set", "factors=2"], eq.SVDAE(factors=2)),
+        (["-m", "sgfcf", "--set", "factors=2"], eq.SGFCF(factors=2)),
+        (
+            ["--l2", 5, "--set", "lowpass.rank=2", "--set", "lowpass.strength=0.3"],
+            eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=2, strength=0.3)),
+        ),
+    ],
+)
+def test_options_describe_the_model(
+    options: list[Any], model: Any, tmp_path: Path, answer: Answer
+) -> None:
+    if model is None:
+        model = eq.LAE(l2=5.0, dropout=0.4, normalizer=eq.Symmetric())
+    found = answer("fit", "split", tmp_path / "model", *options)
+    assert found["settings"] == model.settings()
+    assert eq.load(tmp_path / "model").settings() == model.settings()
+
+
+def test_fit_on_a_split_uses_its_train_part(shop: Path, run: Run, tmp_path: Path) -> None:
+    done = run("fit", "split", tmp_path / "model")
+    train = eq.split.Split.load(shop / "split").train
+    assert eq.load(tmp_path / "model").data_fingerprint_ == train.fingerprint
+    assert "its train part is used" in done.stderr
+
+
+def test_fit_in_float64_is_saved_so(run: Run, tmp_path: Path) -> None:
+    run("fit", "split", tmp_path / "model", "--dtype", "float64", "--threads", 1)
+    assert eq.load(tmp_path / "model").inverse_.dtype == np.float64
+
+
+def test_a_fit_that_does_not_fit_says_what_would(run: Run, tmp_path: Path) -> None:
+    done = run("fit", "split", tmp_path / "model", "--memory", "1KB")
+    assert done.exit_code == 1
+    assert "10 items need" in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
+    done = run("fit", "split", tmp_path / "model", "-n", "dan")
+    assert "chosen from the data: EASE l2=" in done.stderr
+    assert "DAN(alpha=0." in done.stderr
+
+
+def test_plan_tells_bytes_and_verdict(run: Run, answer: Answer) -> None:
+    sizes = ["--users", 1000, "--items", 40_981, "--interactions", 1_000_000, "--engine", "dense"]
+    found = answer("plan", *sizes, "--memory", "6GB")
+    assert found["peak_bytes"] > 4 * 40_981**2
+    assert found["fits"] is False
+    assert "does not fit: 40,981 items need" in run("plan", *sizes, "--memory", "6GB").stdout
+    assert answer("plan", "events.csv")["fits"] is True
+
+
+def test_update_equals_a_refit(shop: Path, answer: Answer, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    found = answer("update", "model", "--add", "new.csv", "--out", out)
+    train = eq.split.Split.load(shop / "split").train
+    changed = train.union(eq.read(shop / "new.csv", on_bad="skip"))
+    assert found["users"] == train.n_users + 1
+    refit = eq.EASE(l2=5.0, dropout=0.0).fit(changed)
+    histories = [["tea"], ["fig", "jam"]]
+    assert eq.load(out).recommend(histories).items == refit.recommend(histories).items
+
+
+def test_a_user_named_twice_is_forgotten_once(shop: Path, answer: Answer, tmp_path: Path) -> None:
+    before = eq.load(shop / "model").interactions_
+    first = str(before.users[0])
+    out = tmp_path / "smaller"
+    answer("update", "model", "--forget", first, "--forget", first, "--out", out)
+    assert eq.load(out).interactions_.n_users == before.n_users - 1
+
+
+def test_update_forgets_and_removes(shop: Path, answer: Answer, tmp_path: Path) -> None:
+    train = eq.split.Split.load(shop / "split").train
+    first, second = train.users[:2].tolist()
+    item = train.history(second)[0]
+    (tmp_path / "gone.csv").write_text(f"user_id,item_id\n{second},{item}\n")
+    out = tmp_path / "model"
+    answer("update", "model", "--forget", first, "--remove", tmp_path / "gone.csv", "--out", out)
+    left = eq.load(out).interactions_
+    assert first not in left.user_index
+    assert item not in left.history(second)
+    assert left.n_interactions == train.n_interactions - len(train.history(first)) - 1
+
+
+def test_update_works_in_place(answer: Answer, tmp_path: Path) -> None:
+    answer("fit", "split", tmp_path / "model")
+    before = eq.load(tmp_path / "model").interactions_.n_users
+    answer("update", tmp_path / "model", "--add", "new.csv")
+    assert eq.load(tmp_path / "model").interactions_.n_users == before + 1
+
+
+def test_a_yardstick_cannot_be_updated(run: Run, tmp_path: Path) -> None:
+    run("fit", "split", tmp_path / "model", "-m", "popularity")
+    done = run("update", tmp_path / "model", "--add", "new.csv")
+    assert done.exit_code == 2
+    assert "fit it again" in done.stderr

@@ -1,0 +1,173 @@
+"""Commands that ask a model: ids and titles in texts, lists, reasons, sessions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.cli.conftest import Answer, Run, call
+
+import equipoise as eq
+from equipoise.cli.data import find_items, find_users, split_list
+
+
+@pytest.fixture
+def model(shop: Path) -> Any:
+    return eq.load(shop / "model")
+
+
+@pytest.fixture
+def someone(model: Any) -> str:
+    """Return a training user who has not used everything."""
+    return str(model.interactions_.users[0])
+
+
+def test_recommend_gives_the_models_lists(model: Any, someone: str, answer: Answer) -> None:
+    (found,) = answer("recommend", "model", "--user", someone, "-k", 3)
+    expected = model.recommend([someone], k=3)
+    assert [row["item"] for row in found["items"]] == expected.items[0]
+    assert [row["title"] for row in found["items"]] == expected.titles[0]
+    assert found["source"] == "model"
+
+
+def test_recommend_takes_histories_by_id_and_title(model: Any, answer: Answer) -> None:
+    by_id, by_title = answer(
+        "recommend", "model", "--history", "egg,tea", "--history", '["Eggs, six", "green tea"]'
+    )
+    assert by_id["items"] == by_title["items"]
+    assert [row["item"] for row in by_id["items"]] == model.recommend([["egg", "tea"]]).items[0]
+
+
+def test_recommend_obeys_its_options(answer: Answer) -> None:
+    ask = ("recommend", "model", "--history", "tea")
+    (left_out,) = answer(*ask, "--exclude", "milk")
+    assert "milk" not in [row["item"] for row in left_out["items"]]
+    (chosen,) = answer(*ask, "--candidates", "fig,jam,tea")
+    assert sorted(row["item"] for row in chosen["items"]) == ["fig", "jam"]
+    (seen,) = answer(*ask, "--candidates", "fig,jam,tea", "--with-seen")
+    assert sorted(row["item"] for row in seen["items"]) == ["fig", "jam", "tea"]
+    (plain,), (turned,) = answer(*ask), answer(*ask, "--alpha", 0.8)
+    assert plain["items"] != turned["items"]
+
+
+def test_recommend_names_its_reasons(model: Any, run: Run, answer: Answer) -> None:
+    (found,) = answer("recommend", "model", "--history", "tea,milk,oil", "-k", 2, "--why")
+    first = found["items"][0]
+    parts = model.explain(["tea", "milk", "oil"], first["item"])
+    positive = sorted((part for part in parts.contributions if part > 0), reverse=True)
+    assert [reason["contribution"] for reason in first["why"]] == positive[:2]
+    shown = run("recommend", "model", "--history", "tea,bun", "-k", 2, "--why").stdout
+    assert "for the history Green tea, Bun [soft]" in shown
+    assert "because of" in shown
+
+
+def test_an_empty_history_gets_popular_items_and_is_told(run: Run, answer: Answer) -> None:
+    (found,) = answer("recommend", "model", "--history", "", "-k", 2, "--why")
+    assert found["source"] == "popular"
+    assert found["items"][0]["why"] == []
+    assert "the most popular items" in run("recommend", "model", "--history", "", "-k", 2).stdout
+
+
+def test_recommend_to_everybody_writes_parquet(model: Any, tmp_path: Path, answer: Answer) -> None:
+    found = answer("recommend", "model", "--all", "--out", tmp_path / "recs.parquet", "-k", 3)
+    frame = pl.read_parquet(tmp_path / "recs.parquet")
+    assert found["users"] == model.interactions_.n_users
+    assert frame["user"].n_unique() == found["users"]
+    assert frame.columns[:4] == ["user", "item", "score", "rank"]
+
+
+def test_text_is_no_id_where_ids_are_integers(tmp_path: Path, run: Run, answer: Answer) -> None:
+    rows = [f"{user},{item}" for user in range(1, 9) for item in range(10, 14) if user % item % 3]
+    (tmp_path / "numbers.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
+    answer("fit", tmp_path / "numbers.csv", tmp_path / "model")
+    (found,) = answer("recommend", tmp_path / "model", "--user", 1, "--with-seen")
+    assert found["user"] == 1
+    assert {row["item"] for row in found["items"]} <= {10, 11, 12, 13}
+    done = run("recommend", tmp_path / "model", "--user", "ann")
+    assert done.exit_code == 1
+    assert "the user ids of this model are integers" in done.stderr
+
+
+def test_similar_items_are_those_of_the_model(model: Any, run: Run, answer: Answer) -> None:
+    found = answer("similar", "model", "Green tea", "-k", 3)
+    assert found["item"] == "tea"
+    assert [row["item"] for row in found["similar"]] == model.similar("tea", 3).items[0]
+    assert "similar to Green tea" in run("similar", "model", "tea").stdout
+
+
+def test_explained_parts_add_up(run: Run, someone: str, answer: Answer) -> None:
+    found = answer("explain", "model", "tea", "--history", "milk,oil,jam")
+    assert sum(found["contributions"]) == found["score"]
+    assert found["title"] == "Green tea"
+    shown = run("explain", "model", "--user", someone, "tea").stdout
+    assert shown.strip().startswith("Green tea: score ")
+
+
+def films() -> eq.Interactions:
+    titles = pl.DataFrame({"title": ["Heat", "heat", "7"]})
+    return eq.Interactions([[1, 1, 0], [0, 1, 1]], [1, 2], [5, 6, 8], labels=titles)
+
+
+def test_an_id_wins_over_a_title() -> None:
+    assert find_items(films(), ["8", "5"]) == [8, 5]
+
+
+def test_a_title_stands_for_its_item() -> None:
+    assert find_items(films(), ["7"]) == [8]
+
+
+def test_a_title_of_two_items_is_not_guessed() -> None:
+    with pytest.raises(eq.UnknownIdError, match=r"did you mean 5 \(Heat\), 6 \(heat\)\?"):
+        find_items(films(), ["HEAT"])
+
+
+def test_users_are_found_by_their_own_kind() -> None:
+    assert find_users(films(), ["2"]) == [2]
+    with pytest.raises(eq.UnknownIdError, match="knows no user '3'"):
+        find_users(films(), ["3"])
+
+
+def test_a_json_list_serves_for_ids_with_commas() -> None:
+    assert split_list(' ["a,b", 3]') == ["a,b", "3"]
+    assert split_list("a, b,,c") == ["a", "b", "c"]
+
+
+LOG = (
+    "visit,page,when\n1,tea,10\n1,milk,20\n2,tea,100\n2,milk,110\n2,cake,120\n3,cake,9\n3,tea,21\n"
+)
+READ = ("--session", "visit", "--item", "page", "--time", "when")
+
+
+@pytest.fixture
+def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text(LOG)
+    options = [f"--set={name}" for name in ("mix=0.3", "decay-inference=none", "row_norm=none")]
+    done = call("fit", "log.csv", "model", *READ, "--model", "slist", "--l2", 1, *options)
+    assert done.exit_code == 0, done.output
+    return tmp_path
+
+
+def test_fit_takes_the_settings_of_a_session_model(visits: Path) -> None:
+    model = eq.load(visits / "model")
+    expected = eq.SLIST(l2=1.0, mix=0.3, decay_inference=None, row_norm=None)
+    assert model.settings() == expected.settings()
+
+
+def test_recommend_takes_a_session_with_its_order_and_repeats(visits: Path) -> None:
+    done = call("recommend", "model", "--session", "tea,milk,tea", "-k", 3, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)
+    expected = eq.load(visits / "model").recommend(session=["tea", "milk", "tea"], k=3)
+    assert [row["item"] for row in found["items"]] == expected.items[0]
+    assert "tea" in expected.items[0]
+
+
+def test_explain_names_the_clicks(visits: Path) -> None:
+    done = call("explain", "model", "cake", "--session", "tea,milk", "--json")
+    found = json.loads(done.stdout)
+    assert sorted(found["sources"]) == ["milk", "tea"]
+    assert sum(found["contributions"]) == found["score"]

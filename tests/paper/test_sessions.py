@@ -1,0 +1,231 @@
+"""Table 7: random parts of sessions, a search on validation, and what DAN did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.models.sessions import drawn
+from tests.paper.conftest import PAPER
+
+from equipoise.errors import DataError
+from equipoise.interactions import Interactions
+from equipoise.split import reveal
+from reproduce.config import Config, load_config
+from reproduce.results import CELLS, read_lines
+from reproduce.runner import completed, run
+from reproduce.sessions import (
+    Search,
+    answer,
+    is_plain,
+    make,
+    measure,
+    paired_error,
+    target_weights,
+)
+
+GRID = {"row_norm": ["l1", "none"], "l2": [3.0], "dropout": [0.0], "beta": [0.0, 1.0]}
+GRID["alpha"] = [0.0, 0.3]
+COLUMNS = ("aoa_", "tail_", "unbiased_")
+
+
+def save(folder: Path, sessions: Interactions) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    events = sessions.sequences
+    assert events is not None
+    cut = len(events) * 9 // 10
+    border = events.offsets[cut]
+    parts = {
+        "train": (events.items[:border], events.offsets[: cut + 1]),
+        "test": (events.items[border:], events.offsets[cut:] - border),
+    }
+    for name, (items, offsets) in parts.items():
+        np.savez_compressed(folder / f"{name}_sessions.npz", items=items, offsets=offsets)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    save(tmp_path / "data" / "diginetica", drawn(400, 30, seed=3))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def config() -> Config:
+    """Table 7 without settings, and with a small grid."""
+    table = load_config(PAPER / "table7.toml")
+    rows = [dataclasses.replace(row, settings=None) for row in table.rows]
+    options = {"seed": 0, "events": 100, "grid": GRID}
+    return dataclasses.replace(table, rows=rows, options=options)
+
+
+@pytest.fixture
+def finished(config: Config, data: Path, tmp_path: Path) -> pl.DataFrame:
+    return run(config, data, tmp_path / "out" / "table7.csv", command="a test")
+
+
+def test_every_row_whose_data_are_there_is_searched_and_measured(
+    config: Config, finished: pl.DataFrame
+) -> None:
+    assert dict(finished.schema) == CELLS
+    assert finished.height == len(config.rows) * len(config.columns)
+    ran = finished.filter(pl.col("ours").is_not_null())
+    assert set(ran["dataset"]) == {"Diginetica"}
+    assert ran.height == 6 * len(config.columns)
+    assert ran["ours"].is_between(0, 1).all()
+    assert set(finished.filter(pl.col("dataset") != "Diginetica")["status"]) == {"not run here"}
+    for name, settings in ran.select("row", "settings").iter_rows():
+        chosen = json.loads(settings)
+        assert chosen["model"] == name.removesuffix("_DAN")
+        if name == chosen["model"]:
+            assert chosen["normalizer"]["name"] == "NoNorm"
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_files(
+    config: Config,
+    data: Path,
+    tmp_path: Path,
+    finished: pl.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out" / "table7.csv"
+    searches = {path: path.read_bytes() for path in out.parent.rglob("*-search.json")}
+    assert len(searches) == 3
+    words = out.with_suffix(".md").read_text()
+    stored = pl.read_csv(out)
+    stored.filter(~pl.col("row").is_in(["SLIST", "SLIST_DAN"])).write_csv(out)
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_fit", lambda self, every: None)  # all values are in the files
+        again = run(config, data, out, command="a test", say=said.append)
+    assert again["ours"].equals(finished["ours"])
+    assert len(said) == 2
+    assert {path: path.read_bytes() for path in searches} == searches
+    assert out.with_suffix(".md").read_text() == words
+    assert run(config, data, out, say=said.append).equals(again)
+    assert len(said) == 2
+    assert completed(config, read_lines(out, CELLS)).equals(again)
+
+
+def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_path: Path) -> None:
+    given = {"model": "SLIS", "row_norm": "none", "l2": 5.0}  # as a TOML file writes them
+    rows = [
+        dataclasses.replace(row, settings=given)
+        for row in config.rows
+        if (row.dataset, row.name) == ("Diginetica", "SLIS")
+    ]
+    table = dataclasses.replace(config, rows=rows)
+    found = run(table, data, tmp_path / "table7.csv")
+    assert found["ours"].null_count() == 0
+    full = make("SLIS", {"row_norm": None, "l2": 5.0}).settings()
+    assert found["settings"].unique().to_list() == [json.dumps(full)]
+    assert not list(tmp_path.rglob("*-search.json"))
+    assert completed(table, read_lines(tmp_path / "table7.csv", CELLS)).equals(found)
+
+
+def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> None:
+    train = drawn(300, 25, seed=1)
+    valid = reveal(drawn(40, 25, seed=2))
+    history, target = (part.with_items(train.item_index, unknown="skip") for part in valid)
+    path = tmp_path / "search.json"
+    grid = {**GRID, "row_norm": ["l1", None]}
+    search = Search("SLIS", train, (history, target), path, grid=grid)
+    plain, dan = search.pair({"l2": 3.0, "decay_inference": 1.0})
+    seen = {text: values["mrr@20"] for text, values in search.seen.items()}
+    assert Search("SLIS", train, (history, target), path, grid=grid).seen == search.seen
+    assert len(seen) == 8 + 4 * 2  # the grid, then a third and three times the l2 of both
+    assert max(seen.values()) == pytest.approx(
+        measure(make("SLIS", dan).fit(train), (history, target))[0]["mrr@20"]
+    )
+    without = {text: value for text, value in seen.items() if is_plain(json.loads(text))}
+    assert max(without.values()) == pytest.approx(
+        measure(make("SLIS", plain).fit(train), (history, target))[0]["mrr@20"]
+    )
+    assert is_plain(plain)
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"[]", b'{"tea": 2}', b"\xff\xfe\x00", b""])
+def test_a_search_never_takes_the_place_of_another_file(content: bytes, tmp_path: Path) -> None:
+    sessions = drawn(60, 25, seed=1)
+    path = tmp_path / "search.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"search.json is not a file of an earlier run; move it"):
+        Search("SLIS", sessions, reveal(sessions), path)
+    assert path.read_bytes() == content
+
+
+def test_a_search_does_not_go_on_with_values_of_other_data(tmp_path: Path) -> None:
+    train, other = drawn(60, 25, seed=1), drawn(60, 25, seed=2)
+    path = tmp_path / "search.json"
+    Search("SLIT", train, reveal(train), path)._fit([{"l2": 3.0, "decay_inference": 1.0}])
+    before = path.read_bytes()
+    for data in ((other, train), (train, other)):
+        with pytest.raises(DataError, match=r"search.json belongs to other data; move it away"):
+            Search("SLIT", data[0], reveal(data[1]), path)
+    assert path.read_bytes() == before
+
+
+def test_an_answer_never_takes_the_place_of_another_text(
+    config: Config, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text("# My shop\n")
+    with pytest.raises(DataError, match=r"README.md is no answer of an earlier run"):
+        run(config, data, tmp_path / "README.csv")
+    assert (tmp_path / "README.md").read_text() == "# My shop\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "data"}
+
+
+def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> None:
+    train = drawn(200, 25, seed=4)
+    counts = np.zeros(25)
+    for row in range(train.n_users):
+        for item in train.sequences[row][1:]:
+            counts[item] += 1
+    np.testing.assert_allclose(target_weights(train), np.maximum(counts, 1) ** -1.5)
+    history, target = reveal(train.rows(np.arange(30)))
+    model = make("SLIT", {"l2": 2.0}).fit(train)
+    values, _ = measure(model, (history, target))
+    lists = model.rank(history, 20).items
+    wanted = target.matrix.indices
+    total = reciprocal = 0.0
+    for ranked, item in zip(lists.tolist(), wanted.tolist(), strict=True):
+        if item in ranked:
+            weight = max(counts[item], 1) ** -1.5
+            total += weight
+            reciprocal += weight / (1 + ranked.index(item))
+    assert values["unbiased_recall@20"] == pytest.approx(total / len(wanted))
+    assert values["unbiased_mrr@20"] == pytest.approx(reciprocal / len(wanted))
+
+
+def cells(changes: dict[str, tuple[float, float, float]]) -> pl.DataFrame:
+    lines = []
+    for model, change in changes.items():
+        for row, step in ((model, 0), (f"{model}_DAN", 1)):
+            for head, by in zip(COLUMNS, change, strict=True):
+                for metric in ("recall@20", "mrr@20"):
+                    value = {"published": 0.4, "ours": 0.5 + step * by}
+                    lines.append({"dataset": "A", "row": row, "column": head + metric, **value})
+    return pl.DataFrame(lines, schema={name: CELLS[name] for name in lines[0]})
+
+
+def test_the_answer_names_what_speaks_against_it(tmp_path: Path) -> None:
+    results = cells({"SLIS": (-0.1, 0.1, 0.1), "SLIST": (-0.05, -0.1, 0.1)})
+    text = answer(results, tmp_path)
+    assert "- DAN raises tail MRR@20: no, in 1 of 2 cases, not SLIST on A." in text
+    assert "- DAN raises unbiased MRR@20: yes, in 2 of 2 cases." in text
+    assert "- It does not lower overall MRR@20 of SLIST: no, in 0 of 1 cases, not A." in text
+    assert "| A | SLIS | lowered, -20.0% | raised, +20.0% | raised, +20.0% |" in text
+    good = answer(cells({"SLIST": (0.0, 0.1, 0.1)}), tmp_path)
+    assert "- It does not lower overall MRR@20 of SLIST: yes, in 1 of 1 cases." in good
+
+
+def test_the_error_of_a_change_is_that_of_pairs(tmp_path: Path) -> None:
+    before, after = np.array([0.5, 0.0, 1.0, 0.25]), np.array([1.0, 0.0, 1.0, 0.5])
+    for row, values in (("SLIS", before), ("SLIS_DAN", after)):
+        pl.DataFrame({"mrr@20": values}).write_parquet(tmp_path / f"A-{row}.parquet")
+    expected = np.std([0.5, 0.0, 0.0, 0.25], ddof=1) / 2
+    assert paired_error(tmp_path, "A", "SLIS", "all") == pytest.approx(expected)
+    assert paired_error(tmp_path, "A", "SLIT", "all") is None
