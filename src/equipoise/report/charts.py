@@ -21,6 +21,7 @@ MARKS = ("circle", "square", "diamond", "triangle")
 DASHES = ("", "dash1", "dash2", "dash3", "dash4")
 WIDTH = 360.0
 ROW = 26.0
+QUARTERS = (0, 0.25, 0.5, 0.75, 1)
 NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
 # of a drawing that is a file of its own
 STYLE = (
@@ -114,18 +115,23 @@ class Scale:
         Range of the values.
     start, stop
         Where its ends lie in the drawing.
+    power
+        1/2 draws the square root, which gives small values more room.
     """
 
-    def __init__(self, low: float, high: float, start: float, stop: float) -> None:
+    def __init__(
+        self, low: float, high: float, start: float, stop: float, power: float = 1.0
+    ) -> None:
         if not high > low:
             spread = abs(low) * 0.1 or 0.1
             low, high = low - spread, high + spread
         self.low, self.high, self.start, self.stop = low, high, start, stop
+        self.power = power
 
     def __call__(self, value: float) -> float:
         """Return the place of a value."""
         share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.stop - self.start)
+        return self.start + share**self.power * (self.stop - self.start)
 
     def ticks(self, about: int = 4) -> list[float]:
         """Return round values inside the range.
@@ -189,7 +195,9 @@ def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
         "Concentration of the interactions",
         f"The most used 20% of the items hold {head_share:.0%} of the interactions.",
     )
-    x, y = _unit_axes(out, height, "share of the items, most used first", "of the interactions")
+    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
+    labels = "share of the items, most used first", "of the interactions"
+    _axes(out, x, y, height, labels, QUARTERS)
     points = [(x(a), y(b)) for a, b in zip(curve["items"], curve["interactions"], strict=True)]
     edge = [point for point in points if point[0] <= x(0.2) + 0.01]
     out.path([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill", close="Z")
@@ -213,7 +221,8 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
         f"{metric.upper()}@{k}, {NAMES[part]}",
         "; ".join(words) or "not defined: no such targets in the test part",
     )
-    top = max((_high(cell) for _, cell in known), default=1.0) or 1.0
+    tops = [cell["value"] if cell["high"] is None else cell["high"] for _, cell in known]
+    top = max(tops, default=1.0) or 1.0
     x = Scale(0, top * 1.02, 104, 306)
     bottom = height - 22
     for tick in x.ticks(4):
@@ -223,8 +232,7 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
         middle = 6 + ROW * (place + 0.5)
         main = place == len(cells) - 1
         kind = "main" if main else "other"
-        short = "Your model" if name.startswith("Your model") else name
-        out.text(94, middle + 4, short, "label strong" if main else "label", "end")
+        out.text(94, middle + 4, _short(name), "label strong" if main else "label", "end")
         if cell["value"] is None:
             out.text(110, middle + 4, "not defined", "tick")
             continue
@@ -259,7 +267,7 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
     ys = [row["tail_ndcg"] for row in rows] + ([other[1]] if with_plain else [])
     x = Scale(*padded(xs, 0.12), 44, WIDTH - 14)
     y = Scale(*padded([*ys, 0.0], 0.1), height - 42, 22)
-    _axes(out, x, y, height, f"NDCG@{k}, all items", "tail items")
+    _axes(out, x, y, height, (f"NDCG@{k}, all items", "tail items"))
     out.path([(x(row["ndcg"]), y(row["tail_ndcg"])) for row in rows], "series main")
     if with_plain:
         out.mark("triangle", x(other[0]), y(other[1]), "mark other", 5.5, hint="plain EASE")
@@ -300,7 +308,7 @@ def search_frontier(points: pl.DataFrame, front: pl.DataFrame, names: tuple[str,
         return str(out)
     x = Scale(*padded([across for across, _ in every]), 48, WIDTH - 14)
     y = Scale(*padded([up for _, up in every]), height - 42, 22)
-    _axes(out, x, y, height, names[0], names[1])
+    _axes(out, x, y, height, names)
     out.text(x.stop, 12, words, "axis", "end")
     for across, up in every:
         out.mark("circle", x(across), y(up), "point", 1.5)
@@ -332,7 +340,7 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
     values = [value for points in series.values() for _, value in points]
     x = Scale(rows[0]["alpha"], rows[-1]["alpha"], 44, WIDTH - 62)
     y = Scale(0, max([*values, 1.0]) * 1.08, height - 42, 22)
-    _axes(out, x, y, height, "alpha", f"times the value at alpha {rows[0]['alpha']:g}")
+    _axes(out, x, y, height, ("alpha", f"times the value at alpha {rows[0]['alpha']:g}"))
     for step, row in enumerate(rows):
         kind = "cursor now" if step == dial["own"] else "cursor"
         out.line(x(row["alpha"]), y(0), x(row["alpha"]), y(y.high), kind, step=step)
@@ -362,36 +370,26 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
         "Gini index of exposure: "
         + "; ".join(f"{each['name']} {_plain(each['beyond']['gini'])}" for each in models),
     )
-    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        out.line(x(0), y(share), x(1), y(share), "grid")
-        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
-    for share in (0.01, 0.05, 0.2, 0.5, 1):
-        out.line(x(share**0.5), y(0), x(share**0.5), y(1), "grid")
-        anchor = "end" if share == 1 else "middle"
-        out.text(x(share**0.5), height - 26, f"{share:.0%}", "tick", anchor)
-    out.text(x(0) - 6, 12, "of all exposure", "axis")
-    out.text(x(1), height - 8, "share of the items, most shown first", "axis", "end")
+    x, y = Scale(0, 1, 44, WIDTH - 14, power=0.5), Scale(0, 1, height - 42, 22)
+    ticks = (0.01, 0.05, 0.2, 0.5, 1)
+    for share in ticks:
+        out.line(x(share), y(0), x(share), y(1), "grid")
+    labels = "share of the items, most shown first", "of all exposure"
+    _axes(out, x, y, height, labels, ticks)
     even = [step / 40 for step in range(41)]
-    out.path([(x(share**0.5), y(share)) for share in even], "guide line")
-    out.text(x(0.7), y(0.53), "all items alike", "tick", "end")
+    out.path([(x(share), y(share)) for share in even], "guide line")
+    out.text(x(0.49), y(0.53), "all items alike", "tick", "end")
     last = len(models) - 1
     lines = [("interactions", training, "soft")]
-    lines += [
-        (
-            each["name"],
-            each["curve"],
-            "main" if place == last else f"other {DASHES[1 + place % 4]}",
-        )
-        for place, each in enumerate(models)
-    ]
+    for place, each in enumerate(models):
+        kind = "main" if place == last else f"other {DASHES[1 + place % 4]}"
+        lines.append((each["name"], each["curve"], kind))
     for place, (name, curve, kind) in enumerate(lines):
         pairs = zip(curve["items"], curve["held"], strict=True)
-        out.path([(x(share**0.5), y(held)) for share, held in pairs], f"series {kind}")
+        out.path([(x(share), y(held)) for share, held in pairs], f"series {kind}")
         middle = y(0.06) - 17 * (len(lines) - 1 - place)
-        out.line(x(0.6), middle, x(0.67), middle, f"series {kind}")
-        short = "Your model" if name.startswith("Your model") else name
-        out.text(x(0.69), middle + 4, short, "label")
+        out.line(x(0.36), middle, x(0.45), middle, f"series {kind}")
+        out.text(x(0.476), middle + 4, _short(name), "label")
     return str(out)
 
 
@@ -412,27 +410,24 @@ def _spread(places: Sequence[float], room: float) -> list[float]:
     return out
 
 
-def _unit_axes(out: Drawing, height: float, x_label: str, y_label: str) -> tuple[Scale, Scale]:
-    """Draw axes from 0% to 100%."""
-    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        out.line(x(0), y(share), x(1), y(share), "grid")
-        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        out.text(x(share), height - 26, f"{share:.0%}", "tick", anchor)
-    out.text(x(0) - 6, 12, y_label, "axis")
-    out.text(x(1), height - 8, x_label, "axis", "end")
-    return x, y
-
-
-def _axes(out: Drawing, x: Scale, y: Scale, height: float, x_label: str, y_label: str) -> None:
-    for tick in y.ticks(4):
+def _axes(
+    out: Drawing,
+    x: Scale,
+    y: Scale,
+    height: float,
+    labels: tuple[str, str],
+    shares: Sequence[float] = (),
+) -> None:
+    """Draw ticks, grid and labels; with `shares` as ticks across, both axes run from 0 to 100%."""
+    text = "{:.0%}".format if shares else axis_text
+    for tick in QUARTERS if shares else y.ticks(4):
         out.line(x.start, y(tick), x.stop, y(tick), "grid")
-        out.text(x.start - 6, y(tick) + 4, axis_text(tick), "tick", "end")
-    for tick in x.ticks(4):
-        out.text(x(tick), height - 26, axis_text(tick), "tick", "middle")
-    out.text(x.start - 6, 12, y_label, "axis")
-    out.text(x.stop, height - 8, x_label, "axis", "end")
+        out.text(x.start - 6, y(tick) + 4, text(tick), "tick", "end")
+    for tick in shares or x.ticks(4):
+        anchor = {0: "start", 1: "end"}.get(tick, "middle") if shares else "middle"
+        out.text(x(tick), height - 26, text(tick), "tick", anchor)
+    out.text(x.start - 6, 12, labels[1], "axis")
+    out.text(x.stop, height - 8, labels[0], "axis", "end")
 
 
 def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scale) -> None:
@@ -442,14 +437,14 @@ def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scal
     out.text(x, y, words, kind, anchor)
 
 
+def _short(name: str) -> str:
+    return "Your model" if name.startswith("Your model") else name
+
+
 def _interval_words(name: str, cell: dict[str, Any]) -> str:
     if cell["low"] is None:
         return f"{name} {cell['value']:.4f}"
     return f"{name} {cell['value']:.4f}, 95% interval {cell['low']:.4f} to {cell['high']:.4f}"
-
-
-def _high(cell: dict[str, Any]) -> float:
-    return float(cell["value"] if cell["high"] is None else cell["high"])
 
 
 def _plain(value: float | None) -> str:

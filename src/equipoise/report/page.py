@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import DataError, MissingExtraError
 from equipoise.interactions import Interactions
+from equipoise.machine import duration
 from equipoise.report import charts
 from equipoise.report.collect import SLICES, collect
 from equipoise.report.users import CaseStudy
@@ -224,15 +225,11 @@ def _clock(seconds: float) -> str:
     """Return a duration as it is read.
 
     >>> _clock(0.0000051), _clock(0.25), _clock(12.34), _clock(200.0)
-    ('< 0.01 s', '0.25 s', '12.3 s', '3 min 20 s')
+    ('< 0.01 s', '0.25 s', '12 s', '3 min 20 s')
     """
-    if seconds < 0.01:
-        return "< 0.01 s"
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    if seconds >= 10:
+        return duration(seconds)
+    return "< 0.01 s" if seconds < 0.01 else f"{seconds:.2f} s"
 
 
 def _size(size: float | None) -> str:

@@ -156,19 +156,8 @@ def tune(
 class Search:
     """One search: what is solved, what came of it and when to stop.
 
-    Parameters
-    ----------
-    split, space
-        The data and what is searched.
-    metrics, goals
-        How lists are measured; 1 for a goal that should be large, -1 for one that should be small,
-        the one that decides first.
-    options
-        For every solve and fit.
-    limit, started
-        Seconds there are, None for no limit, and when the clock began.
-    progress
-        Called after every solve.
+    `goals` are metrics with 1 where they should be large and -1 where small; the first decides.
+    `options` go to every solve and fit. `limit` is in seconds since `started`.
     """
 
     def __init__(
