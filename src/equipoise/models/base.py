@@ -178,6 +178,11 @@ class Recommender(ABC):
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return the terms whose sum is the scoring matrix W; `alpha` turns the dial."""
 
+    @property
+    def alpha_(self) -> float | None:
+        """The position of the popularity dial; None for a model that has none."""
+        return None
+
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
         """Add and remove interactions, where a model can do so without a new fit."""
         raise SettingError(f"a {type(self).__name__} has no update; fit it again on the new data")
@@ -208,11 +213,6 @@ class Recommender(ABC):
         """A short name for tables, such as "EASE+DAN"."""
         parts = [part["name"] for part in self.settings().values() if isinstance(part, dict)]
         return "+".join([type(self).__name__, *(name for name in parts if name != "NoNorm")])
-
-    @property
-    def dial(self) -> float | None:
-        """The alpha that the model was fitted with; None where requests cannot change it."""
-        return None
 
     def settings(self, *, resolved: bool = False) -> dict[str, Any]:
         """Return the name and the hyper-parameters as plain values.
