@@ -34,9 +34,7 @@ def report(
     model: Annotated[Path | None, option("A saved model to report on.")] = None,
     k: Annotated[int | None, option("Length of the lists. [20]", "-k")] = None,
     sample: Annotated[int, option("How many users to show.")] = 6,
-    show_user: Annotated[
-        list[str] | None, option("A user of the test part to show; repeatable.")
-    ] = None,
+    show_user: Annotated[list[str] | None, option("Of the test part; repeatable.")] = None,
     seed: Annotated[int, option("Of the split and the sample.")] = 0,
     title: Annotated[str | None, option("Heading of the page.")] = None,
     case_study: Annotated[
