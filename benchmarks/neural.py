@@ -1,17 +1,17 @@
-"""Train a neural model on a published split and write its metrics as JSON while it goes on.
+"""Train a neural model on a published split and write its metrics as JSON after each evaluation.
 
     python benchmarks/neural.py --data FOLDER --set gowalla --protocol weak --model LightGCN
-        --out FILE.json [--device cuda] [--epochs 400] [--batch 2048] [--learning-rate 0.001]
+        --out FILE.json [--device cuda] [--epochs 400] [--batch-size 2048] [--learning-rate 0.001]
         [--seed 0] [--limit-seconds 600] [--holdout] [--set-option layers=4 ...]
         [--checkpoint FOLDER]
 
 FOLDER/SET/PROTOCOL holds the parts as .npz pairs. The epoch that is kept is the one with the best
-NDCG@20: in the strong protocol on the validation people; in the weak one on test, which is how the
+NDCG@20: in the strong protocol on the validation users; in the weak one on test, which is how the
 published numbers came about, or with ``--holdout`` on `valid_subset_of_train`, taken out of train;
 the model is then trained anew on all of train for that many epochs. "curve" has recall and NDCG at
 20 on the part that chooses, "final_epoch" its last entry. "metrics" are those of
 `equipoise.evaluate` on test for the kept epoch, written at the end; until then the file has the
-curve. Seconds are of training and of the looks at the choosing part.
+curve. Seconds include training and the evaluations on the choosing part.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODELS = ("MultVAE", "LightGCN", "XSimGCL")
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on while the epoch is chosen, who chooses, and the data of the result."""
+    """Training data and part that choose the epoch, and the data of the result."""
 
     train: Interactions
     chooser: Part
@@ -69,7 +69,7 @@ def build(asked: argparse.Namespace) -> NeuralModel:
     for option in asked.set_option:
         name, _, value = option.partition("=")
         options[name] = json.loads(value)
-    for name in ("epochs", "batch", "learning_rate", "seed", "evaluate_every", "patience"):
+    for name in ("epochs", "batch_size", "learning_rate", "seed", "evaluate_every", "patience"):
         if getattr(asked, name) is not None:
             options[name] = getattr(asked, name)
     if options.get("patience") == 0:
@@ -93,7 +93,7 @@ def write(file: Path, facts: dict[str, Any]) -> None:
 
 
 class Log:
-    """Writes the file after each look at the choosing part, and says when time is up."""
+    """Writes the file after each evaluation, and says when time is up."""
 
     def __init__(self, asked: argparse.Namespace, facts: dict[str, Any]) -> None:
         self.asked, self.facts = asked, facts
@@ -155,9 +155,9 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    for name in ("epochs", "batch", "seed", "evaluate-every"):
+    for name in ("epochs", "batch-size", "seed", "evaluate-every"):
         parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--patience", type=int, help="looks without gain; 0 never stops")
+    parser.add_argument("--patience", type=int, help="evaluations without gain; 0 never stops")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--limit-seconds", type=float)
     parser.add_argument("--holdout", action="store_true")

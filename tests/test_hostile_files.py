@@ -131,7 +131,7 @@ MODELS = {
     "ItemKNN": fitted(eq.ItemKNN(neighbours=2)),
     "SLIS sparse": fitted(eq.SLIS(l2=1.0, normalizer=eq.DAN(0.2, 0.3)), engine="sparse"),
     "SLIST dense": fitted(eq.SLIST(l2=1.0, mix=0.5, decay_time=2.0), engine="dense"),
-    "LightGCN": trained("LightGCN", factors=2),
+    "LightGCN": trained("LightGCN", n_factors=2),
     "MultVAE": trained("MultVAE", hidden=3, latent=2),
 }
 OWN = (("meta", "settings"), ("meta", "state"))  # the training data are those of any model

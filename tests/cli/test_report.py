@@ -19,7 +19,7 @@ def test_report_writes_a_page_and_tells_what_it_says(run: Run, tmp_path: Path) -
     assert str(page) in done.stdout
     text = page.read_text(encoding="utf-8")
     assert "<h1>My shop</h1>" in text
-    assert text.count('class="person"') == 2
+    assert text.count('class="user"') == 2
     assert "Whole milk" in text
 
 
@@ -30,17 +30,17 @@ def test_a_saved_split_and_model_are_reported_as_they_are(answer: Answer, tmp_pa
     assert found["bytes"] == page.stat().st_size
     assert found["models"][-1]["name"] == "Your model, EASE"
     assert "as it was fitted on the train part" in found["choices"][-1]
-    assert "people" not in found
+    assert "users" not in found
 
 
 def test_a_certain_user_can_be_shown(run: Run, answer: Answer, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     user = Split.load("split").test.history.users[0]
     answer("report", "split", "--out", page, "--show-user", user, "-k", 3)
-    assert f"Person {user}</h3>" in page.read_text(encoding="utf-8")
+    assert f"User {user}</h3>" in page.read_text(encoding="utf-8")
     done = run("report", "split", "--out", page, "--show-user", "nobody")
     assert done.exit_code == 1
-    assert "nobody in the test part is 'nobody'" in done.stderr
+    assert "the test part has no user 'nobody'" in done.stderr
 
 
 def test_the_case_study_is_printed_and_written(run: Run, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from equipoise.models.neural.base import NeuralModel
 
 CASES: dict[str, Callable[..., NeuralModel]] = {
     "MultVAE": lambda **more: eq.MultVAE(
-        **{"hidden": 24, "latent": 8, "batch": 50, "epochs": 4, "evaluate_every": 1, **more}
+        **{"hidden": 24, "latent": 8, "batch_size": 50, "epochs": 4, "evaluate_every": 1, **more}
     ),
     "LightGCN": lambda **more: eq.LightGCN(
-        **{"factors": 8, "batch": 200, "epochs": 4, "evaluate_every": 1, **more}
+        **{"n_factors": 8, "batch_size": 200, "epochs": 4, "evaluate_every": 1, **more}
     ),
-    "XSimGCL": lambda **more: eq.XSimGCL(**{"factors": 8, "batch": 200, "epochs": 4, **more}),
+    "XSimGCL": lambda **more: eq.XSimGCL(
+        **{"n_factors": 8, "batch_size": 200, "epochs": 4, **more}
+    ),
 }
 GRAPH = ["LightGCN", "XSimGCL"]
 

@@ -56,8 +56,8 @@ def same_arrays(one: NeuralModel, two: NeuralModel) -> bool:
 
 LONGER = {
     "MultVAE": {"epochs": 40, "learning_rate": 3e-3, "hidden": 64, "latent": 16},
-    "LightGCN": {"epochs": 15, "learning_rate": 1e-2, "factors": 16},
-    "XSimGCL": {"epochs": 15, "learning_rate": 1e-2, "factors": 16, "strength": 0.05},
+    "LightGCN": {"epochs": 15, "learning_rate": 1e-2, "n_factors": 16},
+    "XSimGCL": {"epochs": 15, "learning_rate": 1e-2, "n_factors": 16, "strength": 0.05},
 }
 
 
@@ -86,7 +86,7 @@ def ratings(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path) -
 def test_models_beat_popularity_on_a_table_of_ratings(name: str, ratings: Path) -> None:
     data = eq.read(ratings, min_rating=4)
     part = eq.split.weak(data.filter(min_user=5, min_item=20), test=0.2)
-    options: dict[str, Any] = {**LONGER[name], "batch": 100 if name == "MultVAE" else 512}
+    options: dict[str, Any] = {**LONGER[name], "batch_size": 100 if name == "MultVAE" else 512}
     options["epochs"] = 20 if name == "MultVAE" else 4
     model = CASES[name](**options).fit(part.train, threads=1)
     popular = eq.evaluate(eq.Popularity().fit(part.train), part.test, bootstrap=0)
@@ -273,7 +273,7 @@ def test_graph_models_refuse_people_without_vectors(
     model = CASES[name](epochs=1).fit(strangers.train, threads=1)
     with pytest.raises(DataError, match="only the users it was fitted on"):
         eq.evaluate(model, strangers.test, bootstrap=0)
-    with pytest.raises(DataError, match=f"{name} has vectors only for people who are"):
+    with pytest.raises(DataError, match=f"{name} has vectors only for users who are"):
         CASES[name]().fit(strangers.train, valid=strangers.valid)
 
 
@@ -332,7 +332,7 @@ def test_there_is_no_dial(name: str, fitted: dict[str, NeuralModel]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 0}, "batch must be a whole number >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
         ({"epochs": 1.5}, "epochs must be a whole number"),
         ({"patience": 0}, "patience must be a whole number >= 1"),
         ({"seed": -1}, "seed must be a whole number >= 0"),

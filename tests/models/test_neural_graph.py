@@ -17,12 +17,12 @@ from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.neural.graph import (
     LightGCNTask,
-    Sampler,
+    TripleSampler,
     XSimGCLTask,
-    contrast,
+    contrastive_loss,
     device_graph,
-    mean_of_powers,
-    smooth,
+    mean_of_layers,
+    propagate,
 )
 
 torch = pytest.importorskip("torch")
@@ -71,7 +71,7 @@ def lightgcn_table(H: Matrix, first: Matrix, layers: int) -> Matrix:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_lightgcn_averages_all_layers(data: Interactions, first: Matrix, layers: int) -> None:
-    found = mean_of_powers(device_graph(data, torch.device("cpu")), tensor(first), layers)
+    found = mean_of_layers(device_graph(data, torch.device("cpu")), tensor(first), layers)
     expected = lightgcn_table(dense_graph(data), first, layers)
     assert_close(found.numpy(), expected, "float32", scale=1.0)
 
@@ -126,7 +126,7 @@ def test_xsimgcl_layers_are_those_of_the_formula(data: Interactions, first: Matr
     assert_close(E.detach().numpy(), expected, "float32", scale=1.0)
     assert_close(C.detach().numpy(), layers[1], "float32", scale=1.0)
     quiet = np.mean([np.linalg.matrix_power(H, layer) @ first for layer in (1, 2, 3)], axis=0)
-    assert_close(task.smoothed().detach().numpy(), quiet, "float32", scale=1.0)
+    assert_close(task.embeddings().detach().numpy(), quiet, "float32", scale=1.0)
 
 
 def test_xsimgcl_loss_is_that_of_the_formula(
@@ -147,8 +147,8 @@ def test_xsimgcl_loss_is_that_of_the_formula(
 
 def test_contrast_does_not_depend_on_order_and_repetition(first: Matrix) -> None:
     E, C = tensor(first), tensor(first[::-1].copy())
-    once = contrast(E, C, torch.tensor([3, 9, 20]), 0.2)
-    again = contrast(E, C, torch.tensor([20, 9, 3, 9, 9, 20]), 0.2)
+    once = contrastive_loss(E, C, torch.tensor([3, 9, 20]), 0.2)
+    again = contrastive_loss(E, C, torch.tensor([20, 9, 3, 9, 9, 20]), 0.2)
     assert_close(float(again), float(once), "float32")
     assert_close(
         float(once), dense_contrast(first, first[::-1], np.array([3, 9, 20]), 0.2), "float32"
@@ -161,8 +161,8 @@ def test_gradient_of_smoothing_is_that_of_a_dense_product(
     graph, H = device_graph(data, torch.device("cpu")), dense_graph(data)
     weight = rng.standard_normal(first.shape)
     for apply, dense in (
-        (lambda table: smooth(graph, table), H),
-        (lambda table: mean_of_powers(graph, table, 2), (np.eye(48) + H + H @ H) / 3),
+        (lambda table: propagate(graph, table), H),
+        (lambda table: mean_of_layers(graph, table, 2), (np.eye(48) + H + H @ H) / 3),
     ):
         table = tensor(first).requires_grad_()
         (apply(table) * tensor(weight)).sum().backward()
@@ -175,9 +175,9 @@ def test_relabelled_items_have_relabelled_vectors(
 ) -> None:
     order = rng.permutation(18)
     task = {"LightGCN": LightGCNTask, "XSimGCL": XSimGCLTask}[name]
-    before = task(CASES[name](), data, tensor(first)).smoothed().detach().numpy()
+    before = task(CASES[name](), data, tensor(first)).embeddings().detach().numpy()
     moved = np.concatenate([first[:30], first[30:][order]])
-    after = task(CASES[name](), data.columns(order), tensor(moved)).smoothed().detach().numpy()
+    after = task(CASES[name](), data.columns(order), tensor(moved)).embeddings().detach().numpy()
     assert_close(after[:30], before[:30], "float32", scale=1.0)
     assert_close(after[30:], before[30:][order], "float32", scale=1.0)
 
@@ -195,7 +195,7 @@ def twins(request: pytest.FixtureRequest) -> Any:
     """Users a and c with the same history, and vectors of their own."""
     X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [1, 1, 0, 0]], np.float32)
     data = Interactions(X, ["a", "b", "c", "d"], [10, 20, 30, 40])
-    return CASES[request.param](epochs=2, batch=4).fit(data, threads=1)
+    return CASES[request.param](epochs=2, batch_size=4).fit(data, threads=1)
 
 
 def test_users_with_equal_histories_keep_vectors_of_their_own(twins: Any, tmp_path: Path) -> None:
@@ -240,30 +240,30 @@ def test_known_ids_with_other_histories_are_refused(twins: Any) -> None:
         twins.recommend(other)
 
 
-def drawn(sampler: Sampler, way: str, epochs: int) -> Matrix:
+def drawn(sampler: TripleSampler, way: str, epochs: int) -> Matrix:
     generator = torch.Generator().manual_seed(1)
     batches = [b for _ in range(epochs) for b in getattr(sampler, way)(70, generator)]
     return np.concatenate([torch.stack(batch, 1).numpy() for batch in batches])
 
 
-@pytest.mark.parametrize("way", ["by_person", "by_interaction"])
+@pytest.mark.parametrize("way", ["by_user", "by_interaction"])
 def test_triples_hold_a_used_and_an_unused_item(data: Interactions, way: str) -> None:
     X = data.matrix.toarray()
-    found = drawn(Sampler(data.matrix, torch.device("cpu")), way, 3)
+    found = drawn(TripleSampler(data.matrix, torch.device("cpu")), way, 3)
     assert len(found) == 3 * data.n_interactions
     assert X[found[:, 0], found[:, 1]].all()
     assert not X[found[:, 0], found[:, 2]].any()
 
 
 def test_walking_over_interactions_meets_each_once(data: Interactions) -> None:
-    found = drawn(Sampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
+    found = drawn(TripleSampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
     pairs = set(zip(*data.matrix.nonzero(), strict=True))
     assert {(user, item) for user, item, _ in found.tolist()} == pairs
 
 
 def test_people_and_items_are_drawn_evenly() -> None:
     X = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1] * 6], np.float32)
-    found = drawn(Sampler(sp.csr_array(X), torch.device("cpu")), "by_person", 1000)
+    found = drawn(TripleSampler(sp.csr_array(X), torch.device("cpu")), "by_user", 1000)
     count = len(found)  # the third person used everything and is left out
     assert count == 4_000
     margin = 5 * 0.5 / np.sqrt(count)  # five standard deviations
@@ -278,7 +278,7 @@ def test_people_and_items_are_drawn_evenly() -> None:
 
 
 def test_data_in_which_everybody_used_everything_are_refused() -> None:
-    with pytest.raises(DataError, match="everybody used every item"):
+    with pytest.raises(DataError, match="all users used every item"):
         CASES["LightGCN"]().fit(Interactions(np.ones((3, 4), np.float32)))
 
 
@@ -292,12 +292,12 @@ def test_xsimgcl_trains_without_noise_and_contrast() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"view": 4}, "view must be a layer, 1 to 3, got 4"),
+        ({"view": 4}, "view must be a whole number from 1 to 3, got 4"),
         ({"temperature": 0.0}, "temperature must be > 0"),
         ({"strength": -1.0}, "strength must be >= 0"),
         ({"noise": -1.0}, "noise must be >= 0"),
         ({"layers": 0}, "layers must be a whole number >= 1"),
-        ({"factors": 0}, "factors must be a whole number >= 1"),
+        ({"n_factors": 0}, "n_factors must be a whole number >= 1"),
         ({"l2": -0.1}, "l2 must be >= 0"),
     ],
 )

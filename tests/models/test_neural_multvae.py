@@ -56,14 +56,14 @@ def decoded(z: Matrix, w: dict[str, Matrix]) -> Matrix:
 
 
 def test_loss_is_that_of_the_formula(data: Interactions, weights: dict[str, Matrix]) -> None:
-    task = task_of(data, weights, dropout=0.4, beta=0.6, annealing=0.5, batch=10, epochs=4)
-    people = np.array([2, 5, 11, 23])
+    task = task_of(data, weights, dropout=0.4, beta=0.6, annealing=0.5, batch_size=10, epochs=4)
+    users = np.array([2, 5, 11, 23])
     X = data.matrix.toarray().astype(np.float64)
     generator = torch.Generator().manual_seed(9)
-    kept = (torch.rand(int(X[people].sum()), generator=generator) < 0.6).numpy()
+    kept = (torch.rand(int(X[users].sum()), generator=generator) < 0.6).numpy()
     noise = torch.randn((4, LATENT), generator=generator).numpy().astype(np.float64)
     kept, expected = list(kept), 0.0
-    for row, user in enumerate(people):
+    for row, user in enumerate(users):
         x = X[user]
         seen = x / np.linalg.norm(x)
         for item in np.flatnonzero(x):
@@ -76,15 +76,15 @@ def test_loss_is_that_of_the_formula(data: Interactions, weights: dict[str, Matr
             -likelihood + 0.6 * 3 / 6 * divergence
         )  # update 3 of the 6 that annealing takes
     generator.manual_seed(9)
-    found = task.loss(torch.from_numpy(people), 3, generator)
+    found = task.loss(torch.from_numpy(users), 3, generator)
     assert_close(float(found.detach()), expected / 4, "float32")
 
 
 def test_divergence_is_annealed_over_a_share_of_all_updates(
     data: Interactions, weights: dict[str, Matrix]
 ) -> None:
-    task = task_of(data, weights, beta=0.4, annealing=0.5, batch=10, epochs=8)
-    # 24 people who have items make 3 batches an epoch, 24 updates in all, 12 of them annealed
+    task = task_of(data, weights, beta=0.4, annealing=0.5, batch_size=10, epochs=8)
+    # 24 users who have items make 3 batches an epoch, 24 updates in all, 12 of them annealed
     assert [task.weight(update) for update in (0, 3, 6, 12, 23)] == pytest.approx(
         [0, 0.1, 0.2, 0.4, 0.4]
     )
@@ -95,7 +95,7 @@ def test_divergence_is_annealed_over_a_share_of_all_updates(
 def test_an_epoch_deals_everybody_who_has_items(
     data: Interactions, weights: dict[str, Matrix]
 ) -> None:
-    batches = list(task_of(data, weights, batch=10).batches(torch.Generator().manual_seed(0)))
+    batches = list(task_of(data, weights, batch_size=10).batches(torch.Generator().manual_seed(0)))
     assert [len(batch) for batch in batches] == [10, 10, 4]
     assert sorted(torch.cat(batches).tolist()) == list(range(24))
 
@@ -119,15 +119,15 @@ def test_relabelled_items_get_the_same_scores(
     order = rng.permutation(12)
     moved = {**weights, "read": weights["read"][order], "write": weights["write"][:, order]}
     moved["write_bias"] = weights["write_bias"][order]
-    people = torch.arange(5)
+    users = torch.arange(5)
     scores = []
     for task in (task_of(data, weights), task_of(data.columns(order), moved)):
-        x = torch.nn.functional.normalize(task.data.dense(people), dim=1)
+        x = torch.nn.functional.normalize(task.data.dense(users), dim=1)
         scores.append(task.decode(task.encode(x)[0]).detach().numpy())
     assert_close(scores[1], scores[0][:, order], "float32", scale=np.abs(scores[0]).max())
 
 
-def test_known_people_and_strangers_with_their_histories_score_alike() -> None:
+def test_known_users_and_strangers_with_their_histories_score_alike() -> None:
     data = clustered()
     model = CASES["MultVAE"]().fit(data, threads=1)
     histories = [data.history(user) for user in data.users[:20]]
@@ -137,8 +137,8 @@ def test_known_people_and_strangers_with_their_histories_score_alike() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"annealing": 1.5}, r"annealing must be in \[0, 1\], got 1.5"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"annealing": 1.5}, r"annealing must lie in \[0, 1\], got 1.5"),
         ({"beta": -0.1}, "beta must be >= 0"),
         ({"hidden": 0}, "hidden must be a whole number >= 1"),
         ({"latent": 2.5}, "latent must be a whole number >= 1"),

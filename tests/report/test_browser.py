@@ -16,7 +16,7 @@ from equipoise.report import case_study, write_case_study
 RIGHT = ("ArrowRight", 39)
 HOME = ("Home", 36)
 TAB = ("Tab", 9)
-LISTS = "[...document.querySelectorAll('[data-person]')].map(list => list.innerText).join('|')"
+LISTS = "[...document.querySelectorAll('[data-user]')].map(list => list.innerText).join('|')"
 READING = "document.querySelector('[data-reading]').textContent"
 
 
@@ -60,8 +60,8 @@ def test_the_slider_is_moved_by_keys_and_changes_everything(
     assert browser.run("document.querySelector('[data-own]').hidden") is True
     after = browser.run(LISTS)
     assert after != before
-    for person in facts["people"]:
-        for row in person["lists"][-1]:
+    for user in facts["users"]:
+        for row in user["lists"][-1]:
             assert row["title"].split()[0] in after
     assert browser.complaints == []
     assert browser.run("typeof window.hacked") == "undefined"
@@ -136,4 +136,4 @@ def test_the_case_study_opens_on_a_telephone(
     browser.open(path, width=320)
     assert browser.complaints == []
     assert browser.run("document.documentElement.scrollWidth") == 320
-    assert browser.run("document.querySelectorAll('article.person').length") == 4
+    assert browser.run("document.querySelectorAll('article.user').length") == 4

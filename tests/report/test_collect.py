@@ -13,7 +13,6 @@ from equipoise.errors import SettingError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.report.collect import collect, concentration
 from equipoise.report.page import glance
-from equipoise.report.trials import settings_text
 from equipoise.report.users import LISTED, named, sampled
 
 QUICK: dict[str, Any] = {"k": 5, "sample": 2, "bootstrap": 0}
@@ -72,8 +71,8 @@ def test_a_given_model_fitted_on_the_train_part_is_reported_as_it_is(
     assert found["models"][-1]["name"] == "Your model, EASE + ItemNorm"
     assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
     assert found["dial"]["rows"][found["dial"]["own"]]["alpha"] == 0.25
-    lists = found["people"][0]["lists"][found["dial"]["own"]]
-    user = found["people"][0]["user"]
+    lists = found["users"][0]["lists"][found["dial"]["own"]]
+    user = found["users"][0]["user"]
     history = split.test.history.history(user)
     assert [row["item"] for row in lists] == [
         str(item) for item in model.recommend([history], LISTED).items[0]
@@ -95,7 +94,7 @@ def test_a_model_that_saw_other_people_is_fitted_anew(
 def test_a_model_without_a_dial_is_reported_without_one(split: eq.split.Split) -> None:
     found = collect(split, model=eq.ItemKNN(neighbours=5).fit(split.train), **QUICK)
     assert found["dial"] is None
-    assert [len(person["lists"]) for person in found["people"]] == [1, 1]
+    assert [len(user["lists"]) for user in found["users"]] == [1, 1]
 
 
 def test_a_split_of_pairs_is_reported_too(synthetic: Interactions) -> None:
@@ -107,16 +106,16 @@ def test_a_split_of_pairs_is_reported_too(synthetic: Interactions) -> None:
 
 def test_the_same_seed_gives_the_same_report(synthetic: Interactions) -> None:
     one, other = (collect(synthetic, **QUICK) for _ in range(2))
-    for part in ("data", "dial", "people", "training_curve"):
+    for part in ("data", "dial", "users", "training_curve"):
         assert one[part] == other[part]
 
 
 def test_people_can_be_named(split: eq.split.Split) -> None:
     user = split.test.history.users[3]
-    found = collect(split, persons=[user], **QUICK)
-    assert [person["user"] for person in found["people"]] == [user]
-    with pytest.raises(UnknownIdError, match="nobody in the test part is 'zoe'"):
-        collect(split, persons=["zoe"], **QUICK)
+    found = collect(split, users=[user], **QUICK)
+    assert [user["user"] for user in found["users"]] == [user]
+    with pytest.raises(UnknownIdError, match="the test part has no user 'zoe'"):
+        collect(split, users=["zoe"], **QUICK)
 
 
 def test_a_text_names_one_user_of_a_report(split: eq.split.Split) -> None:
@@ -139,18 +138,18 @@ def test_histories_start_with_what_came_last(synthetic: Interactions) -> None:
     times = np.arange(synthetic.n_interactions)[::-1].astype(np.int64)
     timed = Interactions(synthetic.matrix, synthetic.users, synthetic.items, times=times)
     found = collect(timed, **QUICK)
-    person = found["people"][0]
-    stored = [str(item) for item in timed.history(person["user"])]
-    shown = [row["item"] for row in person["history"]]
+    user = found["users"][0]
+    stored = [str(item) for item in timed.history(user["user"])]
+    shown = [row["item"] for row in user["history"]]
     assert shown == [item for item in stored if item in shown]
 
 
 def test_reasons_come_from_the_history(facts: dict[str, Any]) -> None:
-    for person in facts["people"]:
-        if person["more"]:
+    for user in facts["users"]:
+        if user["more"]:
             continue
-        known = {row["title"] for row in person["history"]}
-        reasons = [row["why"] for listed in person["lists"] for row in listed]
+        known = {row["title"] for row in user["history"]}
+        reasons = [row["why"] for listed in user["lists"] for row in listed]
         assert all(set(why) <= known for why in reasons)
         assert any(reasons)
 
@@ -172,6 +171,6 @@ def test_the_glance_names_a_difference_only_where_there_is_one(facts: dict[str, 
 
 def test_settings_are_told_with_the_numbers_taken_from_the_data(split: eq.split.Split) -> None:
     model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
-    words = settings_text(model)
+    words = model.summary()
     assert "auto" not in words
-    assert f"l2 {model.l2_:.3g}" in words
+    assert f"l2={model.l2_:.4g}" in words

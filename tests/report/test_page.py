@@ -30,7 +30,7 @@ def test_every_section_is_there_with_a_heading_and_a_link(tree: Node) -> None:
     sections = list(main.all("section"))
     names = [section.attributes["id"] for section in sections]
     assert names == [
-        *("data", "accuracy", "dial", "exposure", "people"),
+        *("data", "accuracy", "dial", "exposure", "users"),
         *("cost", "definitions", "origin"),
     ]
     (nav,) = tree.all("nav")
@@ -62,9 +62,9 @@ def test_titles_of_the_data_are_text_and_never_markup(tree: Node, html: str) -> 
     ]
     assert not list(tree.all("img", "b"))
     assert not [node for node in tree.all() if any(name[:2] == "on" for name in node.attributes)]
-    people = tree.one("people").text
+    users = tree.one("users").text
     for title in HOSTILE:
-        assert " ".join(title.split()) in people
+        assert " ".join(title.split()) in users
     assert "49 {" not in html
     assert next(tree.all("h1")).text == "<b>Shop</b>"
 
@@ -74,9 +74,9 @@ def test_the_script_gets_the_same_lists_as_the_page_shows(
 ) -> None:
     stored = json.loads("".join(tree.one("facts").words))
     own = facts["dial"]["own"]
-    for person, listed in zip(facts["people"], stored["lists"], strict=True):
+    for user, listed in zip(facts["users"], stored["lists"], strict=True):
         shown = [stored["titles"][row[0]] for row in listed[own]]
-        assert shown == [row["title"] for row in person["lists"][own]]
+        assert shown == [row["title"] for row in user["lists"][own]]
         assert len(listed) == len(stored["words"]) == len(facts["dial"]["rows"])
     assert stored["own"] == own
 
@@ -129,8 +129,8 @@ def test_images_tables_and_headings_can_be_heard(tree: Node) -> None:
 def test_head_and_tail_are_marked_by_words_beside_the_symbol(
     tree: Node, facts: dict[str, Any]
 ) -> None:
-    first = next(node for node in tree.all("ol") if node.attributes.get("data-person") == "0")
-    listed = facts["people"][0]["lists"][facts["dial"]["own"]]
+    first = next(node for node in tree.all("ol") if node.attributes.get("data-user") == "0")
+    listed = facts["users"][0]["lists"][facts["dial"]["own"]]
     for row, item in zip(first.all("li"), listed, strict=True):
         tags = [tag.text for tag in row.all("span") if "tag" in tag.attributes.get("class", "")]
         expected = ["◇ tail" if item["tail"] else "▲ head"] + ["✓ found"] * item["found"]
@@ -165,14 +165,14 @@ def test_tiny_data_without_titles_or_times_make_a_page(
     path = tmp_path / "tiny.html"
     facts = write_report(data, path, k=3, sample=50, bootstrap=20)
     tree = parse(path.read_text(encoding="utf-8"))
-    assert len(facts["people"]) == facts["provenance"]["test"]["users"]
-    assert tree.one("people").text.count("History") == len(facts["people"])
+    assert len(facts["users"]) == facts["provenance"]["test"]["users"]
+    assert tree.one("users").text.count("History") == len(facts["users"])
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_model_without_a_dial_has_no_slider(facts: dict[str, Any]) -> None:
-    people = [{**person, "lists": person["lists"][:1]} for person in facts["people"]]
-    tree = parse(render({**facts, "dial": None, "people": people}))
+    users = [{**user, "lists": user["lists"][:1]} for user in facts["users"]]
+    tree = parse(render({**facts, "dial": None, "users": users}))
     assert not list(tree.all("input"))
     assert "dial" not in [section.attributes["id"] for section in tree.all("section")]
 
@@ -194,7 +194,7 @@ def test_undefined_numbers_are_shown_as_a_dash(facts: dict[str, Any]) -> None:
 
 
 def test_every_title_is_packed_once(facts: dict[str, Any]) -> None:
-    stored = packed(facts["people"], facts["dial"])
+    stored = packed(facts["users"], facts["dial"])
     assert len(stored["titles"]) == len(set(stored["titles"]))
 
 

@@ -72,7 +72,7 @@ def report(
             model=fitted,
             k=k or LENGTH,
             sample=sample,
-            persons=persons,
+            users=persons,
             seed=seed,
             command=shlex.join(["equipoise", *sys.argv[1:]]),
             progress=progress,
@@ -80,7 +80,7 @@ def report(
     seconds = time.perf_counter() - start
     size = path.stat().st_size
     if as_json:
-        rest = {key: facts[key] for key in facts if key not in ("people", "training_curve")}
+        rest = {key: facts[key] for key in facts if key not in ("users", "training_curve")}
         emit({"path": str(path), "bytes": size, "seconds": seconds, **rest})
         return
     for sentence in glance(facts):

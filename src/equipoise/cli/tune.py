@@ -99,14 +99,14 @@ def _check_out(out: Path, resume: bool) -> None:
 
 def _write(out: Path, found: Tuned) -> dict[str, str]:
     """Write everything and return where it is."""
-    from equipoise.tuning import frontier_svg
+    from equipoise.report.charts import search_frontier
 
     written = {"model": out / "model", "trials": out / "trials.parquet"}
     found.model.save(written["model"])
     found.trials.write_parquet(written["trials"])
     if len(found.objectives) > 1:
         names = (found.objectives[0], found.objectives[1])
-        picture = frontier_svg(found.trials, found.frontier, names)
+        picture = search_frontier(found.trials, found.frontier, names)
         written["frontier"] = out / "frontier.svg"
         written["frontier"].write_text(picture, encoding="utf-8")
     return {what: str(path) for what, path in written.items()}

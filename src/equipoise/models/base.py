@@ -209,6 +209,11 @@ class Recommender(ABC):
         parts = [part["name"] for part in self.settings().values() if isinstance(part, dict)]
         return "+".join([type(self).__name__, *(name for name in parts if name != "NoNorm")])
 
+    @property
+    def dial(self) -> float | None:
+        """The alpha that the model was fitted with; None where requests cannot change it."""
+        return None
+
     def settings(self, *, resolved: bool = False) -> dict[str, Any]:
         """Return the name and the hyper-parameters as plain values.
 

@@ -168,6 +168,11 @@ class LinearAutoencoder(Recommender):
         self.inverse_ = move(self.inverse_, device)
         return self
 
+    @property
+    def dial(self) -> float | None:
+        """The alpha of the normalizer."""
+        return self.normalizer_.exponents()[0]
+
     @classmethod
     def prototype(cls) -> Self:
         """Return the model with a `DAN`, so that alpha and beta are searched."""
@@ -197,10 +202,10 @@ class LinearAutoencoder(Recommender):
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and everything that is tunable, with the numbers behind "auto"."""
-        values = {**vars(self), **vars(self.normalizer_), "l2": self.l2_, "dropout": self.dropout_}
-        if self.lowpass is not None:
-            values |= vars(self.lowpass)
-        numbers = {name: float(values[name]) for name in self.tunable()}
+        settings = self.settings(resolved=True)
+        for part in PARTS:
+            settings |= settings.pop(part) or {}
+        numbers = {name: float(settings[name]) for name in self.tunable()}
         return {"family": type(self).__name__, **numbers}
 
     @on_snapshot

@@ -1,4 +1,4 @@
-"""Sessions as a ridge regression: the whole session on itself, and the future on the past.
+"""Sessions as a ridge regression, and its solution C.
 
 Every session model minimises sum_r w_r ||target_r - input_r C||^2 + tr(C^T L C). The rows r are
 whole sessions (SLIS), splits of a session into past and future (SLIT), or both (SLIST). So
@@ -7,16 +7,14 @@ whole sessions (SLIS), splits of a session into past and future (SLIT), or both 
 
 A row whose input is a single item adds to the diagonal of M and to one row of R; such rows are
 kept as these sums, the others as they are, times the root of their weight. Neither M nor R is
-formed.
-
-All of C = M^-1 R of the session models on a card, where it stays and is ranked from.
-
-C = M^-1 R of the session models: its rows as histories ask for them, or all at once.
+formed. Rows of C are solved when a session first has their item, or all of C is solved at once,
+in memory or on a GPU.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Literal
@@ -39,13 +37,8 @@ from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.torch_backend import Tensor, find_device, send, sparse_rows
 
 Vector = npt.NDArray[np.float64]
-
-
 Direction = Literal["sr", "part", "all"]
-
-
 RowNorm = Literal["l1", "l2"] | None
-
 
 # What a row at click t holds, as (first click, clicks before it, clicks after it), of its past
 # around click t and of its future around click t + 1.
@@ -57,12 +50,11 @@ SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
 
 
 NEGLIGIBLE = 1e-12  # decayed weights below this are left out: 4 digits under float32's rounding
-
-
 DAY = 86400.0
-
-
 ENTRY_BYTES = 40  # of a stored weight while the rows are built
+DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
+BLOCK, DEVICE_BLOCK = 256, 1024  # rows of C that are worked on at a time
+CACHE_BYTES = 1 << 29  # solved rows that a model keeps; those used last stay
 
 
 def time_weights(data: Interactions, decay: float | None) -> Vector:
@@ -228,64 +220,70 @@ def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
     return rows.astype(np.float32)
 
 
-DEVICE_BLOCK = 1024  # rows of C that are worked on at a time
+def better_dense(system: System, device: str) -> bool:
+    """Whether one dense solve is cheaper; on a GPU it is, where there is something to solve."""
+    share = DENSE_SHARE if device == "cpu" else 0.0
+    return bool(system.inputs.nnz > share * len(system.diagonal) ** 2)
+
+
+def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
+    """Return all of C = P R with P = M^-1 from the dense engine, in the buffer of P."""
+    if device != "cpu":
+        return solve_on_device(system, dtype, device)
+    A, T, S = (part.astype(dtype) for part in (system.inputs, system.targets, system.right))
+    C, _ = dense.Gram(A, np.ones(A.shape[0]), dtype).inverse(system.diagonal)
+    _multiply(C, A, T.T.tocsr(), S.T.tocsr(), BLOCK, np.ascontiguousarray)
+    return C
 
 
 class FullMatrix(DeviceMatrix):
-    """A matrix on a device whose diagonal counts: a click may call for its own item."""
+    """A matrix on a device whose diagonal counts: an item can raise its own score."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
         self._diagonal = values.diagonal().clone()
 
 
-def solve_on_card(system: System, dtype: str, device: str) -> FullMatrix:
-    """Return C = P R with P = M^-1 from the engine of the card, in the buffer of P."""
+def solve_on_device(system: System, dtype: str, device: str) -> FullMatrix:
+    """Return what `solve_all` does, solved by the engine of the GPU and kept there."""
     A = system.inputs
     inverse, _ = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)
     C = inverse.values
-    diagonal = send(inverse.diagonal(), C.device)
-    C.diagonal().copy_(diagonal)
-    inputs = _sparse(A, C)
+    C.diagonal().copy_(send(inverse.diagonal(), C.device))
     to_targets, to_right = _sparse(system.targets.T, C), _sparse(system.right.T, C)
-    for low, high in strips((0, len(C)), DEVICE_BLOCK):
-        some = C[low:high].T.contiguous()
-        C[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
+    _multiply(C, _sparse(A, C), to_targets, to_right, DEVICE_BLOCK, lambda part: part.contiguous())
     return FullMatrix(C)
+
+
+def _multiply(
+    P: Any, inputs: Any, to_targets: Any, to_right: Any, block: int, copied: Callable[[Any], Any]
+) -> None:
+    """Replace P by P R, some rows at a time; R = inputs^T targets + right."""
+    for low, high in strips((0, len(P)), block):
+        some = copied(P[low:high].T)
+        P[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
 
 
 def _sparse(matrix: Any, like: Tensor) -> Tensor:
     """Return a sparse matrix on the device of a tensor and in its precision."""
     rows = matrix.tocsr()
-    indptr, indices = (send(part.astype(np.int64), like.device) for part in _layout(rows))
-    values = send(rows.data, like.device, like.dtype)
-    return sparse_rows(indptr, indices, values, rows.shape)
+    layout = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64))
+    indptr, indices = (send(part, like.device) for part in layout)
+    return sparse_rows(indptr, indices, send(rows.data, like.device, like.dtype), rows.shape)
 
 
-def _layout(rows: Any) -> tuple[Any, Any]:
-    return rows.indptr, rows.indices
-
-
-CACHE_BYTES = 1 << 29  # of solved rows that a model keeps; those asked for last stay
-
-
-DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
-
-
-BLOCK = 256  # rows of a dense C that are worked on at a time
+def move_all(C: Any, device: str) -> Any:
+    """Return a dense C in the memory of the machine ("cpu") or of a GPU."""
+    if not isinstance(C, FullMatrix):
+        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
+    if device == "cpu":
+        return move(C, "cpu")
+    return C if device == C.device else move_all(move(C, "cpu"), device)
 
 
 @dataclass(eq=False)
 class SolvedRows:
-    """Rows of C = M^-1 R, solved on first use and kept while there is room.
-
-    Parameters
-    ----------
-    system
-        The matrices of the solve.
-    dtype
-        "float32" or "float64", of the rows.
-    """
+    """Rows of C = M^-1 R, solved on first use and kept while there is room."""
 
     system: System
     dtype: str
@@ -319,28 +317,16 @@ class SolvedRows:
                 self._kept.popitem(last=False)
 
 
-@dataclass(frozen=True, eq=False)
-class Solved:
-    """Scores ``(x * source) @ C * target`` with the rows of C solved on demand."""
+class OnDemand:
+    """A term that scores ``(x * source) @ C * target``, the rows of C solved on demand."""
 
-    rows: SolvedRows
-    source: npt.NDArray[Any]
-    target: npt.NDArray[Any]
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        return np.dtype(self.rows.dtype)
-
-    @property
-    def held(self) -> int:
-        """The rows of one history, taken to share most of theirs with others."""
-        return self.n_items
+    def __init__(
+        self, rows: SolvedRows, source: npt.NDArray[Any], target: npt.NDArray[Any]
+    ) -> None:
+        self.rows, self.source, self.target = rows, source, target
+        self.dtype = np.dtype(rows.dtype)
+        # an adder holds the rows of a history, taken to share most of theirs with others
+        self.n_items = self.held = len(target)
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
@@ -355,31 +341,3 @@ class Solved:
             add_rows(scores, low, matrix, rows.indptr, indices, weights, target, False)
 
         return add
-
-
-def better_dense(system: System, device: str) -> bool:
-    """Whether one dense solve is cheaper; on a card it is, where there is something to solve."""
-    share = DENSE_SHARE if device == "cpu" else 0.0
-    return bool(system.inputs.nnz > share * len(system.diagonal) ** 2)
-
-
-def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
-    """Return all of C = P R with P = M^-1 from the dense engine, in the buffer of P."""
-    if device != "cpu":
-        return solve_on_card(system, dtype, device)
-    A, T, S = (part.astype(dtype) for part in (system.inputs, system.targets, system.right))
-    C, _ = dense.Gram(A, np.ones(A.shape[0]), dtype).inverse(system.diagonal)
-    to_right, to_targets = S.T.tocsr(), T.T.tocsr()
-    for start in range(0, len(C), BLOCK):
-        some = np.ascontiguousarray(C[start : start + BLOCK].T)
-        C[start : start + BLOCK] = (to_targets @ (A @ some) + to_right @ some).T
-    return C
-
-
-def move_all(C: Any, device: str) -> Any:
-    """Return a dense C in the memory of the machine ("cpu") or of a card."""
-    if not isinstance(C, FullMatrix):
-        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
-    if device == "cpu":
-        return move(C, "cpu")
-    return C if device == C.device else move_all(move(C, "cpu"), device)

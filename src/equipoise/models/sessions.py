@@ -1,10 +1,6 @@
-"""From sessions that a caller passes to rows of weights, where order and repeats count.
+"""Session models: recommend the next item of a session from its clicks so far.
 
-What all session models share: the solve, asking, saving.
-
-Session models: recommend the next item of a visit from its clicks so far.
-
-All three are closed forms of one ridge regression (`session_matrices`); they differ in its rows.
+All three are closed forms of one ridge regression (`session_solver`); they differ in its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import number as check_number
+from equipoise import checks
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
@@ -29,8 +25,8 @@ from equipoise.models.recommendations import Recommendations
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_solver import (
     Direction,
+    OnDemand,
     RowNorm,
-    Solved,
     SolvedRows,
     better_dense,
     move_all,
@@ -50,65 +46,6 @@ from equipoise.solve.plan import plan
 from equipoise.storage import Stored
 
 logger = logging.getLogger(__name__)
-
-
-def session_request(
-    wanted: Any, train: Interactions, unknown: Unknown, decay: float | None
-) -> Request:
-    """Turn session ids, lists of clicks or Interactions into rows over the items of `train`.
-
-    Interactions without an order of events give their weights as they are.
-
-    Parameters
-    ----------
-    wanted
-        As for `parse_asked`.
-    train
-        What the model was fitted on.
-    unknown
-        "error", or "skip" to leave clicks on unknown items out and say so in the log.
-    decay
-        d_inf, how fast earlier clicks lose weight.
-    """
-    asked = parse_asked(wanted, train, unknown)
-    if isinstance(asked.source, Interactions):
-        data = asked.source.with_items(train.item_index, unknown=unknown)
-        clicks = data.sequences
-        if clicks is None:
-            return Request(asked.users, asked.kind, data.matrix, asked.answered)
-        assert asked.source.sequences is not None
-        _report(len(asked.source.sequences.items) - len(clicks.items), [])
-    elif isinstance(asked.source, np.ndarray):
-        assert train.sequences is not None
-        clicks = train.sequences.take(asked.source)
-    else:
-        clicks = _clicks(asked.source, train, unknown)
-    rows = recency(clicks, train.n_items, decay)
-    return Request(asked.users, asked.kind, rows, asked.answered)
-
-
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
-    """Return the clicks of each session in their order, repeats included."""
-    rows, strange = [], []
-    for listed in sessions:
-        clicks = as_list(listed)
-        place = train.item_index.positions(clicks, unknown=unknown)
-        strange += [clicks[at] for at in np.flatnonzero(place < 0)]
-        rows.append(place[place >= 0])
-    _report(len(strange), strange)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
-
-
-def _report(count: int, items: list[Any]) -> None:
-    if count:
-        shown = ", ".join(repr(item) for item in items[:SHOWN])
-        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
-        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
-        logger.warning("skipped %s the model does not know%s", clicks, named)
-
-
-ENGINES = ("auto", "sparse", "dense")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -142,36 +79,26 @@ class SessionModel(Recommender):
     dtype_: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if check_number("l2", self.l2) < 0:
-            raise SettingError(f"l2 must be >= 0, got {self.l2}")
-        if not 0 <= check_number("dropout", self.dropout) < 1:
-            raise SettingError(f"dropout must lie in [0, 1), got {self.dropout}")
+        checks.non_negative("l2", self.l2)
+        checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
             raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
         if not isinstance(self.normalizer, Normalizer):
             raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
-        if self.row_norm not in ("l1", "l2", None):
-            raise SettingError(f"row_norm must be 'l1', 'l2' or None, got {self.row_norm!r}")
+        checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
         if not isinstance(self.repeats, bool):
             raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
-        for name in ("decay_inference", "decay_time", "decay_position"):
-            value = getattr(self, name, None)
-            if value is not None and check_number(name, value) <= 0:
+        self._check_decay("decay_inference", "decay_time")
+
+    def _check_decay(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and checks.number(name, value) <= 0:
                 raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
-        if not 0 <= check_number("mix", self._mix) <= 1:
-            raise SettingError(f"mix must lie in [0, 1], got {self._mix}")
-        if self._direction not in get_args(Direction):
-            raise SettingError(f"direction must be 'sr', 'part' or 'all', got {self._direction!r}")
 
-    @property
-    def _mix(self) -> float:
-        """The share of whole sessions in the objective; the rest are their splits."""
-        return 1.0
-
-    @property
-    def _direction(self) -> Direction:
-        direction: Direction = getattr(self, "direction", "sr")
-        return direction
+    def _rows(self) -> dict[str, Any]:
+        """Return the share of whole sessions in the objective, and how sessions are split."""
+        return {"mix": 1.0, "decay": None, "direction": "sr"}
 
     def _fit(
         self,
@@ -184,20 +111,15 @@ class SessionModel(Recommender):
     ) -> None:
         if data.sequences is None:
             raise DataError("a session model needs ordered clicks; read with session= or gap=")
-        if engine not in ENGINES:
-            raise SettingError(f"engine must be 'auto', 'sparse' or 'dense', got {engine!r}")
-        if dtype not in ("float32", "float64"):
-            raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        checks.choice("engine", engine, ("auto", "sparse", "dense"))
+        checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
-        ages = time_weights(data, self.decay_time)
         system = regression(
             data,
-            normalizer.user_weights(data) * ages,
+            normalizer.user_weights(data) * time_weights(data, self.decay_time),
             self._penalty(data, normalizer),
-            mix=self._mix,
             row_norm=self.row_norm,
-            decay=getattr(self, "decay_position", None),
-            direction=self._direction,
+            **self._rows(),
         )
         if engine == "auto":
             engine = "dense" if better_dense(system, device) else "sparse"
@@ -213,7 +135,7 @@ class SessionModel(Recommender):
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense
         if system is not None:
-            self._rows = SolvedRows(system, self.dtype_)
+            self._solved = SolvedRows(system, self.dtype_)
             self._values = system.right.data.astype(self.dtype_)
 
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
@@ -224,7 +146,7 @@ class SessionModel(Recommender):
 
     @at_once
     def to(self, device: str) -> Self:
-        """Move a dense C to the memory of the machine ("cpu") or of a card, and return self."""
+        """Move a dense C to the memory of the machine ("cpu") or of a GPU, and return self."""
         self.interactions_ = self._fitted
         if self.dense_ is not None:
             self.dense_ = move_all(self.dense_, device)
@@ -239,7 +161,7 @@ class SessionModel(Recommender):
             return [Dense(self.dense_, source, target, zero_diagonal=False)]
         assert self.system_ is not None
         if self.system_.inputs.nnz:
-            return [Solved(self._rows, source, target)]
+            return [OnDemand(self._solved, source, target)]
         # M is diagonal: C is R with its rows divided, and nothing is to be solved
         R, values = self.system_.right, self._values
         source = source / self.system_.diagonal
@@ -265,7 +187,25 @@ class SessionModel(Recommender):
         return not self.repeats
 
     def _request(self, wanted: Any, unknown: Unknown) -> Request:
-        return session_request(wanted, self._fitted, unknown, self.decay_inference)
+        """Return session ids, lists of clicks or Interactions as rows over the model's items.
+
+        Interactions without an order of events give their weights as they are.
+        """
+        train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
+        if isinstance(asked.source, Interactions):
+            data = asked.source.with_items(train.item_index, unknown=unknown)
+            if data.sequences is None:
+                return Request(asked.users, asked.kind, data.matrix, asked.answered)
+            clicks, given = data.sequences, asked.source.sequences
+            assert given is not None
+            _warn_of_skipped(len(given.items) - len(clicks.items), [])
+        elif isinstance(asked.source, np.ndarray):
+            assert train.sequences is not None
+            clicks = train.sequences.take(asked.source)
+        else:
+            clicks = _clicks(asked.source, train, unknown)
+        rows = recency(clicks, train.n_items, self.decay_inference)
+        return Request(asked.users, asked.kind, rows, asked.answered)
 
     @on_snapshot
     def rank(
@@ -303,12 +243,12 @@ class SessionModel(Recommender):
         session
             One session, a list of item ids in the order of the clicks; in place of the above.
         exclude_seen
-            Leave out the items of the session; left out: only where `repeats` is False.
-        k, exclude, candidates, alpha, threads
-            As for other models.
+            Leave out the items of the session; if not given, only where `repeats` is False.
         unknown
             Ids the model does not know are an error, or skipped with "skip": the log names them,
             and the clicks around them move together.
+        k, exclude, candidates, alpha, threads
+            As for other models.
         """
         if (session is None) == (users_or_histories is None):
             raise SettingError("give either session=[...] or users or histories")
@@ -354,17 +294,38 @@ class SessionModel(Recommender):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
+    """Return the clicks of each session in their order, repeats included."""
+    rows, skipped = [], []
+    for listed in sessions:
+        clicks = as_list(listed)
+        place = train.item_index.positions(clicks, unknown=unknown)
+        skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
+        rows.append(place[place >= 0])
+    _warn_of_skipped(len(skipped), skipped)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+
+
+def _warn_of_skipped(count: int, items: list[Any]) -> None:
+    if count:
+        shown = ", ".join(repr(item) for item in items[:SHOWN])
+        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
+        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
+        logger.warning("skipped %s the model does not know%s", clicks, named)
+
+
 SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
 
 
 @dataclass(kw_only=True, eq=False)
 class SLIS(SessionModel):
-    """Which items occur in the same session, whatever their order.
+    """Items that occur in the same session, whatever their order.
 
     Minimises sum_s w_s ||x_s - n_s C||^2 + tr(C^T L C) over the sessions s: x_s has a 1 for each
     item, n_s is x_s scaled by `row_norm`, and L = l2*I + dropout/(1-dropout)*D_I. With a
     normalizer w_s = d_s^-beta for d_s distinct items, and scores use D_I^alpha C D_I^-alpha. The
-    diagonal is free, so an item may call for itself.
+    diagonal is free, so an item can raise its own score.
 
     Parameters
     ----------
@@ -378,11 +339,9 @@ class SLIS(SessionModel):
         Inputs are scaled to sum 1 ("l1") or length 1 ("l2"), which discounts long sessions; None
         leaves them.
     decay_inference
-        d_inf, in clicks: the click n before the last one counts exp(-n / d_inf); None: all the
-        same.
+        d_inf, in clicks: the click n before the last one counts exp(-n / d_inf); None: no decay.
     decay_time
-        d_time, in days: a session this much older than the latest counts exp(-1); None: all the
-        same.
+        d_time, in days: a session this much older than the latest counts exp(-1); None: no decay.
     repeats
         Whether items of the session may be recommended again.
 
@@ -407,7 +366,7 @@ class SLIS(SessionModel):
 
 @dataclass(kw_only=True, eq=False)
 class SLIT(SessionModel):
-    """Which items come after which, the next one most.
+    """Items that come after one another, the next one most.
 
     Minimises sum_t w_t ||f_t - p_t C||^2 + tr(C^T L C) over the splits of all sessions: f_t holds
     the clicks after t, click q weighed by exp(-(q - t - 1) / decay_position), and p_t the past.
@@ -442,9 +401,13 @@ class SLIT(SessionModel):
     decay_position: float | None = 1.0
     direction: Direction = "sr"
 
-    @property
-    def _mix(self) -> float:
-        return 0.0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_decay("decay_position")
+        checks.choice("direction", self.direction, get_args(Direction))
+
+    def _rows(self) -> dict[str, Any]:
+        return {"mix": 0.0, "decay": self.decay_position, "direction": self.direction}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -481,6 +444,9 @@ class SLIST(SLIT):
 
     mix: float = 0.5
 
-    @property
-    def _mix(self) -> float:
-        return self.mix
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.fraction("mix", self.mix)
+
+    def _rows(self) -> dict[str, Any]:
+        return {**super()._rows(), "mix": self.mix}

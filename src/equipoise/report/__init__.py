@@ -1,7 +1,7 @@
 """A report on one's own data as a single page, the paper's case study, and figures.
 
 `write_report` collects everything into one plain dict (collect.py) and fills a template with it
-(page.py, templates/). `case_study` puts four normalizations side by side for one person.
+(page.py, templates/). `case_study` puts four normalizations side by side for one user.
 """
 
 from equipoise.report.collect import collect

@@ -1,12 +1,10 @@
-"""A small drawing board for charts in a page: escaped text, classes instead of colours.
+"""Charts as SVG: those of a report, drawn from its facts, and the frontier of a search.
 
-Colours live in the page's style sheet, so that charts follow light and dark. Series differ by
-marker and dash as well as by colour, and every drawing carries a title and a description.
-
-The charts of a report, drawn from the facts as inline SVG; each has a table beside it.
-
-They are 360 units wide, so that their text can be read on a telephone. No plotting library: the
-page would carry fonts and a hundred times the bytes, and could not follow light and dark.
+Drawings have classes instead of colours; colours live in the page's style sheet, so that charts
+follow light and dark. Series differ by marker and dash as well as by colour, and every drawing
+carries a title and a description. Charts are 360 units wide, so that their text can be read on a
+telephone. No plotting library: the page would carry fonts and a hundred times the bytes, and
+could not follow light and dark.
 """
 
 from __future__ import annotations
@@ -17,7 +15,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import polars as pl
+
 MARKS = ("circle", "square", "diamond", "triangle")
+DASHES = ("", "dash1", "dash2", "dash3", "dash4")
+WIDTH = 360.0
+ROW = 26.0
+QUARTERS = (0, 0.25, 0.5, 0.75, 1)
+NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
+# of a drawing that is a file of its own
+STYLE = (
+    ".chart{background:#fff;font:11.5px sans-serif;fill:#1c2430}.grid{stroke:#dde2e8}"
+    ".tick,.axis{fill:#5a6572;font-size:10.5px}.series{fill:none;stroke:#0b6e4f;stroke-width:1.5}"
+    ".point{fill:#b8c0cc}.mark{fill:#0b6e4f}"
+)
 
 
 class Drawing:
@@ -28,20 +39,29 @@ class Drawing:
     name
         Prefix of ids; unique in a page.
     width, height
-        Of the view box; a page scales it to the room there is.
-    title
-        What the image is, in a few words.
-    description
-        What it shows, for those who cannot see it.
+        Size of the view box; a page scales it to the room there is.
+    title, description
+        What the image is, and what it shows, for those who cannot see it.
+    style
+        Style sheet of an image that is a file of its own.
     """
 
-    def __init__(self, name: str, width: float, height: float, title: str, description: str):
-        self.width, self.height = width, height
+    def __init__(
+        self,
+        name: str,
+        width: float,
+        height: float,
+        title: str,
+        description: str,
+        style: str = "",
+    ) -> None:
+        alone = f"<style>{style}</style>" if style else ""
+        space = 'xmlns="http://www.w3.org/2000/svg" ' if style else ""
         self._head = (
-            f'<svg class="chart" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
+            f'<svg {space}class="chart" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
             f'aria-labelledby="{escape(name)}-title {escape(name)}-desc">'
             f'<title id="{escape(name)}-title">{escape(title)}</title>'
-            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>'
+            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>{alone}'
         )
         self._parts: list[str] = []
 
@@ -52,15 +72,10 @@ class Drawing:
         place = f'x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"'
         self._parts.append(f'<line class="{kind}" {place}{_step(step)}/>')
 
-    def path(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Draw a line through points."""
+    def path(self, points: Sequence[tuple[float, float]], kind: str, close: str = "") -> None:
+        """Draw a line through points; "Z" closes it."""
         joined = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        self._parts.append(f'<path class="{kind}" d="M{joined}"/>')
-
-    def area(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Fill the shape between points."""
-        joined = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        self._parts.append(f'<path class="{kind}" d="M{joined}Z"/>')
+        self._parts.append(f'<path class="{kind}" d="M{joined}{close}"/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
         """Write text, taken literally."""
@@ -100,18 +115,23 @@ class Scale:
         Range of the values.
     start, stop
         Where its ends lie in the drawing.
+    power
+        1/2 draws the square root, which gives small values more room.
     """
 
-    def __init__(self, low: float, high: float, start: float, stop: float) -> None:
+    def __init__(
+        self, low: float, high: float, start: float, stop: float, power: float = 1.0
+    ) -> None:
         if not high > low:
             spread = abs(low) * 0.1 or 0.1
             low, high = low - spread, high + spread
         self.low, self.high, self.start, self.stop = low, high, start, stop
+        self.power = power
 
     def __call__(self, value: float) -> float:
         """Return the place of a value."""
         share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.stop - self.start)
+        return self.start + share**self.power * (self.stop - self.start)
 
     def ticks(self, about: int = 4) -> list[float]:
         """Return round values inside the range.
@@ -165,18 +185,6 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-WIDTH = 360.0
-
-
-ROW = 26.0
-
-
-NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbiased": "unbiased"}
-
-
-DASHES = ("", "dash1", "dash2", "dash3", "dash4")
-
-
 def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
     """Draw the share of interactions that the most used items hold."""
     height = 230.0
@@ -187,10 +195,12 @@ def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
         "Concentration of the interactions",
         f"The most used 20% of the items hold {head_share:.0%} of the interactions.",
     )
-    x, y = _unit_axes(out, height, "share of the items, most used first", "of the interactions")
+    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
+    labels = "share of the items, most used first", "of the interactions"
+    _axes(out, x, y, height, labels, QUARTERS)
     points = [(x(a), y(b)) for a, b in zip(curve["items"], curve["interactions"], strict=True)]
     edge = [point for point in points if point[0] <= x(0.2) + 0.01]
-    out.area([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill")
+    out.path([*edge, (edge[-1][0], y(0)), (x(0), y(0))], "fill", close="Z")
     out.path(points, "series main")
     out.line(x(0.2), y(0), x(0.2), y(head_share), "guide")
     out.mark("circle", x(0.2), y(head_share), "mark main")
@@ -211,7 +221,8 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
         f"{metric.upper()}@{k}, {NAMES[part]}",
         "; ".join(words) or "not defined: no such targets in the test part",
     )
-    top = max((_high(cell) for _, cell in known), default=1.0) or 1.0
+    tops = [cell["value"] if cell["high"] is None else cell["high"] for _, cell in known]
+    top = max(tops, default=1.0) or 1.0
     x = Scale(0, top * 1.02, 104, 306)
     bottom = height - 22
     for tick in x.ticks(4):
@@ -221,8 +232,7 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
         middle = 6 + ROW * (place + 0.5)
         main = place == len(cells) - 1
         kind = "main" if main else "other"
-        short = "Your model" if name.startswith("Your model") else name
-        out.text(94, middle + 4, short, "label strong" if main else "label", "end")
+        out.text(94, middle + 4, _short(name), "label strong" if main else "label", "end")
         if cell["value"] is None:
             out.text(110, middle + 4, "not defined", "tick")
             continue
@@ -257,7 +267,7 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
     ys = [row["tail_ndcg"] for row in rows] + ([other[1]] if with_plain else [])
     x = Scale(*padded(xs, 0.12), 44, WIDTH - 14)
     y = Scale(*padded([*ys, 0.0], 0.1), height - 42, 22)
-    _axes(out, x, y, height, f"NDCG@{k}, all items", "tail items")
+    _axes(out, x, y, height, (f"NDCG@{k}, all items", "tail items"))
     out.path([(x(row["ndcg"]), y(row["tail_ndcg"])) for row in rows], "series main")
     if with_plain:
         out.mark("triangle", x(other[0]), y(other[1]), "mark other", 5.5, hint="plain EASE")
@@ -272,6 +282,39 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
     for row in (rows[0], rows[-1]):
         words = f"alpha {row['alpha']:g}"
         _beside(out, x(row["ndcg"]), y(row["tail_ndcg"]) - 9, words, "label", x)
+    return str(out)
+
+
+def search_frontier(points: pl.DataFrame, front: pl.DataFrame, names: tuple[str, str]) -> str:
+    """Draw what a search tried and its frontier, as an SVG file of its own.
+
+    Parameters
+    ----------
+    points, front
+        `Tuned.trials` and `Tuned.frontier`.
+    names
+        The metric that runs to the right, and the one that runs up.
+    """
+    height = 270.0
+    words = f"{points.height:,} settings, {front.height} on the frontier"
+    title = f"{names[1]} against {names[0]}"
+    out = Drawing("frontier", WIDTH, height, title, words, STYLE)
+    every, best = (
+        frame.select(names).cast(pl.Float64).fill_nan(None).drop_nulls().rows()
+        for frame in (points, front)
+    )
+    if not every:
+        out.text(WIDTH / 2, height / 2, "no values to draw", "tick", "middle")
+        return str(out)
+    x = Scale(*padded([across for across, _ in every]), 48, WIDTH - 14)
+    y = Scale(*padded([up for _, up in every]), height - 42, 22)
+    _axes(out, x, y, height, names)
+    out.text(x.stop, 12, words, "axis", "end")
+    for across, up in every:
+        out.mark("circle", x(across), y(up), "point", 1.5)
+    out.path([(x(across), y(up)) for across, up in sorted(best)], "series")
+    for across, up in best:
+        out.mark("circle", x(across), y(up), "mark", 3)
     return str(out)
 
 
@@ -297,7 +340,7 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
     values = [value for points in series.values() for _, value in points]
     x = Scale(rows[0]["alpha"], rows[-1]["alpha"], 44, WIDTH - 62)
     y = Scale(0, max([*values, 1.0]) * 1.08, height - 42, 22)
-    _axes(out, x, y, height, "alpha", f"times the value at alpha {rows[0]['alpha']:g}")
+    _axes(out, x, y, height, ("alpha", f"times the value at alpha {rows[0]['alpha']:g}"))
     for step, row in enumerate(rows):
         kind = "cursor now" if step == dial["own"] else "cursor"
         out.line(x(row["alpha"]), y(0), x(row["alpha"]), y(y.high), kind, step=step)
@@ -314,7 +357,7 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
 
 
 def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[float]]) -> str:
-    """Draw how much of all exposure the most shown items take, beside what people used.
+    """Draw how much of all exposure the most shown items take, beside what was used.
 
     The share of the items is on a square-root scale: lists show a small part of a catalogue.
     """
@@ -327,36 +370,26 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
         "Gini index of exposure: "
         + "; ".join(f"{each['name']} {_plain(each['beyond']['gini'])}" for each in models),
     )
-    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        out.line(x(0), y(share), x(1), y(share), "grid")
-        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
-    for share in (0.01, 0.05, 0.2, 0.5, 1):
-        out.line(x(share**0.5), y(0), x(share**0.5), y(1), "grid")
-        anchor = "end" if share == 1 else "middle"
-        out.text(x(share**0.5), height - 26, f"{share:.0%}", "tick", anchor)
-    out.text(x(0) - 6, 12, "of all exposure", "axis")
-    out.text(x(1), height - 8, "share of the items, most shown first", "axis", "end")
+    x, y = Scale(0, 1, 44, WIDTH - 14, power=0.5), Scale(0, 1, height - 42, 22)
+    ticks = (0.01, 0.05, 0.2, 0.5, 1)
+    for share in ticks:
+        out.line(x(share), y(0), x(share), y(1), "grid")
+    labels = "share of the items, most shown first", "of all exposure"
+    _axes(out, x, y, height, labels, ticks)
     even = [step / 40 for step in range(41)]
-    out.path([(x(share**0.5), y(share)) for share in even], "guide line")
-    out.text(x(0.7), y(0.53), "all items alike", "tick", "end")
+    out.path([(x(share), y(share)) for share in even], "guide line")
+    out.text(x(0.49), y(0.53), "all items alike", "tick", "end")
     last = len(models) - 1
-    lines = [("used by people", training, "soft")]
-    lines += [
-        (
-            each["name"],
-            each["curve"],
-            "main" if place == last else f"other {DASHES[1 + place % 4]}",
-        )
-        for place, each in enumerate(models)
-    ]
+    lines = [("interactions", training, "soft")]
+    for place, each in enumerate(models):
+        kind = "main" if place == last else f"other {DASHES[1 + place % 4]}"
+        lines.append((each["name"], each["curve"], kind))
     for place, (name, curve, kind) in enumerate(lines):
         pairs = zip(curve["items"], curve["held"], strict=True)
-        out.path([(x(share**0.5), y(held)) for share, held in pairs], f"series {kind}")
+        out.path([(x(share), y(held)) for share, held in pairs], f"series {kind}")
         middle = y(0.06) - 17 * (len(lines) - 1 - place)
-        out.line(x(0.6), middle, x(0.67), middle, f"series {kind}")
-        short = "Your model" if name.startswith("Your model") else name
-        out.text(x(0.69), middle + 4, short, "label")
+        out.line(x(0.36), middle, x(0.45), middle, f"series {kind}")
+        out.text(x(0.476), middle + 4, _short(name), "label")
     return str(out)
 
 
@@ -377,27 +410,24 @@ def _spread(places: Sequence[float], room: float) -> list[float]:
     return out
 
 
-def _unit_axes(out: Drawing, height: float, x_label: str, y_label: str) -> tuple[Scale, Scale]:
-    """Draw axes from 0% to 100%."""
-    x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        out.line(x(0), y(share), x(1), y(share), "grid")
-        out.text(x(0) - 6, y(share) + 4, f"{share:.0%}", "tick", "end")
-        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
-        out.text(x(share), height - 26, f"{share:.0%}", "tick", anchor)
-    out.text(x(0) - 6, 12, y_label, "axis")
-    out.text(x(1), height - 8, x_label, "axis", "end")
-    return x, y
-
-
-def _axes(out: Drawing, x: Scale, y: Scale, height: float, x_label: str, y_label: str) -> None:
-    for tick in y.ticks(4):
+def _axes(
+    out: Drawing,
+    x: Scale,
+    y: Scale,
+    height: float,
+    labels: tuple[str, str],
+    shares: Sequence[float] = (),
+) -> None:
+    """Draw ticks, grid and labels; with `shares` as ticks across, both axes run from 0 to 100%."""
+    text = "{:.0%}".format if shares else axis_text
+    for tick in QUARTERS if shares else y.ticks(4):
         out.line(x.start, y(tick), x.stop, y(tick), "grid")
-        out.text(x.start - 6, y(tick) + 4, axis_text(tick), "tick", "end")
-    for tick in x.ticks(4):
-        out.text(x(tick), height - 26, axis_text(tick), "tick", "middle")
-    out.text(x.start - 6, 12, y_label, "axis")
-    out.text(x.stop, height - 8, x_label, "axis", "end")
+        out.text(x.start - 6, y(tick) + 4, text(tick), "tick", "end")
+    for tick in shares or x.ticks(4):
+        anchor = {0: "start", 1: "end"}.get(tick, "middle") if shares else "middle"
+        out.text(x(tick), height - 26, text(tick), "tick", anchor)
+    out.text(x.start - 6, 12, labels[1], "axis")
+    out.text(x.stop, height - 8, labels[0], "axis", "end")
 
 
 def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scale) -> None:
@@ -407,14 +437,14 @@ def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scal
     out.text(x, y, words, kind, anchor)
 
 
+def _short(name: str) -> str:
+    return "Your model" if name.startswith("Your model") else name
+
+
 def _interval_words(name: str, cell: dict[str, Any]) -> str:
     if cell["low"] is None:
         return f"{name} {cell['value']:.4f}"
     return f"{name} {cell['value']:.4f}, 95% interval {cell['low']:.4f} to {cell['high']:.4f}"
-
-
-def _high(cell: dict[str, Any]) -> float:
-    return float(cell["value"] if cell["high"] is None else cell["high"])
 
 
 def _plain(value: float | None) -> str:

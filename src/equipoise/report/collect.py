@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -18,15 +21,16 @@ from equipoise.automatic import alpha_from_gini, beta_from_homophily
 from equipoise.comparison import compare
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
-from equipoise.metrics import head_items
-from equipoise.models import Recommender
+from equipoise.metrics import exposure, head_items
+from equipoise.models import EASE, ItemKNN, Popularity, Recommender
 from equipoise.normalize import DAN
-from equipoise.report import trials, users
-from equipoise.report.trials import Clock, Trial, Watched
+from equipoise.ranking.ranker import Ranked
+from equipoise.report import users as shown_users
 from equipoise.results import Result
 from equipoise.solve.plan import plan
 from equipoise.split import Split, strong
 from equipoise.statistics import Statistics, describe
+from equipoise.tuning import tune
 
 ALPHAS = tuple(step / 20 for step in range(11))
 SLICES = ("all", "head", "tail", "unbiased")
@@ -34,7 +38,12 @@ BEYOND = ("coverage", "gini", "popularity", "novelty", "lift")
 DIAL = ("ndcg", "recall", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "coverage", "popularity")
 CURVE = 61  # points of a curve of exposure
 STEPS = 7
-FEW = 5000  # with fewer people a fifth of them is held out to report on, else a tenth
+FEW = 5000  # with fewer users a fifth of them is held out to report on, else a tenth
+# Operations that a search over three settings may take, half a minute on two cores; with more the
+# automatic ones are taken. Not a time: the same data must give the same report anywhere.
+EFFORT = 2e12
+# Tried on the valid part beside the automatic l2, without and with data-adaptive normalization
+L2_PLAIN, L2_ADAPTIVE = (100.0, 400.0), (5.0, 20.0)
 
 
 def collect(
@@ -44,31 +53,31 @@ def collect(
     model: Recommender | None = None,
     k: int = 20,
     sample: int = 6,
-    persons: Sequence[Any] | None = None,
+    users: Sequence[Any] | None = None,
     seed: int = 0,
     bootstrap: int = 1000,
     command: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Split, fit, judge and explain; return all that a report shows.
+    """Split, fit, evaluate and explain; return all that a report shows.
 
     Parameters
     ----------
     data
-        Interactions, which are split by people (strong, with this seed), or a split.
+        Interactions, which are split by users (strong, with this seed), or a split.
     name
-        Of the data, for headings.
+        What the data are called in headings.
     model
         A fitted model to report on; left out: EASE with data-adaptive normalization. If it was
         not fitted on the train part, a new one is, with its settings.
     k
         Length of the lists.
     sample
-        How many people of the test part to show.
-    persons
-        Ids of the people to show instead.
+        How many users of the test part to show.
+    users
+        Ids of the users to show instead.
     seed
-        Of the split and of the sample.
+        For the split and the sample.
     bootstrap
         Resamples behind the intervals.
     command
@@ -77,52 +86,140 @@ def collect(
         Called with the number of steps done and of all steps.
     """
     clock, done = Clock(), iter(range(1, STEPS + 1))
+    models: list[dict[str, Any]] = []
+    results: list[Result] = []
 
     def step() -> None:
         if progress is not None:
             progress(next(done), STEPS)
 
+    def add(title: str, fitted: Recommender, seconds: float) -> None:
+        with clock("evaluate"):
+            watched = Watched(fitted, k)
+            results.append(evaluate(watched, split.test, k, name=title, bootstrap=bootstrap))
+            models.append(_model(fitted, results[-1], watched.shown, seconds))
+        step()
+
     with clock("split and describe"):
         split = data if isinstance(data, Split) else _split(data, seed)
         found = describe(split.train)
     step()
-    tried, notes = trials.yardsticks(split, k, clock, bootstrap, step)
+    for title, baseline in (("Popularity", Popularity()), ("Item-kNN", ItemKNN(neighbours=20))):
+        with clock(f"fit {title}"):
+            baseline.fit(split.train)
+        add(title, baseline, clock.seconds[f"fit {title}"])
+    plain, seconds, note = chosen("EASE", EASE(dropout=0.0), L2_PLAIN, split, k, clock)
+    add("EASE", plain, seconds)
+    choices = [note]
     if model is None:
-        normalizer = DAN(alpha_from_gini(found.gini_items), beta_from_homophily(found.homophily))
-        main, seconds, note = trials.balanced(split, normalizer, k, clock)
-        title = trials.name_of(main)
+        adaptive = DAN(alpha_from_gini(found.gini_items), beta_from_homophily(found.homophily))
+        prototype = EASE(dropout="auto", normalizer=adaptive)
+        main, seconds, note = chosen("EASE + DAN", prototype, L2_ADAPTIVE, split, k, clock)
+        title = _title(main)
     else:
-        main, seconds, note = trials.own_model(model, split, clock)
-        title = f"Your model, {trials.name_of(main)}"
-    with clock("judge"):
-        tried.append(trials.judged(title, main, split.test, k, seconds, bootstrap))
-    step()
+        main, seconds, note = _given(model, split, clock)
+        title = f"Your model, {_title(main)}"
+    add(title, main, seconds)
     with clock("turn the dial"):
         dial = _dial(main, split, k)
     step()
-    with clock("sample people"):
-        rows = (
-            users.named(split.test, persons)
-            if persons is not None
-            else users.sampled(split.test, sample, seed)
-        )
+    with clock("show users"):
+        if users is None:
+            rows = shown_users.sampled(split.test, sample, seed)
+        else:
+            rows = shown_users.named(split.test, users)
         alphas = [row["alpha"] for row in dial["rows"]] if dial else [None]
-        portraits = users.portraits(main, split.test, rows, alphas)
+        portraits = shown_users.portraits(main, split.test, rows, alphas)
     step()
     return {
         "name": name,
         "k": k,
         "data": _data(data, split, found),
-        "models": [_trial(trial, k) for trial in tried],
+        "models": models,
         "training_curve": concentration(split.train.item_counts),
-        "choices": [*notes, note],
-        "tests": _tests(tried, k),
+        "choices": [*choices, note],
+        "tests": _tests(results, k),
         "dial": dial,
-        "people": portraits,
+        "users": portraits,
         "costs": _costs(split, clock),
-        "definitions": _definitions(tried[-1].result),
-        "provenance": _provenance(split, tried[-1].result, seed, command),
+        "definitions": _definitions(results[-1]),
+        "provenance": _provenance(split, results[-1], seed, command),
     }
+
+
+class Clock:
+    """Adds up the seconds of named steps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        """Time a block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            passed = time.perf_counter() - start
+            self.seconds[step] = self.seconds.get(step, 0.0) + passed
+
+
+@dataclass
+class Watched:
+    """A model as `evaluate` sees it, at one position of the dial; counts what its lists show."""
+
+    model: Recommender
+    k: int
+    alpha: float | None = None
+    shown: npt.NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.item_index_ = self.model.item_index_
+        self.item_counts_ = self.model.item_counts_
+        self.data_fingerprint_ = self.model.data_fingerprint_
+        self.settings = self.model.settings
+        self.shown = np.zeros(len(self.item_counts_), np.int64)
+
+    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
+        """Rank with the dial in place and count the items of the lists."""
+        found = self.model.rank(history, k, exclude_seen=exclude_seen, alpha=self.alpha)
+        self.shown += exposure(found.items, self.k, len(self.shown))
+        return found
+
+
+def chosen(
+    name: str, prototype: EASE, l2: Sequence[float], split: Split, k: int, clock: Clock
+) -> tuple[Recommender, float, str]:
+    """Fit a model with the best l2 on the valid part; return the fit's seconds and a remark too.
+
+    The automatic l2 is taken where there is no valid part, or the solves would take too long.
+    """
+    with clock("plan"):
+        flops = plan(split.train).flops
+    values = ["auto", *l2]
+    if split.valid is None or flops * len(values) > EFFORT:
+        with clock(f"fit {name}"):
+            prototype.fit(split.train)
+        remark = f"{name}: the automatic settings, without a search"
+        return prototype, clock.seconds[f"fit {name}"], remark
+    with clock(f"fit and choose {name}"):
+        found = tune(prototype, split, grid={"l2": values}, metric=f"ndcg@{k}", objectives=())
+    remark = f"{name}: the best of {len(values)} settings by NDCG@{k} on the valid part"
+    return found.model, found.fit_seconds, remark
+
+
+def _given(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender, float, str]:
+    """Return a model fitted on the train part: the given one, or a new fit with its settings."""
+    if model.data_fingerprint_ == split.train.fingerprint:
+        return model, 0.0, "the given model, as it was fitted on the train part"
+    with clock("fit your model"):
+        again = model.vary({}).fit(split.train)
+    why = "the given model's settings, fitted anew on the train part: it had seen other users"
+    return again, clock.seconds["fit your model"], why
+
+
+def _title(model: Recommender) -> str:
+    return model.label.replace("+", " + ")
 
 
 def _split(data: Interactions, seed: int) -> Split:
@@ -130,35 +227,34 @@ def _split(data: Interactions, seed: int) -> Split:
 
 
 def _data(data: Interactions | Split, split: Split, found: Statistics) -> dict[str, Any]:
-    facts = found.to_dict()
     whole = data if isinstance(data, Interactions) else None
-    facts["whole"] = whole and {
-        "n_users": whole.n_users,
-        "n_items": whole.n_items,
-        "n_interactions": whole.n_interactions,
+    sizes = ("n_users", "n_items", "n_interactions")
+    return {
+        **found.to_dict(),
+        "whole": whole and {size: getattr(whole, size) for size in sizes},
+        "alpha": alpha_from_gini(found.gini_items),
+        "beta": beta_from_homophily(found.homophily),
+        "notes": list(dict.fromkeys([*(whole or split.train).notes, *split.notes])),
     }
-    facts["alpha"] = alpha_from_gini(found.gini_items)
-    facts["beta"] = beta_from_homophily(found.homophily)
-    notes = [*(whole or split.train).notes, *split.notes]
-    facts["notes"] = list(dict.fromkeys(notes))
-    return facts
 
 
-def _trial(trial: Trial, k: int) -> dict[str, Any]:
+def _model(
+    model: Recommender, result: Result, shown: npt.NDArray[np.int64], seconds: float
+) -> dict[str, Any]:
     cells = {
         (row["metric"], row["slice"]): {key: row[key] for key in ("value", "low", "high")}
-        for row in trial.result.table.iter_rows(named=True)
+        for row in result.table.iter_rows(named=True)
     }
     return {
-        "name": trial.name,
-        "settings": trial.settings,
-        "fit_seconds": trial.fit_seconds,
-        "rank_seconds": trial.result.seconds["rank"],
+        "name": result.name,
+        "settings": model.summary(),
+        "fit_seconds": seconds,
+        "rank_seconds": result.seconds["rank"],
         "accuracy": {
             metric: {part: cells[metric, part] for part in SLICES} for metric in ("ndcg", "recall")
         },
         "beyond": {name: cells[name, "all"]["value"] for name in BEYOND},
-        "curve": concentration(trial.shown),
+        "curve": concentration(shown),
     }
 
 
@@ -177,13 +273,13 @@ def concentration(counts: npt.NDArray[np.int64]) -> dict[str, list[float]]:
     return {"items": share.round(5).tolist(), "held": held.round(5).tolist()}
 
 
-def _tests(tried: list[Trial], k: int) -> list[dict[str, Any]]:
-    """Compare the last model with plain EASE, person by person, over all items and the tail."""
-    pair = {trial.name: trial.result for trial in tried[-2:]}
+def _tests(results: list[Result], k: int) -> list[dict[str, Any]]:
+    """Compare the last model with plain EASE, user by user, over all items and the tail."""
+    pair = {result.name: result for result in results[-2:]}
     out = []
     for part in ("", "tail_"):
         metric = f"{part}ndcg@{k}"
-        if tried[-1].result.per_user[metric].drop_nulls().len():
+        if results[-1].per_user[metric].drop_nulls().len():
             (row,) = compare(pair, metric).to_frame().iter_rows(named=True)
             out.append({"metric": metric, "over": part.rstrip("_") or "all", **row})
     return out
@@ -191,12 +287,12 @@ def _tests(tried: list[Trial], k: int) -> list[dict[str, Any]]:
 
 def _dial(model: Recommender, split: Split, k: int) -> dict[str, Any] | None:
     """Judge the model at every position of the dial; None where it has no dial."""
-    own = trials.own_alpha(model)
+    own = model.dial
     if own is None:
         return None
     tail = ~head_items(model.item_counts_)
     rows = []
-    for alpha in _positions(own):
+    for alpha in sorted([own, *(alpha for alpha in ALPHAS if abs(alpha - own) > 0.01)]):
         watched = Watched(model, k, alpha)
         found = evaluate(watched, split.test, k, metrics=DIAL, bootstrap=0)
         values = found.to_dict()["values"]
@@ -205,12 +301,6 @@ def _dial(model: Recommender, split: Split, k: int) -> dict[str, Any] | None:
         row["tail_share"] = float(watched.shown[tail].sum() / max(int(watched.shown.sum()), 1))
         rows.append(row)
     return {"own": [row["alpha"] for row in rows].index(own), "rows": rows}
-
-
-def _positions(own: float) -> list[float]:
-    """Return positions of the dial, the model's own among them."""
-    near = [alpha for alpha in ALPHAS if abs(alpha - own) > 0.01]
-    return sorted([*near, own])
 
 
 def _costs(split: Split, clock: Clock) -> dict[str, Any]:

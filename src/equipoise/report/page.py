@@ -1,6 +1,4 @@
-"""What the numbers of a report mean, in plain sentences.
-
-The pages: facts into templates, everything inline, nothing from elsewhere.
+"""The pages: facts into sentences and templates, everything inline, nothing from elsewhere.
 
 Titles and ids come from the user's data and are escaped by the template engine; the page's own
 script writes them as text only, and a content security policy lets nothing else run or load.
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import DataError, MissingExtraError
 from equipoise.interactions import Interactions
+from equipoise.machine import duration
 from equipoise.report import charts
 from equipoise.report.collect import SLICES, collect
 from equipoise.report.users import CaseStudy
@@ -42,14 +41,14 @@ def glance(facts: dict[str, Any]) -> list[str]:
         )
     shown = [each["beyond"]["coverage"] for each in (main, plain)]
     out.append(
-        f"{name} shows {shown[0]:.0%} of the catalogue to somebody, plain EASE {shown[1]:.0%}, "
-        f"popularity {facts['models'][0]['beyond']['coverage']:.1%}."
+        f"{name} shows {shown[0]:.0%} of the catalogue to at least one user, plain EASE "
+        f"{shown[1]:.0%}, popularity {facts['models'][0]['beyond']['coverage']:.1%}."
     )
     return out
 
 
 def verdict(test: dict[str, Any]) -> str:
-    """Return whether a difference is more than chance, paired by person.
+    """Return whether a difference is more than chance, paired by user.
 
     >>> row = {"difference": 0.01, "low": -0.01, "high": 0.03, "p_adjusted": 0.4}
     >>> verdict(row)
@@ -62,34 +61,6 @@ def verdict(test: dict[str, Any]) -> str:
     if test["p_adjusted"] >= SURE:
         return f"no clear difference ({moved})"
     return f"clearly {'better' if test['difference'] > 0 else 'worse'} ({moved})"
-
-
-def implications(data: dict[str, Any]) -> list[dict[str, str]]:
-    """Return what the statistics of the data mean for alpha and beta."""
-    return [
-        {
-            "name": "Gini index",
-            "value": f"{data['gini_items']:.3f}",
-            "setting": f"alpha {data['alpha']:.2f}",
-            "text": (
-                f"The most used 20% of the items hold {data['head_share']:.0%} of the "
-                f"interactions. The more concentrated the popularity, the smaller the automatic "
-                f"alpha: {data['alpha']:.2f} here, where 0 leaves popular items their weight and "
-                "0.5 leans far towards the tail."
-            ),
-        },
-        {
-            "name": "Weighted homophily",
-            "value": f"{data['homophily']:.3f}",
-            "setting": f"beta {data['beta']:.2f}",
-            "text": (
-                f"Items that are used together have {data['homophily']:.0%} of their users in "
-                "common, on a weighted average. The more alike such items, the larger the "
-                f"automatic beta: {data['beta']:.2f} here, where 0 lets the most active people "
-                "speak loudest and 1 gives everybody the same say."
-            ),
-        },
-    ]
 
 
 def position(row: dict[str, Any], k: int) -> str:
@@ -109,11 +80,11 @@ def write_report(
     Parameters
     ----------
     data
-        Interactions, which are split by people, or a split.
+        Interactions, which are split by users, or a split.
     path
         The file to write; replaced in one step.
     options
-        As for `collect`: `name`, `model`, `k`, `sample`, `persons`, `seed`, ...
+        As for `collect`: `name`, `model`, `k`, `sample`, `users`, `seed`, ...
 
     Examples
     --------
@@ -152,35 +123,24 @@ def render(facts: dict[str, Any]) -> str:
         facts=facts,
         charts=drawn,
         glance=glance(facts),
-        implications=implications(facts["data"]),
         positions=[position(row, k) for row in dial["rows"]] if dial else [],
         slices=SLICES,
-        packed=packed(facts["people"], dial),
+        packed=packed(facts["users"], dial),
     )
 
 
-def packed(people: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict[str, Any]:
+def packed(users: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict[str, Any]:
     """Return what the page's script needs: every title once, lists by number."""
     titles: dict[str, int] = {}
 
     def number(title: str) -> int:
         return titles.setdefault(title, len(titles))
 
-    lists = [
-        [
-            [
-                [
-                    number(row["title"]),
-                    int(row["tail"]),
-                    int(row["found"]),
-                    *map(number, row["why"]),
-                ]
-                for row in listed
-            ]
-            for listed in person["lists"]
-        ]
-        for person in people
-    ]
+    def row(item: dict[str, Any]) -> list[int]:
+        flags = int(item["tail"]), int(item["found"])
+        return [number(item["title"]), *flags, *map(number, item["why"])]
+
+    lists = [[[*map(row, listed)] for listed in user["lists"]] for user in users]
     return {"titles": list(titles), "lists": lists, "own": dial["own"] if dial else 0}
 
 
@@ -262,18 +222,14 @@ def _share(value: float | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration for people.
+    """Return a duration as it is read.
 
     >>> _clock(0.0000051), _clock(0.25), _clock(12.34), _clock(200.0)
-    ('< 0.01 s', '0.25 s', '12.3 s', '3 min 20 s')
+    ('< 0.01 s', '0.25 s', '12 s', '3 min 20 s')
     """
-    if seconds < 0.01:
-        return "< 0.01 s"
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    if seconds >= 10:
+        return duration(seconds)
+    return "< 0.01 s" if seconds < 0.01 else f"{seconds:.2f} s"
 
 
 def _size(size: float | None) -> str:

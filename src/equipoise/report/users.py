@@ -1,6 +1,7 @@
-"""Sample people: what is known of them, what a model recommends to them, and why.
+"""Users in a report: their history, what a model recommends to them, and why.
 
-The paper's case study: one person's history, and their lists under four normalizations.
+`portraits` shows users of the test part; `case_study` is that of the paper: the history of one
+user, and the lists under four normalizations.
 """
 
 from __future__ import annotations
@@ -14,26 +15,27 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.ids import as_list
+from equipoise.ids import IdIndex, as_list
 from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
 from equipoise.models import LAE, Recommender
-from equipoise.models.recommendations import Explanation
 from equipoise.normalize import DAN, NoNorm, RandomWalk, Symmetric
-from equipoise.report.trials import settings_text
 from equipoise.split import Part
 
 LISTED = 10  # items of a recommendation list that are shown
-
-
 REMEMBERED = 12  # items of a history that are shown
-
-
 REASONS = 2
+ABOUT = {
+    "W/O": "no normalization",
+    "RW": "random walk",
+    "DAN": "data-adaptive",
+    "Sym": "symmetric",
+}
+ODDS = 0.5  # of RW and Sym: a dropout of 1/2 is the penalty 1 * D_I
 
 
 def sampled(part: Part, count: int, seed: int) -> list[int]:
-    """Draw rows of a part, one from each of `count` groups of people of similar activity.
+    """Draw rows of a part, one from each of `count` groups of users of similar activity.
 
     >>> import equipoise as eq
     >>> part = eq.split.strong(eq.Interactions(np.tri(40, 9) + np.eye(40, 9, 1)), test=0.5).test
@@ -42,7 +44,7 @@ def sampled(part: Part, count: int, seed: int) -> list[int]:
     True
     """
     if count < 0:
-        raise SettingError(f"the number of sample people must be >= 0, got {count}")
+        raise SettingError(f"the number of users to show must be >= 0, got {count}")
     order = np.argsort(part.history.user_counts, kind="stable")
     rng = np.random.default_rng(seed)
     groups = np.array_split(order, min(count, len(order))) if count else []
@@ -50,49 +52,59 @@ def sampled(part: Part, count: int, seed: int) -> list[int]:
 
 
 def named(part: Part, users: Any) -> list[int]:
-    """Return the rows of people that were asked for by id."""
+    """Return the rows of users that were asked for by id."""
     index = part.history.user_index
     wanted = as_list(users)
     for user in wanted:
         if user not in index:
-            some = ", ".join(str(each) for each in index.values[:5])
-            raise UnknownIdError(
-                f"nobody in the {part.name} part is {user!r}; choose among {some}, ..."
-            )
+            raise UnknownIdError(f"the {part.name} part has no user {user!r}; {_some(index)}")
     return [int(row) for row in index.positions(wanted)]
 
 
 def portraits(
     model: Recommender, part: Part, rows: Sequence[int], alphas: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """Describe people: history, what is hidden, and their list at each position of the dial."""
+    """Describe users: history, what is hidden, and their list at each position of the dial."""
     tail = tail_lookup(model)
+    seen_out = part.protocol != "session"
     out = []
     for row in rows:
-        person = part.history.rows([row])
+        one = part.history.rows([row])
         start, stop = part.target.matrix.indptr[row : row + 2]
         hidden = set(part.target.items[part.target.matrix.indices[start:stop]].tolist())
-        items = remembered(person)
+        known = remembered(one)
+        lists = []
+        for alpha in alphas:
+            found = model.recommend(one, LISTED, exclude_seen=seen_out, alpha=alpha)
+            explained = found.source[0] == "model"
+            lists.append(
+                [
+                    {
+                        **entry(one, item, tail),
+                        "found": item in hidden,
+                        "why": reasons(model, known, item, alpha) if explained else [],
+                    }
+                    for item in found.items[0]
+                ]
+            )
         out.append(
             {
                 "user": str(part.history.users[row]),
-                "known": len(items),
+                "known": len(known),
                 "hidden": len(hidden),
-                "history": [entry(person, item, tail) for item in items[:REMEMBERED]],
-                "more": max(len(items) - REMEMBERED, 0),
-                "lists": [
-                    _list(model, part, person, items, hidden, tail, alpha) for alpha in alphas
-                ],
+                "history": [entry(one, item, tail) for item in known[:REMEMBERED]],
+                "more": max(len(known) - REMEMBERED, 0),
+                "lists": lists,
             }
         )
     return out
 
 
-def remembered(person: Interactions) -> list[Any]:
+def remembered(one: Interactions) -> list[Any]:
     """Items of one row: in order of events, latest first where times are known, else as stored."""
-    items = person.history(person.users[0])
-    if person.sequences is None and person.times is not None:
-        order = np.argsort(-person.times, kind="stable")
+    items = one.history(one.users[0])
+    if one.sequences is None and one.times is not None:
+        order = np.argsort(-one.times, kind="stable")
         return [items[place] for place in order]
     return items
 
@@ -108,64 +120,38 @@ def entry(data: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any
     return {"item": str(item), "title": data.label(item), "tail": tail.get(item, True)}
 
 
-def _list(
-    model: Recommender,
-    part: Part,
-    person: Interactions,
-    items: list[Any],
-    hidden: set[Any],
-    tail: dict[Any, bool],
-    alpha: float | None,
-) -> list[dict[str, Any]]:
-    seen_out = part.protocol != "session"
-    found = model.recommend(person, LISTED, exclude_seen=seen_out, alpha=alpha)
-    reasoned = found.source[0] == "model"
-    return [
-        {
-            **entry(person, item, tail),
-            "found": item in hidden,
-            "why": reasons(model.explain(items, item, alpha=alpha)) if reasoned else [],
-        }
-        for item in found.items[0]
-    ]
-
-
-def reasons(explanation: Explanation, count: int = REASONS) -> list[str]:
+def reasons(
+    model: Recommender, known: list[Any], item: Any, alpha: float | None = None
+) -> list[str]:
     """Return the titles of the items of the history that add most to a score."""
-    names = explanation.titles or [str(source) for source in explanation.sources]
-    parts = zip(names, explanation.contributions, strict=True)
+    found = model.explain(known, item, alpha=alpha)
+    names = found.titles or [str(source) for source in found.sources]
+    parts = zip(names, found.contributions, strict=True)
     adding = sorted((pair for pair in parts if pair[1] > 0), key=lambda pair: -pair[1])
-    return [name for name, _ in adding[:count]]
+    return [name for name, _ in adding[:REASONS]]
 
 
-ABOUT = {
-    "W/O": "no normalization",
-    "RW": "random walk",
-    "DAN": "data-adaptive",
-    "Sym": "symmetric",
-}
-
-
-ODDS = 0.5  # of RW and Sym: a dropout of 1/2 is the penalty 1 * D_I
+def _some(index: IdIndex) -> str:
+    return f"choose among {', '.join(str(each) for each in index.values[:5])}, ..."
 
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """Lists of one person under four normalizations.
+    """Lists of one user under four normalizations.
 
     Attributes
     ----------
     user
-        The person; not in the training data of the models.
+        The id; not in the training data of the models.
     history
-        One row per item that is known of the person: item, title, users, group.
+        One row per known item: item, title, users, group.
     lists
         One row per normalization and rank: normalization, rank, item, title, users, group, why.
-        `users` is how many people of the training data have the item; `group` is head or tail.
+        `users` is how many training users have the item; `group` is head or tail.
     settings
-        Of the model behind each normalization, in words.
+        The model behind each normalization, in words.
     fingerprint
-        Of the training data.
+        Fingerprint of the training data.
     """
 
     user: Any
@@ -181,9 +167,7 @@ class CaseStudy:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; the lists by normalization."""
         lists = {
-            name: self.lists.filter(pl.col("normalization") == name)
-            .drop("normalization")
-            .to_dicts()
+            name: self.lists.filter(normalization=name).drop("normalization").to_dicts()
             for name in self.settings
         }
         tails = {name: sum(row["group"] == "tail" for row in rows) for name, rows in lists.items()}
@@ -211,48 +195,60 @@ def case_study(
     l2: float | str = "auto",
     dtype: str = "float32",
 ) -> CaseStudy:
-    """Recommend to one person under four normalizations of the same linear autoencoder.
+    """Recommend to one user under four normalizations of the same linear autoencoder.
 
     As in the paper's appendix: LAE without normalization (W/O), with random-walk (RW), symmetric
-    (Sym) and data-adaptive normalization (DAN). The models are fitted on everybody else. RW and
+    (Sym) and data-adaptive normalization (DAN). The models are fitted on all other users. RW and
     Sym read their lists off the same solve.
 
     Parameters
     ----------
     data
-        Everybody's interactions, this person's among them.
+        The interactions of all users, this one among them.
     user
         Whose lists to show.
     k
         Length of the lists.
     l2
-        Of W/O; "auto" takes it from the data, as the settings of DAN are.
+        For W/O; "auto" takes it from the data, as the settings of DAN are.
     dtype
         Precision of the solves.
     """
     if user not in data.user_index:
-        some = ", ".join(str(each) for each in data.users[:5])
-        raise UnknownIdError(f"the data have no user {user!r}; choose among {some}, ...")
+        raise UnknownIdError(f"the data have no user {user!r}; {_some(data.user_index)}")
     if k < 1:
         raise SettingError(f"k must be >= 1, got {k}")
     row = data.user_index.position(user)
     others = data.rows(np.arange(data.n_users) != row)
     train = others.columns(others.item_counts > 0)
-    person = data.rows([row]).with_items(train.item_index, unknown="skip")
-    if not person.n_interactions:
-        raise DataError(f"nobody else used an item of user {user!r}; choose another user")
+    one = data.rows([row]).with_items(train.item_index, unknown="skip")
+    if not one.n_interactions:
+        raise DataError(f"no other user has an item of user {user!r}; choose another user")
     models = _models(train, l2, dtype)
-    tail = tail_lookup(models["W/O"])
-    items = remembered(person)
-    rows = [row for name in models for row in _case_list(name, models[name], person, k, tail)]
+    tail, known = tail_lookup(models["W/O"]), remembered(one)
+
+    def row_of(item: Any) -> dict[str, Any]:
+        count = int(train.item_counts[train.item_index.position(item)])
+        group = "tail" if tail[item] else "head"
+        return {"item": item, "title": one.label(item), "users": count, "group": group}
+
+    rows = [
+        {
+            "normalization": name,
+            "rank": rank,
+            **row_of(item),
+            "why": " and ".join(reasons(model, known, item)),
+        }
+        for name, model in models.items()
+        for rank, item in enumerate(model.recommend(one, k).items[0], start=1)
+    ]
     if not rows:
         raise DataError(f"user {user!r} has every item; nothing is left to recommend")
-    known = [_row(models["W/O"], person, item, tail) for item in items]
     return CaseStudy(
         user=user,
-        history=pl.DataFrame(known, infer_schema_length=None),
+        history=pl.DataFrame([row_of(item) for item in known], infer_schema_length=None),
         lists=pl.DataFrame(rows, infer_schema_length=None),
-        settings={name: settings_text(model) for name, model in models.items()},
+        settings={name: model.summary() for name, model in models.items()},
         fingerprint=train.fingerprint,
     )
 
@@ -264,28 +260,3 @@ def _models(train: Interactions, l2: Any, dtype: str) -> dict[str, LAE]:
     symmetric = LAE(l2=0.0, dropout=ODDS, normalizer=Symmetric()).reuse(walk)
     adaptive = LAE(normalizer=DAN()).fit(train, dtype=dtype)
     return {"W/O": plain, "RW": walk, "DAN": adaptive, "Sym": symmetric}
-
-
-def _case_list(
-    name: str, model: LAE, person: Interactions, k: int, tail: dict[Any, bool]
-) -> list[dict[str, Any]]:
-    items = remembered(person)
-    return [
-        {
-            "normalization": name,
-            "rank": rank,
-            **_row(model, person, item, tail),
-            "why": " and ".join(reasons(model.explain(items, item))),
-        }
-        for rank, item in enumerate(model.recommend(person, k).items[0], start=1)
-    ]
-
-
-def _row(model: LAE, person: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any]:
-    place = model.item_index_.position(item)
-    return {
-        "item": item,
-        "title": person.label(item),
-        "users": int(model.item_counts_[place]),
-        "group": "tail" if tail[item] else "head",
-    }

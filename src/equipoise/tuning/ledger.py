@@ -1,4 +1,4 @@
-"""Finished solves on disk, so that a search that was killed goes on where it was.
+"""Finished solves on disk, so that a search that was killed continues where it was.
 
 A text file with one JSON document per line: first what the search is, then a line for every
 process that worked on it and one for every finished solve with all that was read off it. A line is
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from equipoise.errors import DataError, FileFormatError, SettingError
@@ -31,8 +30,6 @@ VERSION = 2
 MARK = json.dumps({"format": KIND})[:-1].encode()  # what every storage begins with
 FAR = 1 << 40  # a byte that no storage reaches
 LONGEST = 200  # characters of a value in a message
-
-Solved = dict[str, Any]
 
 
 def key_of(outer: dict[str, Any]) -> str:
@@ -49,11 +46,11 @@ class Ledger:
     path
         The file; None keeps everything in memory.
     search
-        What must agree for a file to be gone on with: "data", the fingerprint of what was
-        searched on, and everything else that a solve or the choice of the best depends on; every
-        point has its "metrics" and belongs to one of its "models".
+        What a file must agree with to be continued: "data", the fingerprint of what was searched
+        on, and everything else that a solve or the choice of the best depends on; every point has
+        its "metrics" and belongs to one of its "models".
     resume
-        Whether to go on with a file that exists; otherwise it is refused.
+        Whether to continue a file that exists; otherwise it is refused.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class Ledger:
         self.path = None if path is None else Path(path)
         header = {"format": KIND, "version": VERSION, **search}
         self._header: dict[str, Any] = json.loads(json.dumps(header))
-        self.solves: dict[str, Solved] = {}
+        self.solves: dict[str, dict[str, Any]] = {}
         self._stream: io.FileIO | None = None
         if self.path is None:
             return
@@ -80,12 +77,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -97,12 +89,7 @@ class Ledger:
                 self.path.unlink()
         self._stream.close()
 
-    @property
-    def points(self) -> list[dict[str, Any]]:
-        """Everything that was read off, in order."""
-        return [point for solved in self.solves.values() for point in solved["points"]]
-
-    def add(self, outer: dict[str, Any], solved: Solved) -> None:
+    def add(self, outer: dict[str, Any], solved: dict[str, Any]) -> None:
         """Keep a finished solve; on disk once this returns."""
         self.solves[key_of(outer)] = solved
         if self._stream is not None:
@@ -205,15 +192,6 @@ class Ledger:
             )
 
 
-def _document(line: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line, None if it holds none."""
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
 def _difference(theirs: Any, mine: Any, name: str = "") -> str:
     """Say where two JSON values differ first, such as "values.l2 is [1.0], not [2.0]"."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
@@ -284,7 +262,8 @@ def _holder(stream: io.FileIO) -> str:
     """Name the last process that signed a file."""
     stream.seek(0)
     for line in reversed(stream.readall().splitlines()):
-        document = _document(line)
-        if document is not None and "process" in document:
-            return f"process {document['process']} on {document.get('host')}"
+        with suppress(FileFormatError):  # a line that is being written
+            document = parse(line)
+            if "process" in document:
+                return f"process {document['process']} on {document.get('host')}"
     return "another process"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ class CoordinateSearch:
     Parameters
     ----------
     values
-        Values of each axis; the first axis is the outermost. Numbers are walked in their order.
-        An axis that holds anything else has no order, and all of it is visited.
+        The first axis is the outermost. Numbers are walked in their order; an axis that holds
+        anything else has no order, and all of it is visited.
     start
         Where to begin on each axis: the nearest value (in ratio where all are positive and they
         span more than a factor of ten). Without it an axis begins in its middle.
@@ -113,13 +114,7 @@ def nearest(axis: tuple[Any, ...], wanted: Any) -> int:
 
 
 class Proposals(ABC):
-    """Proposes settings; the same proposals for the same past, also after a kill.
-
-    Parameters
-    ----------
-    seed
-        Same seed and same past, same proposal.
-    """
+    """Proposes settings: with the same seed the same for the same past, also after a kill."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -151,15 +146,7 @@ class Proposals(ABC):
 
 
 class RangeProposals(Proposals):
-    """Proposes beta, l2 and dropout in ranges around a first guess.
-
-    Parameters
-    ----------
-    first
-        Where to begin: beta (where there is one), l2 and dropout.
-    seed
-        Same seed and same past, same proposal.
-    """
+    """Proposes beta (where there is one), l2 and dropout in ranges around a first guess."""
 
     def __init__(self, first: Point, seed: int) -> None:
         super().__init__(seed)
@@ -198,17 +185,7 @@ class RangeProposals(Proposals):
 
 
 class GridProposals(Proposals):
-    """Proposes points of a grid that has too many to try them all.
-
-    Parameters
-    ----------
-    values
-        Values of each axis.
-    first
-        Where to begin: the nearest point is proposed first.
-    seed
-        Same seed and same past, same proposal.
-    """
+    """Proposes points of a grid that has too many to try them all, nearest to a guess first."""
 
     def __init__(self, values: Values, first: Point, seed: int) -> None:
         super().__init__(seed)
@@ -263,10 +240,10 @@ def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[
     optuna = import_optuna()
     with _quiet(optuna):
         # a study of its own for every proposal: there is no state that a kill could lose
-        sampler = optuna.samplers.TPESampler(
+        advisor = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=startup, multivariate=True
         )
-        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study = optuna.create_study(direction="maximize", sampler=advisor)
         for params, value in past:
             study.add_trial(
                 optuna.trial.create_trial(params=params, distributions=ranges, value=value)
@@ -288,8 +265,6 @@ def import_optuna() -> Any:
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
     """Keep optuna from logging every study; what the user set comes back."""
-    import warnings
-
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -130,9 +130,9 @@ def tune(
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
     metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
     space = Space.of(model, grid, split.train)
-    run = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
-    run |= {"scratch": scratch, "threads": threads}
-    options = {name: value for name, value in run.items() if value != FIT_DEFAULTS.get(name)}
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
+    options |= {"memory": memory, "scratch": scratch, "threads": threads}
+    options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     limit = parse_budget(budget)
     header = {
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
@@ -147,26 +147,17 @@ def tune(
         complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
         search.release()
         best = search.best()
+        before = time.perf_counter()
         fitted = space.model(best).fit(split.train, **options)
-    return _tuned(search, fitted, best, complete)
+        seconds = time.perf_counter() - before
+    return _tuned(search, fitted, best, complete, seconds)
 
 
 class Search:
     """One search: what is solved, what came of it and when to stop.
 
-    Parameters
-    ----------
-    split, space
-        The data and what is searched.
-    metrics, goals
-        How lists are measured; 1 for a goal that should be large, -1 for one that should be small,
-        the one that decides first.
-    options
-        For every solve and fit.
-    limit, started
-        Seconds there are, None for no limit, and when the clock began.
-    progress
-        Called after every solve.
+    `goals` are metrics with 1 where they should be large and -1 where small; the first decides.
+    `options` go to every solve and fit. `limit` is in seconds since `started`.
     """
 
     def __init__(
@@ -364,7 +355,9 @@ def _sign(name: str) -> float:
     return -1.0 if named.base in LOWER_IS_BETTER else 1.0
 
 
-def _tuned(search: Search, fitted: Recommender, best: Point, complete: bool) -> Tuned:
+def _tuned(
+    search: Search, fitted: Recommender, best: Point, complete: bool, fit_seconds: float
+) -> Tuned:
     rows = [
         {**{name: value for name, value in point.items() if name != "prototype"}, "solve": number}
         for number, solved in enumerate(search.ledger.solves.values())
@@ -382,5 +375,6 @@ def _tuned(search: Search, fitted: Recommender, best: Point, complete: bool) -> 
         solves=search.solves,
         resumed=search.resumed,
         complete=complete,
+        fit_seconds=fit_seconds,
         seconds=time.perf_counter() - search.started,
     )

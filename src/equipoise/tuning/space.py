@@ -195,7 +195,7 @@ def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list
 
 
 def _check_penalties(models: list[Recommender], values: Values, train: Interactions) -> None:
-    first = {name: values[name][0] for name in ("l2", "dropout") if name in values}
+    first: Point = {name: values[name][0] for name in ("l2", "dropout") if name in values}
     starts = [each.vary(first).search_start(train) for each in models]
     if any(each != starts[0] for each in starts):
         raise SettingError(

@@ -1,13 +1,8 @@
-"""Triples of a person, an item and an item the person has not used, drawn on the device.
+"""LightGCN and XSimGCL: embeddings of users and items, propagated over the interaction graph.
 
-Products with the graph of people and items, and the contrast of two smoothed tables.
-
-Scores of users who have numbers of their own: found by position, else by their histories.
-
-LightGCN and XSimGCL: tables of vectors of people and items, smoothed over the graph.
-
-With A = D_U^-1/2 X D_I^-1/2 and H = [[0, A], [A^T, 0]], a table E of vectors, people before items,
-is smoothed by products with H. The score of a person and an item is the product of their vectors.
+With A = D_U^-1/2 X D_I^-1/2 and H = [[0, A], [A^T, 0]], a table E of embeddings, users before
+items, is propagated by products with H. A score is the inner product of a user's and an item's
+row. Both models learn from triples of a user, an item of the user and another item.
 """
 
 from __future__ import annotations
@@ -15,47 +10,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.checks import non_negative as check_weight
-from equipoise.errors import DataError, SettingError
+from equipoise import checks
+from equipoise.errors import DataError
 from equipoise.interactions import Interactions
+from equipoise.kernels import Floats
 from equipoise.matrix import Csr, entry_rows
+from equipoise.models.base import SearchSpace
 from equipoise.models.neural.base import (
     Array,
-    Judge,
+    DeviceMetrics,
     NeuralModel,
     Scorer,
+    VectorTerm,
     as_array,
-    check_count,
-    check_positive,
 )
-from equipoise.ranking.terms import Adder, LowRank, Rows, Term
+from equipoise.ranking.terms import LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, load_torch, send, sparse_rows
 from equipoise.split.parts import Part
 from equipoise.svd import normalised
 
 Triples = tuple[Tensor, Tensor, Tensor]
 
+SHARED = -2  # a history that several users have
 
-class Sampler:
-    """Draws the triples of a whole epoch at once.
 
-    The r-th item that a person has not used is r plus the number of used items i_k (ascending,
-    k from 0) with i_k - k <= r, which one search finds: no draw is ever rejected. People who used
-    every item are left out.
+class TripleSampler:
+    """Draws the triples of a whole epoch at once, on the device.
 
-    Parameters
-    ----------
-    matrix
-        Users x items; stored pairs are the interactions.
-    device
-        A torch device.
+    The r-th item that a user has not used is r plus the number of used items i_k (ascending, k
+    from 0) with i_k - k <= r, which one search finds: no draw is ever rejected. Users of every
+    item are left out.
     """
 
     def __init__(self, matrix: Csr, device: Any) -> None:
@@ -65,61 +56,52 @@ class Sampler:
         sizes = np.diff(matrix.indptr).astype(np.int64)
         usable = (sizes > 0) & (sizes < self.n_items)
         if not usable.any():
-            raise DataError("everybody used every item; there is nothing to tell apart")
+            raise DataError("all users used every item; there is nothing to tell apart")
         row = entry_rows(matrix).astype(np.int64)
-        rank = np.arange(len(row)) - matrix.indptr[row]
-        keys = row * (self.n_items + 1) + matrix.indices - rank
-        self.starts, self.items, self._keys, self._sizes, self._rows, self._people, self._pairs = (
-            send(part.astype(np.int64), device)
-            for part in (
-                matrix.indptr[:-1],
-                matrix.indices,
-                keys,
-                sizes,
-                row,
-                np.flatnonzero(usable),
-                np.flatnonzero(usable[row]),
-            )
-        )
+        order = np.arange(len(row)) - matrix.indptr[row]
+        keys = row * (self.n_items + 1) + matrix.indices - order
 
-    def by_person(self, batch: int, generator: Any) -> Iterator[Triples]:
-        """Draw as many triples as there are interactions: a person, then one of the items."""
+        def on_device(part: Array) -> Tensor:
+            return send(part.astype(np.int64), device)
+
+        self.starts, self.items = on_device(matrix.indptr[:-1]), on_device(matrix.indices)
+        self._keys, self._sizes, self._rows = on_device(keys), on_device(sizes), on_device(row)
+        self._users = on_device(np.flatnonzero(usable))
+        self._pairs = on_device(np.flatnonzero(usable[row]))
+
+    def by_user(self, batch_size: int, generator: Any) -> Iterator[Triples]:
+        """Draw as many triples as there are interactions: users evenly, then an item of each."""
         count = len(self._pairs)
-        users = self._people[self._below(len(self._people), count, generator)]
+        users = self._users[self._below(len(self._users), count, generator)]
         places = self.starts[users] + self._below(self._sizes[users], count, generator)
-        return self._batches(users, places, batch, generator)
+        return self._batches(users, places, batch_size, generator)
 
-    def by_interaction(self, batch: int, generator: Any) -> Iterator[Triples]:
+    def by_interaction(self, batch_size: int, generator: Any) -> Iterator[Triples]:
         """Go through all interactions in random order."""
-        torch = load_torch()
-        count = len(self._pairs)
-        order = torch.randperm(count, generator=generator, device=generator.device)
-        places = self._pairs[order]
-        return self._batches(self._rows[places], places, batch, generator)
+        shuffled = load_torch().randperm(
+            len(self._pairs), generator=generator, device=generator.device
+        )
+        places = self._pairs[shuffled]
+        return self._batches(self._rows[places], places, batch_size, generator)
 
     def unused(self, users: Tensor, generator: Any) -> Tensor:
-        """Draw an item that the person has not used, evenly among those."""
-        torch = load_torch()
+        """Draw an item that the user has not used, evenly among those."""
         chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
         keys = users * (self.n_items + 1) + chosen
-        before = torch.searchsorted(self._keys, keys, right=True) - self.starts[users]
+        before = load_torch().searchsorted(self._keys, keys, right=True) - self.starts[users]
         return chosen + before
 
     def _batches(
-        self, users: Tensor, places: Tensor, batch: int, generator: Any
+        self, users: Tensor, places: Tensor, batch_size: int, generator: Any
     ) -> Iterator[Triples]:
         triples = (users, self.items[places], self.unused(users, generator))
-        return zip(*(part.split(batch) for part in triples), strict=True)
+        return zip(*(part.split(batch_size) for part in triples), strict=True)
 
     def _below(self, limit: Any, count: int, generator: Any) -> Tensor:
         """Draw whole numbers from 0 to limit - 1."""
-        torch = load_torch()
-        device = generator.device
+        torch, device = load_torch(), generator.device
         share = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
         return (share * limit).long()
-
-
-Map = Callable[[Tensor], Tensor]
 
 
 def device_graph(interactions: Interactions, device: Any) -> Tensor:
@@ -131,12 +113,12 @@ def device_graph(interactions: Interactions, device: Any) -> Tensor:
     return sparse_rows(indptr, indices, data, H.shape)
 
 
-def smooth(graph: Tensor, table: Tensor) -> Tensor:
+def propagate(graph: Tensor, table: Tensor) -> Tensor:
     """Return H E."""
     return _symmetric()(table, lambda part: graph @ part)
 
 
-def mean_of_powers(graph: Tensor, table: Tensor, layers: int) -> Tensor:
+def mean_of_layers(graph: Tensor, table: Tensor, layers: int) -> Tensor:
     """Return the mean of E, H E, ..., H^layers E."""
 
     def mean(part: Tensor) -> Tensor:
@@ -155,9 +137,8 @@ def _symmetric() -> Any:
 
     Left to itself, torch transposes the sparse matrix for each gradient.
     """
-    torch = load_torch()
 
-    def forward(context: Any, table: Tensor, apply: Map) -> Tensor:
+    def forward(context: Any, table: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
         context.map = apply
         return apply(table)
 
@@ -165,43 +146,39 @@ def _symmetric() -> Any:
         return context.map(gradient.contiguous()), None
 
     steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    made: Any = type("SymmetricMap", (torch.autograd.Function,), steps)
+    made: Any = type("SymmetricMap", (load_torch().autograd.Function,), steps)
     return made.apply
 
 
-def take(table: Tensor, rows: Tensor) -> Tensor:
-    """Return rows of a table; on a processor their gradients are summed in a fixed order."""
-    torch = load_torch()
+def gather(table: Tensor, rows: Tensor) -> Tensor:
+    """Return rows of a table; on a CPU their gradients are summed in a fixed order."""
     if table.device.type == "cpu":
-        return torch.nn.functional.embedding(rows, table)
+        return load_torch().nn.functional.embedding(rows, table)
     return table.index_select(0, rows)
 
 
-def contrast(table: Tensor, view: Tensor, rows: Tensor, temperature: float) -> Tensor:
+def contrastive_loss(table: Tensor, view: Tensor, rows: Tensor, temperature: float) -> Tensor:
     """Return the mean cross-entropy of finding a row of `table` among those of `view`, by cosine.
 
-    Each of the rows counts once. Those that come again are masked and not taken out: how many
-    there are is known to the device only, and asking would stop it.
+    Each of the rows counts once. Repeated ones are masked and not taken out: how many there are
+    is known to the device only, and asking would stop it.
     """
     torch = load_torch()
     rows = rows.sort().values
     again = torch.zeros_like(rows, dtype=torch.bool)
     again[1:] = rows[1:] == rows[:-1]
-    one, two = (torch.nn.functional.normalize(take(part, rows), dim=1) for part in (table, view))
+    one, two = (torch.nn.functional.normalize(gather(part, rows), dim=1) for part in (table, view))
     logits = (one @ two.T / temperature).masked_fill(again[None, :], -torch.inf)
     answers = (one * two).sum(1) / temperature
     losses = (logits.logsumexp(1) - answers).masked_fill(again, 0)
     return losses.sum() / (~again).sum()
 
 
-SEVERAL = -2
-
-
 class KnownUsers:
-    """The users a model was fitted on.
+    """The users a model was fitted on, found by position or by history.
 
     A row that comes with a user's position is that user, if it is the history the model was fitted
-    on. A bare history is the one user who has it; shared by several it is nobody's.
+    on. A bare history belongs to the one user who has it; one that several users share is refused.
 
     Parameters
     ----------
@@ -215,32 +192,26 @@ class KnownUsers:
 
     def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
         self.model = model
-        self._keys = [
-            _key(X.indices[start:stop], X.data[start:stop])
-            for start, stop in pairwise(X.indptr.tolist())
-        ]
+        self._keys = _keys(X.indptr, X.indices, X.data)
         self._places: dict[bytes, int] = {}
         for place, key in enumerate(self._keys):
             known = self._places.setdefault(key, place)
             if known != place and not alike:
-                self._places[key] = SEVERAL
+                self._places[key] = SHARED
 
     def places(self, rows: Rows) -> list[int]:
         """Return the position of the user of each row, -1 for an empty history."""
-        asked = [-1] * len(rows) if rows.users is None else rows.users.tolist()
-        ends = pairwise(rows.indptr.tolist())
-        return [
-            self._place(_key(rows.indices[start:stop], rows.values[start:stop]), place)
-            for place, (start, stop) in zip(asked, ends, strict=True)
-        ]
+        given = [-1] * len(rows) if rows.users is None else rows.users.tolist()
+        keys = _keys(rows.indptr, rows.indices, rows.values)
+        return [self._place(key, place) for key, place in zip(keys, given, strict=True)]
 
-    def _place(self, key: bytes, asked: int) -> int:
+    def _place(self, key: bytes, given: int) -> int:
         if not key:
             return -1
-        if asked >= 0 and self._keys[asked] == key:
-            return asked
+        if given >= 0 and self._keys[given] == key:
+            return given
         place = self._places.get(key, -1)
-        if place == SEVERAL:
+        if place == SHARED:
             raise DataError(
                 f"several users of {self.model} have this history, and vectors of their own; ask "
                 "for one of them by id, or take a model that ranks for any history"
@@ -253,134 +224,112 @@ class KnownUsers:
         return place
 
 
-@dataclass(frozen=True, eq=False)
-class PeopleTerm:
-    """Scores a user's vector times the vectors of the items.
-
-    Parameters
-    ----------
-    known
-        The users who have a vector.
-    vectors
-        Their vectors, one row per user.
-    low
-        Its right factor holds the vectors of the items.
-    """
-
-    known: KnownUsers
-    vectors: Array
-    low: LowRank
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return self.low.n_items
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        return self.low.dtype
-
-    @property
-    def held(self) -> int:
-        """The vector."""
-        return self.low.held
-
-    def adder(self, rows: Rows) -> Adder:
-        """Return a function that adds this term's scores to a block of columns."""
-        places = np.array(self.known.places(rows), np.int64)
-        hidden = np.zeros((len(rows), self.vectors.shape[1]), self.dtype)
-        hidden[places >= 0] = self.vectors[places[places >= 0]]
-        return self.low.product(hidden)
+def _keys(indptr: Array, indices: Array, values: Array) -> list[bytes]:
+    """Return the content of each row as bytes."""
+    items, weights = np.asarray(indices, np.int32), np.asarray(values, np.float32)
+    return [
+        items[start:stop].tobytes() + weights[start:stop].tobytes()
+        for start, stop in pairwise(indptr.tolist())
+    ]
 
 
-def _key(indices: Array, values: Array) -> bytes:
-    return np.asarray(indices, np.int32).tobytes() + np.asarray(values, np.float32).tobytes()
+def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
+    """Return the vector of the user of each row; zeros for an empty history."""
+    places = np.array(known.places(rows), np.int64)
+    found = np.zeros((len(rows), vectors.shape[1]), np.float32)
+    found[places >= 0] = vectors[places[places >= 0]]
+    return found
 
 
 @dataclass(kw_only=True, eq=False)
 class GraphEmbedding(NeuralModel):
-    """What both models share: the tables, the graph, and people they cannot answer for.
+    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the training data.
 
     Parameters
     ----------
-    factors
-        Length of the vectors.
+    n_factors
+        Length of an embedding.
     layers
         Number of products with H.
     l2
-        Penalty on the vectors of a batch.
+        Penalty on the embeddings of a batch.
     """
 
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
-    factors: int = 64
+    n_factors: int = 64
     layers: int = 3
     l2: float = 1e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("factors", self.factors)
-        check_count("layers", self.layers)
-        check_weight("l2", self.l2)
+        checks.count("n_factors", self.n_factors)
+        checks.count("layers", self.layers)
+        checks.non_negative("l2", self.l2)
 
-    def _judge(self, valid: Part, interactions: Interactions, device: Any) -> Judge:
-        judge = Judge(valid, interactions, device)
-        if (judge.users < 0).any():
-            stranger = valid.history.users.tolist()[int(np.argmin(judge.users))]
+    def _metrics(self, valid: Part, interactions: Interactions, device: Any) -> DeviceMetrics:
+        metrics = super()._metrics(valid, interactions, device)
+        if (metrics.users < 0).any():
+            unknown = valid.history.users.tolist()[int(np.argmin(metrics.users))]
             raise DataError(
-                f"user {stranger!r} of {valid.name} is not in the training data, and "
-                f"{type(self).__name__} has vectors only for people who are; use a weak split"
+                f"user {unknown!r} of {valid.name} is not in the training data, and "
+                f"{type(self).__name__} has vectors only for users who are; use a weak split"
             )
-        return judge
+        return metrics
 
     def _learned(self, task: GraphTask) -> dict[str, Array]:
-        table = task.smoothed()
+        table = task.embeddings()
         return {"users": as_array(table[: task.n_users]), "items": as_array(table[task.n_users :])}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         m, n = self.interactions_.matrix.shape
-        return {"users": (m, self.factors), "items": (n, self.factors)}
+        return {"users": (m, self.n_factors), "items": (n, self.n_factors)}
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
         known = KnownUsers(type(self).__name__, interactions.matrix, alike=self._alike)
         items = np.ascontiguousarray(arrays["items"])
         ones = np.ones(len(items), np.float32)
         low = LowRank(items, np.ascontiguousarray(items.T), ones, ones)
-        return [PeopleTerm(known, np.asarray(arrays["users"]), low)]
+        return [VectorTerm(partial(user_vectors, known, np.asarray(arrays["users"])), low)]
 
 
 @dataclass(kw_only=True, eq=False)
 class LightGCN(GraphEmbedding):
     """Light graph convolution (He et al., SIGIR 2020).
 
-    E = (E_0 + H E_0 + ... + H^layers E_0) / (layers + 1). Minimises, over triples of a person u,
-    an item i of the person and another item j, softplus(e_u.e_j - e_u.e_i) plus `l2` times half
-    the squared vectors of the triple in E_0, which is what is learned. An epoch has as many
-    triples as there are interactions; people are drawn evenly, however many items they have.
+    E = (E_0 + H E_0 + ... + H^layers E_0) / (layers + 1). Minimises, over triples of a user u, an
+    item i of the user and another item j, softplus(e_u.e_j - e_u.e_i) plus `l2` times half the
+    squared rows of the triple in E_0, which is learned. An epoch has as many triples as there are
+    interactions; users are drawn evenly, however many items they have.
 
-    Only the users of the training data have vectors: anybody else is refused, and so is a bare
-    history that several of them share; ask for these by id.
+    Only users of the training data can be ranked. A bare history that several of them share is
+    refused: ask for these users by id.
 
     Parameters
     ----------
-    factors
-        Length of the vectors.
+    n_factors
+        Length of an embedding.
     layers
         Number of products with H, 1 to 4.
     l2
-        Penalty on the vectors of a batch, 1e-5 to 1e-3.
-    learning_rate, batch, epochs, evaluate_every, patience, seed
-        Of the training; see `NeuralModel`.
+        Penalty on the embeddings of a batch, 1e-5 to 1e-3.
+    learning_rate, batch_size, epochs, evaluate_every, patience, seed
+        Settings of the training; see `NeuralModel`.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "learning_rate": (5e-4, 1e-3, 4e-3),
+        "l2": (1e-5, 1e-4, 1e-3),
+        "layers": (1, 2, 3, 4),
+        "n_factors": (64, 128),
+    }
 
     epochs: int = 1000
     evaluate_every: int = 10
 
     def _task(self, interactions: Interactions, generator: Any) -> LightGCNTask:
-        torch = load_torch()
-        size = (sum(interactions.matrix.shape), self.factors)
-        first = torch.randn(size, generator=generator, device=generator.device) * 0.1
+        size = (sum(interactions.matrix.shape), self.n_factors)
+        first = load_torch().randn(size, generator=generator, device=generator.device) * 0.1
         return LightGCNTask(self, interactions, first)
 
 
@@ -390,34 +339,41 @@ class XSimGCL(GraphEmbedding):
 
     E_l = H E_l-1 + eps sign(H E_l-1) N, where the rows of N are random directions; E is the mean
     of E_1 to E_layers, and C = E_view. Minimises -log(1e-5 + sigmoid(e_u.e_i - e_u.e_j)) over
-    triples, plus `strength` times the contrast: the cross-entropy of
-    softmax(cos(E_u, C_v) / temperature) with v = u as the answer, over the people of a batch and
+    triples, plus `strength` times the contrastive loss: the cross-entropy of
+    softmax(cos(E_u, C_v) / temperature) with v = u as the answer, over the users of a batch and
     over its items. Scores have no noise.
 
-    Only the users of the training data have vectors: anybody else is refused. Users with the same
-    history have the same vector, as their own rows of E_0 are no part of it.
+    Only users of the training data can be ranked. Users with the same history have the same
+    vector, because their own rows of E_0 are no part of it.
 
     Parameters
     ----------
-    factors
-        Length of the vectors.
+    n_factors
+        Length of an embedding.
     layers
         Number of products with H, 2 or 3.
     l2
-        Penalty on the vectors of a batch; it is not squared and does next to nothing.
+        Penalty on the embeddings of a batch; it is not squared and has hardly any effect.
     strength
-        lambda, the weight of the contrast, 0.01 to 0.5.
+        lambda, the weight of the contrastive loss, 0.01 to 0.5.
     noise
         eps, the length of the noise, 0.05 to 0.2.
     temperature
         tau, 0.1 to 0.2.
     view
         l*, the layer that is contrasted with the mean, from 1.
-    learning_rate, batch, epochs, evaluate_every, patience, seed
-        Of the training; see `NeuralModel`.
+    learning_rate, batch_size, epochs, evaluate_every, patience, seed
+        Settings of the training; see `NeuralModel`.
     """
 
     _alike: ClassVar[bool] = True
+    search_space: ClassVar[SearchSpace] = {
+        "strength": (0.05, 0.1, 0.2),
+        "noise": (0.05, 0.1, 0.2),
+        "temperature": (0.1, 0.15, 0.2),
+        "layers": (2, 3),
+        "learning_rate": (5e-4, 1e-3),
+    }
 
     strength: float = 0.2
     noise: float = 0.2
@@ -428,71 +384,63 @@ class XSimGCL(GraphEmbedding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weight("strength", self.strength)
-        check_weight("noise", self.noise)
-        check_positive("temperature", self.temperature)
-        check_count("view", self.view)
-        if self.view > self.layers:
-            raise SettingError(f"view must be a layer, 1 to {self.layers}, got {self.view}")
+        checks.non_negative("strength", self.strength)
+        checks.non_negative("noise", self.noise)
+        checks.positive("temperature", self.temperature)
+        checks.count("view", self.view, most=self.layers)
 
     def _task(self, interactions: Interactions, generator: Any) -> XSimGCLTask:
         torch = load_torch()
         parts = []
         for count in interactions.matrix.shape:
-            bound = (6 / (count + self.factors)) ** 0.5  # Xavier
-            size = (count, self.factors)
+            bound = (6 / (count + self.n_factors)) ** 0.5  # Xavier
+            size = (count, self.n_factors)
             part = torch.rand(size, generator=generator, device=generator.device)
             parts.append((2 * part - 1) * bound)
         return XSimGCLTask(self, interactions, torch.cat(parts))
 
 
 class GraphTask(ABC):
-    """A table in training, on the device it is given on."""
+    """An embedding table in training, on the device of its first values."""
 
     def __init__(self, model: Any, interactions: Interactions, first: Tensor) -> None:
-        self.model = model
-        self.n_users = interactions.n_users
+        self.model, self.n_users = model, interactions.n_users
         self.graph = device_graph(interactions, first.device)
-        self.table = first.requires_grad_()
-        self.sampler = Sampler(interactions.matrix, first.device)
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """E_0."""
-        return {"table": self.table}
+        self.table = first.requires_grad_()  # E_0
+        self.parameters = {"table": self.table}
+        self.sampler = TripleSampler(interactions.matrix, first.device)
 
     @abstractmethod
-    def smoothed(self) -> Tensor:
+    def embeddings(self) -> Tensor:
         """Return E without noise."""
 
-    def scorer(self, judge: Judge) -> Scorer:
-        """Return a function that scores all items for rows of the judge's people."""
-        table = self.smoothed()
-        users = table[send(judge.users, table.device)]
-        items = table[self.n_users :].T
-        return lambda low, high: users[low:high] @ items
+    def scorer(self, metrics: DeviceMetrics) -> Scorer:
+        """Return a function that scores all items for rows of the validation part."""
+        table = self.embeddings()
+        users = table[send(metrics.users, table.device)]
+        return lambda rows: users[rows] @ table[self.n_users :].T
 
 
 class LightGCNTask(GraphTask):
     """LightGCN in training."""
 
     def batches(self, generator: Any) -> Iterator[Triples]:
-        """Draw the triples of an epoch, people evenly."""
-        return self.sampler.by_person(self.model.batch, generator)
+        """Draw the triples of an epoch, users evenly."""
+        return self.sampler.by_user(self.model.batch_size, generator)
 
-    def smoothed(self) -> Tensor:
+    def embeddings(self) -> Tensor:
         """Return the mean of all layers, the first included."""
-        return mean_of_powers(self.graph, self.table, self.model.layers)
+        return mean_of_layers(self.graph, self.table, self.model.layers)
 
     def loss(self, batch: Triples, update: int, generator: Any) -> Tensor:
         """Return the loss of a batch of triples."""
         torch = load_torch()
         users, used, unused = batch
         rows = torch.cat([users, used + self.n_users, unused + self.n_users])
-        user, good, bad = take(self.smoothed(), rows).chunk(3)
-        rank = torch.nn.functional.softplus((user * (bad - good)).sum(1)).mean()
-        penalty = take(self.table, rows).square().sum() / (2 * len(users))
-        return rank + self.model.l2 * penalty
+        user, good, bad = gather(self.embeddings(), rows).chunk(3)
+        ranking = torch.nn.functional.softplus((user * (bad - good)).sum(1)).mean()
+        penalty = gather(self.table, rows).square().sum() / (2 * len(users))
+        return ranking + self.model.l2 * penalty
 
 
 class XSimGCLTask(GraphTask):
@@ -500,9 +448,9 @@ class XSimGCLTask(GraphTask):
 
     def batches(self, generator: Any) -> Iterator[Triples]:
         """Draw the triples of an epoch, one for each interaction."""
-        return self.sampler.by_interaction(self.model.batch, generator)
+        return self.sampler.by_interaction(self.model.batch_size, generator)
 
-    def smoothed(self) -> Tensor:
+    def embeddings(self) -> Tensor:
         """Return the mean of all layers but the first."""
         return self.layers(None)[0]
 
@@ -511,7 +459,7 @@ class XSimGCLTask(GraphTask):
         torch = load_torch()
         state, total, view = self.table, 0, None
         for layer in range(1, self.model.layers + 1):
-            state = smooth(self.graph, state)
+            state = propagate(self.graph, state)
             if generator is not None and self.model.noise:
                 noise = torch.rand(state.shape, generator=generator, device=state.device)
                 noise = torch.nn.functional.normalize(noise, dim=1)
@@ -522,18 +470,17 @@ class XSimGCLTask(GraphTask):
 
     def loss(self, batch: Triples, update: int, generator: Any) -> Tensor:
         """Return the loss of a batch of triples."""
-        torch = load_torch()
+        torch, model = load_torch(), self.model
         users, used, unused = batch
-        count = len(users)
         table, view = self.layers(generator)
         used, unused = used + self.n_users, unused + self.n_users
-        user, good, bad = take(table, torch.cat([users, used, unused])).chunk(3)
+        user, good, bad = gather(table, torch.cat([users, used, unused])).chunk(3)
         right = torch.sigmoid((user * (good - bad)).sum(1))
         loss = -(1e-5 + right).log().mean()
-        loss = loss + self.model.l2 * (user.norm() + good.norm()) / count
-        if self.model.strength:
+        loss = loss + model.l2 * (user.norm() + good.norm()) / len(users)
+        if model.strength:
             contrasts = [
-                contrast(table, view, rows, self.model.temperature) for rows in (users, used)
+                contrastive_loss(table, view, rows, model.temperature) for rows in (users, used)
             ]
-            loss = loss + self.model.strength * (contrasts[0] + contrasts[1])
+            loss = loss + model.strength * (contrasts[0] + contrasts[1])
         return loss

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from equipoise.checks import non_negative as check_weight
-from equipoise.checks import number as check_number
-from equipoise.errors import SettingError
+from equipoise import checks
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
+from equipoise.models.base import SearchSpace
 from equipoise.models.neural.base import (
     Array,
+    DeviceMetrics,
     DeviceRows,
-    Judge,
     NeuralModel,
     Scorer,
+    VectorTerm,
     as_array,
-    check_count,
 )
-from equipoise.ranking.terms import Adder, Constant, LowRank, Rows, Term
+from equipoise.ranking.terms import Constant, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, load_torch
 
 BIAS = 1e-3  # deviation of the first biases
@@ -35,10 +35,10 @@ class MultVAE(NeuralModel):
     A history of unit length, with a share `dropout` of its items left out in training, is encoded
     by n -> hidden (tanh) -> mean and log-variance of z, `latent` numbers each; z is drawn in
     training and is the mean in use, and is decoded by latent -> hidden (tanh) -> n. Minimises, per
-    person, -sum_i x_i log softmax(scores)_i + B KL(z || normal), where B rises evenly from 0 to
+    user, -sum_i x_i log softmax(scores)_i + B KL(z || normal), where B rises evenly from 0 to
     `beta` over the first share `annealing` of all updates.
 
-    Anybody with a history can be answered.
+    Any history can be ranked for, also those of users who are not in the training data.
 
     Parameters
     ----------
@@ -49,30 +49,36 @@ class MultVAE(NeuralModel):
     beta
         Largest weight of the divergence, 0.1 to 1.
     annealing
-        Share of all updates that it takes to get there; 0 starts with `beta`. The authors count
-        200,000 updates for 1, which small data never come near, so here the data decide.
-    learning_rate, batch, epochs, evaluate_every, patience, seed
-        Of the training; see `NeuralModel`. A batch holds people.
+        Share of all updates until B reaches `beta`; 0 starts with `beta`. The authors count
+        200,000 updates, which small data never come near, so here it is a share.
+    learning_rate, batch_size, epochs, evaluate_every, patience, seed
+        Settings of the training; see `NeuralModel`. A batch holds users.
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        "beta": (0.2, 0.5, 1.0),
+        "annealing": (0.0, 0.8),
+        "dropout": (0.3, 0.5, 0.7),
+        "learning_rate": (5e-4, 1e-3, 2e-3),
+        "latent": (100, 200),
+    }
 
     hidden: int = 600
     latent: int = 200
     dropout: float = 0.5
     beta: float = 0.2
     annealing: float = 0.8
-    batch: int = 500
+    batch_size: int = 500
     epochs: int = 200
     evaluate_every: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("hidden", self.hidden)
-        check_count("latent", self.latent)
-        check_weight("beta", self.beta)
-        if not 0 <= check_number("dropout", self.dropout) < 1:
-            raise SettingError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0 <= check_number("annealing", self.annealing) <= 1:
-            raise SettingError(f"annealing must be in [0, 1], got {self.annealing}")
+        checks.count("hidden", self.hidden)
+        checks.count("latent", self.latent)
+        checks.non_negative("beta", self.beta)
+        checks.fraction("dropout", self.dropout, one=False)
+        checks.fraction("annealing", self.annealing)
 
     def _layers(self, n_items: int) -> dict[str, tuple[int, int]]:
         """Return inputs and outputs of each layer."""
@@ -105,7 +111,12 @@ class MultVAE(NeuralModel):
         return shapes
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
-        return [Constant(np.asarray(arrays["write_bias"])), EncoderTerm(arrays, self.latent)]
+        ones = np.ones(interactions.n_items, np.float32)
+        low = LowRank(arrays["read"], arrays["write"], ones, ones)
+        plain = {name: np.asarray(array) for name, array in arrays.items()}  # not memory-mapped
+        plain["encode"] = np.ascontiguousarray(plain["encode"][:, : self.latent])
+        plain["encode_bias"] = plain["encode_bias"][: self.latent]
+        return [Constant(plain["write_bias"]), VectorTerm(partial(decoded, plain, low), low)]
 
 
 class MultVAETask:
@@ -116,16 +127,15 @@ class MultVAETask:
     ) -> None:
         self.model, self.parameters = model, parameters
         self.device = parameters["read"].device
-        self.data = DeviceRows.of(interactions.matrix, self.device)
-        self.people = (self.data.indptr.diff() > 0).nonzero()[:, 0]
-        updates = model.epochs * -(-len(self.people) // model.batch)
+        self.data = DeviceRows(interactions.matrix, self.device)
+        self.users = (self.data.indptr.diff() > 0).nonzero()[:, 0]
+        updates = model.epochs * -(-len(self.users) // model.batch_size)
         self.rise = max(model.annealing * updates, 1e-9)
 
     def batches(self, generator: Any) -> Iterator[Tensor]:
-        """Deal the people who have items into batches."""
-        torch = load_torch()
-        order = torch.randperm(len(self.people), generator=generator, device=self.device)
-        batches: Iterator[Tensor] = iter(self.people[order].split(self.model.batch))
+        """Deal the users who have items into batches."""
+        order = load_torch().randperm(len(self.users), generator=generator, device=self.device)
+        batches: Iterator[Tensor] = iter(self.users[order].split(self.model.batch_size))
         return batches
 
     def weight(self, update: int) -> float:
@@ -133,13 +143,13 @@ class MultVAETask:
         return self.model.beta * min(1.0, update / self.rise)
 
     def loss(self, batch: Tensor, update: int, generator: Any) -> Tensor:
-        """Return the loss of a batch of people."""
+        """Return the loss of a batch of users."""
         torch = load_torch()
         x = self.data.dense(batch)
         row, place = self.data.entries(batch)
         keep = 1 - self.model.dropout
         kept = torch.rand(len(row), generator=generator, device=self.device) < keep
-        seen = unit(x)
+        seen = torch.nn.functional.normalize(x, dim=1)
         seen[row, self.data.indices[place]] *= kept / keep
         mean, log_variance = self.encode(seen)
         noise = torch.randn(mean.shape, generator=generator, device=self.device)
@@ -158,70 +168,25 @@ class MultVAETask:
         """Return the scores of all items."""
         return self._layer(self._layer(z, "decode").tanh(), "write")
 
-    def scorer(self, judge: Judge) -> Scorer:
-        """Return a function that scores all items for rows of the judge's people."""
-        torch = load_torch()
-
-        def scores(low: int, high: int) -> Tensor:
-            rows = torch.arange(low, high, device=self.device)
-            return self.decode(self.encode(unit(judge.history.dense(rows)))[0])
-
-        return scores
+    def scorer(self, metrics: DeviceMetrics) -> Scorer:
+        """Return a function that scores all items for rows of the validation part."""
+        normalize = load_torch().nn.functional.normalize
+        return lambda rows: self.decode(
+            self.encode(normalize(metrics.history.dense(rows), dim=1))[0]
+        )
 
     def _layer(self, x: Tensor, name: str) -> Tensor:
         return load_torch().addmm(self.parameters[f"{name}_bias"], x, self.parameters[name])
 
 
-def unit(x: Tensor) -> Tensor:
-    """Return rows scaled to length 1."""
-    return load_torch().nn.functional.normalize(x, dim=1)
+def decoded(arrays: dict[str, Array], low: LowRank, rows: Rows) -> Floats:
+    """Return the last hidden layer of the decoder for the mean of z, without torch.
 
-
-class EncoderTerm:
-    """Scores the decoded mean of an encoded history; the last bias is a term of its own.
-
-    The products are summed in a fixed order, as the ranker wants it: a person's scores do not
-    depend on who else is asked about.
-
-    Parameters
-    ----------
-    arrays
-        Weights and biases of the layers.
-    latent
-        Length of z.
+    All products are summed in a fixed order: the scores of a history do not depend on the others.
     """
-
-    def __init__(self, arrays: dict[str, Any], latent: int) -> None:
-        names = ("read_bias", "encode", "encode_bias", "decode", "decode_bias")
-        plain = {name: np.asarray(arrays[name]) for name in names}
-        self.read_bias, self.decode_bias = plain["read_bias"], plain["decode_bias"]
-        self.mean = np.ascontiguousarray(plain["encode"][:, :latent])
-        self.mean_bias = plain["encode_bias"][:latent]
-        self.decode = plain["decode"]
-        ones = np.ones(arrays["read"].shape[0], np.float32)
-        self.low = LowRank(arrays["read"], arrays["write"], ones, ones)
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return self.low.n_items
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        return self.low.dtype
-
-    @property
-    def held(self) -> int:
-        """A hidden vector."""
-        return self.low.held
-
-    def adder(self, rows: Rows) -> Adder:
-        """Return a function that adds this term's scores to a block of columns."""
-        hidden = self.low.hidden(_unit_rows(rows))
-        hidden = np.tanh(hidden + self.read_bias)
-        z = _product(hidden, self.mean) + self.mean_bias
-        return self.low.product(np.tanh(_product(z, self.decode) + self.decode_bias))
+    hidden = np.tanh(low.hidden(_unit_rows(rows)) + arrays["read_bias"])
+    z = _product(hidden, arrays["encode"]) + arrays["encode_bias"]
+    return np.tanh(_product(z, arrays["decode"]) + arrays["decode_bias"])
 
 
 def _unit_rows(rows: Rows) -> Rows:

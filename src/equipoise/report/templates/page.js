@@ -4,7 +4,7 @@
   const sliders = document.querySelectorAll("[data-dial]");
   if (!store || !sliders.length) return;
   const facts = JSON.parse(store.textContent);
-  const lists = document.querySelectorAll("[data-person]");
+  const lists = document.querySelectorAll("[data-user]");
   const steps = document.querySelectorAll("[data-step]");
   const readings = document.querySelectorAll("[data-reading]");
   const owns = document.querySelectorAll("[data-own]");
@@ -47,7 +47,7 @@
     owns.forEach((own) => { own.hidden = step !== facts.own; });
     steps.forEach((each) => { each.classList.toggle("now", Number(each.dataset.step) === step); });
     lists.forEach((list) => {
-      const rows = facts.lists[Number(list.dataset.person)][step];
+      const rows = facts.lists[Number(list.dataset.user)][step];
       if (rows.length) list.replaceChildren(...rows.map(row));
     });
   }

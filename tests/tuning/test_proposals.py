@@ -1,4 +1,4 @@
-"""Grids that are walked outwards, and left where they keep falling."""
+"""Grids that are walked outwards and left where they keep falling; what is proposed next."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.interactions import Interactions
 from equipoise.split import Split
 from equipoise.tuning import SearchProgress
-from equipoise.tuning.proposals import CoordinateSearch, nearest
+from equipoise.tuning.proposals import CoordinateSearch, GridProposals, RangeProposals, nearest
 
 GRID = {
     "alpha": [0.0, 0.3],
@@ -21,11 +20,6 @@ GRID = {
     "dropout": [0.0, 0.2, 0.4, 0.6, 0.8],
     "l2": [0.1, 1.0, 10.0, 100.0, 1e3, 1e4],
 }
-
-
-@pytest.fixture(scope="module")
-def split(synthetic: Interactions) -> Split:
-    return eq.split.strong(synthetic, valid=0.2, test=0.2)
 
 
 def keys(points: Any) -> list[tuple[Any, ...]]:
@@ -126,16 +120,6 @@ def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> Non
     assert short.trials.join(whole.trials, on=columns).height == short.trials.height
 
 
-def test_progress_ends_at_its_total(split: Split) -> None:
-    seen: list[SearchProgress] = []
-    found = eq.tune(eq.EASE, split, grid=GRID, early_stop=True, progress=seen.append)
-    assert [each.done for each in seen] == list(range(1, found.solves + 1))
-    totals = [each.total for each in seen]
-    assert totals == sorted(totals, reverse=True)
-    assert totals[0] <= 180
-    assert totals[-1] == found.solves
-
-
 def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -156,18 +140,6 @@ def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: 
     assert len({json.dumps(line["outer"]) for line in lines if "outer" in line}) == whole.solves
 
 
-def test_order_of_the_search_does_not_decide_between_equals(split: Split) -> None:
-    # lists of all items in order of l2 this large are equal, so all points tie on coverage
-    grid = {"beta": [0.0, 0.5], "l2": [1.0, 2.0, 3.0], "dropout": [0.1, 0.2]}
-    given: dict[str, Any] = {"grid": grid, "metric": "coverage@80", "objectives": ()}
-    whole = eq.tune(eq.EASE, split, **given)
-    short = eq.tune(eq.EASE, split, **given, early_stop=True)
-    assert whole.trials["coverage@80"].n_unique() == 1
-    first = {name: grid[name][0] for name in grid}
-    assert {name: whole.best[name] for name in grid} == first
-    assert short.best == whole.best
-
-
 def test_models_that_are_fitted_apart_are_walked_too(split: Split) -> None:
     grid = {"neighbours": [1, 2, 5, 10, 20, 40, 79], "shrink": [0.0, 1.0, 10.0, 100.0, 1e3]}
     whole = eq.tune(eq.ItemKNN, split, grid=grid)
@@ -175,3 +147,37 @@ def test_models_that_are_fitted_apart_are_walked_too(split: Split) -> None:
     assert short.solves < whole.solves == len(list(itertools.product(*grid.values())))
     columns = [*grid, "ndcg@20"]
     assert short.trials.join(whole.trials, on=columns).height == short.trials.height
+
+
+def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
+    pytest.importorskip("optuna")
+    sampler = RangeProposals({"beta": 0.33, "l2": 12.3456, "dropout": 0.5}, seed=3)
+    past: list[tuple[dict[str, float], float]] = []
+    for number in range(25):
+        outer = sampler.propose(past)
+        assert outer is not None
+        assert outer not in [one for one, _ in past]
+        assert 0 <= outer["beta"] <= 1
+        assert 0 <= outer["dropout"] <= 0.9
+        assert 0.12 <= outer["l2"] <= 1300
+        past.append((outer, float(number % 5)))
+
+
+def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
+    sampler = GridProposals(
+        eq.BSPM.search_space, {"factors": 256, "strength": 0.3, "time": 1.0}, seed=0
+    )
+    first = sampler.propose([])
+    assert first == {"factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
+    neighbours = sampler.starts[1:]
+    assert all(sum(each[name] != first[name] for name in first) == 1 for each in neighbours)
+
+
+def test_sampler_of_a_grid_never_repeats_and_ends() -> None:
+    pytest.importorskip("optuna")
+    sampler = GridProposals({"a": (1, 2, 3), "b": ("x", "y")}, {}, seed=1)
+    past: list[tuple[dict[str, Any], float]] = []
+    while (outer := sampler.propose(past)) is not None:
+        assert outer not in [one for one, _ in past]
+        past.append((outer, float(len(past) % 3)))
+    assert len(past) == 6

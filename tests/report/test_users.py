@@ -1,4 +1,4 @@
-"""The case study: four lists for one person whom the models have not seen."""
+"""The case study: four lists for one user whom the models have not seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_four_normalizations_of_the_paper_have_a_list_each(
         ("Sym", eq.LAE(l2=0.0, dropout=0.5, normalizer=eq.Symmetric())),
     ],
 )
-def test_each_list_is_that_of_a_model_fitted_on_everybody_else(
+def test_each_list_is_that_of_a_model_fitted_on_all_other_users(
     name: str, model: eq.LAE, study: CaseStudy, labelled: Interactions
 ) -> None:
     model.fit(others(labelled, "u7"))
@@ -90,7 +90,7 @@ def test_a_list_needs_a_length_and_something_to_show(toy: Interactions) -> None:
         case_study(toy, "cleo")
 
 
-def test_somebody_whose_items_nobody_else_has_is_refused() -> None:
+def test_a_user_whose_items_no_other_user_has_is_refused() -> None:
     data = Interactions(np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]]), ["a", "b", "c"])
-    with pytest.raises(DataError, match="nobody else used an item of user 'c'"):
+    with pytest.raises(DataError, match="no other user has an item of user 'c'"):
         case_study(data, "c")
