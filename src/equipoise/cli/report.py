@@ -62,7 +62,7 @@ def report(
     split = open_split(data)
     source: Any = reading.load(data) if split is None else split
     held = source if split is None else source.test.history
-    persons = [raw_id(held.user_index, text) for text in show_user] if show_user else None
+    users = [raw_id(held.user_index, text) for text in show_user] if show_user else None
     start = time.perf_counter()
     with working(f"making the report on {data}") as progress:
         facts = write_report(
@@ -72,7 +72,7 @@ def report(
             model=fitted,
             k=k or LENGTH,
             sample=sample,
-            users=persons,
+            users=users,
             seed=seed,
             command=shlex.join(["equipoise", *sys.argv[1:]]),
             progress=progress,
