@@ -12,7 +12,7 @@ print(data)
 # %% Describe: how concentrated is it, and how alike are items that share users?
 print(eq.describe(data))
 
-# %% Split by people: the models never see those they are judged on
+# %% Split by users: the models never see those they are evaluated on
 split = eq.split.strong(data, valid=0.1, test=0.2, seed=0)
 print(split)
 
@@ -27,7 +27,7 @@ for name, result in results.items():
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "head_ndcg@20", "tail_ndcg@20")))
 print(eq.compare(results, "tail_ndcg@20"))
 
-# %% Recommend to somebody who was not in the training data
+# %% Recommend to a user who was not in the training data
 history = split.test.history.history(split.test.history.users[0])
 found = balanced.recommend([history], k=10)
 print([data.label(item) for item in history[:5]], "->", found.titles[0])
@@ -40,7 +40,6 @@ reasons = balanced.explain(history, found.items[0][0])
 print(reasons.to_frame().head(3))
 assert sum(reasons.contributions) == reasons.score
 
-# %% Update instead of refitting: forget one person, exactly
-person = split.train.users[0]
-balanced.update(removed=[person])
+# %% Update instead of refitting: forget one user, exactly
+balanced.update(removed=[split.train.users[0]])
 print(balanced.interactions_)

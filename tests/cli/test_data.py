@@ -101,8 +101,9 @@ def test_split_at_a_date(tmp_path: Path, answer: Answer) -> None:
 
 def test_split_notes_that_the_future_leaks(tmp_path: Path, run: Run) -> None:
     done = run("split", "events.csv", tmp_path / "out")
-    assert "ignores time" in done.stderr
-    assert "strong split of 10 items saved in" in done.stdout
+    assert "ignores time" in done.stdout
+    assert "Split: strong" in done.stdout
+    assert f"saved in {tmp_path / 'out'}" in done.stdout
 
 
 def test_a_published_split_is_taken_as_it_is(tmp_path: Path, answer: Answer) -> None:

@@ -71,7 +71,7 @@ def test_an_empty_history_gets_popular_items_and_is_told(run: Run, answer: Answe
     assert "the most popular items" in run("recommend", "model", "--history", "", "-k", 2).stdout
 
 
-def test_recommend_to_everybody_writes_parquet(model: Any, tmp_path: Path, answer: Answer) -> None:
+def test_recommend_to_all_users_writes_parquet(model: Any, tmp_path: Path, answer: Answer) -> None:
     found = answer("recommend", "model", "--all", "--out", tmp_path / "recs.parquet", "-k", 3)
     frame = pl.read_parquet(tmp_path / "recs.parquet")
     assert found["users"] == model.interactions_.n_users

@@ -25,7 +25,7 @@ GRAPH = ["LightGCN", "XSimGCL"]
 
 
 def clustered(n_users: int = 200, n_items: int = 60, groups: int = 5) -> Interactions:
-    """People who mostly use the items of their group; popular items come first."""
+    """Users who mostly use the items of their group; popular items come first."""
     rng = np.random.default_rng(3)
     mine = rng.integers(0, groups, n_users)[:, None] == rng.integers(0, groups, n_items)
     chance = np.where(mine, 0.4, 0.04) * np.linspace(1.3, 0.6, n_items)

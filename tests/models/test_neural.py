@@ -1,4 +1,4 @@
-"""What holds for all neural models: training, stopping, resuming, saving, asking."""
+"""What holds for all neural models: training, stopping, resuming, saving, tuning."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from equipoise.errors import (
     EquipoiseError,
     FileFormatError,
     MissingExtraError,
-    NotFittedError,
     SettingError,
     SolveError,
 )
 from equipoise.interactions import Interactions
-from equipoise.models import saving
 from equipoise.models.neural.base import Epoch, NeuralModel
 from equipoise.split.parts import Split
 
@@ -72,7 +70,7 @@ def test_training_lowers_the_loss_and_beats_popularity(name: str, split: Split) 
 
 @pytest.fixture(params=["small", pytest.param("ml-latest-small", marks=pytest.mark.data)])
 def ratings(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path) -> Path:
-    """A table of ratings as MovieLens has it: the real one, or one in which groups have tastes."""
+    """A table of ratings as MovieLens has it: the real one, or one of users in groups."""
     if request.param != "small":
         return shared_data / request.param / "ratings.csv"
     liked = clustered()
@@ -101,7 +99,7 @@ def test_same_seed_gives_the_same_bits_and_another_does_not(name: str, split: Sp
     assert not same_arrays(one, other)
 
 
-def test_looks_in_training_agree_with_evaluate(
+def test_metrics_in_training_agree_with_evaluate(
     name: str, fitted: dict[str, NeuralModel], split: Split
 ) -> None:
     model = fitted[name]
@@ -174,9 +172,9 @@ def test_a_checkpoint_that_could_not_be_written_is_refused_before_training(
     split: Split, tmp_path: Path, resume: bool
 ) -> None:
     file, folder, model = tmp_path / "notes", tmp_path / "letters", tmp_path / "model"
-    file.write_text("of a year")
+    file.write_text("a note")
     folder.mkdir()
-    (folder / "dear.txt").write_text("how are you")
+    (folder / "letter.txt").write_text("a letter")
     eq.Popularity().fit(split.train).save(model)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for taken in (file, folder, model):
@@ -219,65 +217,21 @@ def test_checkpoint_with_any_field_damaged_is_refused_or_goes_on(
             write(state / "manifest.json", sound)
 
 
-def test_settings_make_the_same_model_again(name: str) -> None:
-    model = CASES[name](patience=None)
-    assert saving.build(model.settings()).settings() == model.settings()
-
-
-def test_saved_models_score_the_same_bits(
-    name: str, fitted: dict[str, NeuralModel], split: Split, tmp_path: Path
-) -> None:
-    model = fitted[name]
-    model.save(tmp_path / "model")
-    loaded = eq.load(tmp_path / "model")
-    assert isinstance(loaded, NeuralModel)
-    assert loaded.settings() == model.settings()
-    assert (loaded.epoch_, loaded.history_) == (model.epoch_, model.history_)
-    np.testing.assert_array_equal(loaded.score(split.train), model.score(split.train))
-
-
-def test_damaged_models_are_refused(
-    name: str, fitted: dict[str, NeuralModel], tmp_path: Path
-) -> None:
-    fitted[name].save(tmp_path / "model")
-    file = tmp_path / "model" / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["meta"]["state"] = {"epoch": "last", "history": []}
-    file.write_text(json.dumps(manifest))
-    with pytest.raises(FileFormatError, match=r"the field 'state\.epoch' must be a whole number"):
-        eq.load(tmp_path / "model")
-
-
-def test_lists_have_the_same_bits_for_any_batch_and_threads(
-    name: str, fitted: dict[str, NeuralModel], split: Split
-) -> None:
-    model, train = fitted[name], split.train
-    whole = model.rank(train, 10, threads=2)
-    for user in range(0, 200, 37):
-        one = model.rank(train.rows(np.array([user])), 10, threads=1)
-        np.testing.assert_array_equal(one.scores[0], whole.scores[user])
-        np.testing.assert_array_equal(one.items[0], whole.items[user])
-
-
-def test_empty_histories_get_popular_items(name: str, fitted: dict[str, NeuralModel]) -> None:
-    assert fitted[name].recommend([[]], k=3).source == ["popular"]
-
-
 @pytest.mark.parametrize("name", GRAPH)
-def test_graph_models_refuse_people_without_vectors(
+def test_graph_models_refuse_users_without_vectors(
     name: str, fitted: dict[str, NeuralModel]
 ) -> None:
-    strangers = eq.split.strong(clustered(), valid=0.1, test=0.1)
+    others = eq.split.strong(clustered(), valid=0.1, test=0.1)
     with pytest.raises(DataError, match=f"{name} ranks only the users it was fitted on"):
         fitted[name].recommend([[0, 1, 2, 3, 59]])
-    model = CASES[name](epochs=1).fit(strangers.train, threads=1)
+    model = CASES[name](epochs=1).fit(others.train, threads=1)
     with pytest.raises(DataError, match="only the users it was fitted on"):
-        eq.evaluate(model, strangers.test, bootstrap=0)
+        eq.evaluate(model, others.test, bootstrap=0)
     with pytest.raises(DataError, match=f"{name} has vectors only for users who are"):
-        CASES[name]().fit(strangers.train, valid=strangers.valid)
+        CASES[name]().fit(others.train, valid=others.valid)
 
 
-def test_multvae_answers_strangers() -> None:
+def test_multvae_ranks_for_users_outside_the_training_data() -> None:
     split = eq.split.strong(clustered(), valid=0.2, test=0.1)
     model = CASES["MultVAE"]().fit(split.train, valid=split.valid, threads=1)
     kept = model.history_[model.epoch_ - 1]
@@ -301,50 +255,69 @@ def test_missing_torch_names_the_extra(
         CASES[name]().fit(toy)
 
 
-def test_asking_before_fitting_says_so(name: str) -> None:
-    with pytest.raises(NotFittedError, match="call fit first"):
-        CASES[name]().recommend(["u1"])
-
-
-def test_scores_have_no_explanation(name: str, fitted: dict[str, NeuralModel]) -> None:
-    with pytest.raises(DataError, match=f"{name} cannot explain a score"):
-        fitted[name].explain("u1", 3)
-
-
-def test_saved_models_rank_without_torch(
+def test_what_was_learned_is_saved_and_ranks_without_torch(
     name: str, fitted: dict[str, NeuralModel], split: Split, tmp_path: Path
 ) -> None:
-    fitted[name].save(tmp_path / "model")
+    model = fitted[name]
+    model.save(tmp_path / "model")
+    loaded = eq.load(tmp_path / "model")
+    assert (loaded.epoch_, loaded.history_) == (model.epoch_, model.history_)
+    np.testing.assert_array_equal(loaded.score(split.train), model.score(split.train))
     code = (
         "import sys; sys.modules['torch'] = None; import equipoise as eq; "
         "print(eq.load(sys.argv[1]).recommend(['u7'], k=5).items[0])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "model")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(fitted[name].recommend(["u7"], k=5).items[0])
+    assert done.stdout.strip() == str(model.recommend(["u7"], k=5).items[0])
 
 
-def test_there_is_no_dial(name: str, fitted: dict[str, NeuralModel]) -> None:
+def test_scores_have_no_explanation_and_no_dial(name: str, fitted: dict[str, NeuralModel]) -> None:
+    with pytest.raises(DataError, match=f"{name} cannot explain a score"):
+        fitted[name].explain("u1", 3)
     with pytest.raises(SettingError, match="no popularity dial"):
         fitted[name].recommend(["u1"], alpha=0.5)
 
 
+def test_each_model_has_a_space_to_tune(name: str) -> None:
+    pytest.importorskip("optuna")
+    split = eq.split.weak(clustered(40, 15), valid=0.2, test=0.2)
+    prototype = getattr(eq, name)(epochs=2)  # sizes and the other settings are the defaults
+    tuned = eq.tune(prototype, split, trials=2, seed=0, threads=1)
+    assert tuned.trials.height == 2
+    space = tuned.model.search_space
+    assert all(getattr(tuned.model, name) in values for name, values in space.items())
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("models", "settings", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
-        ({"epochs": 1.5}, "epochs must be a whole number"),
-        ({"patience": 0}, "patience must be a whole number >= 1"),
-        ({"seed": -1}, "seed must be a whole number >= 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be > 0"),
-        ({"evaluate_every": True}, "evaluate_every must be a whole number"),
+        (CASES, {"batch_size": 0}, "batch_size must be a whole number >= 1, got 0"),
+        (CASES, {"epochs": 1.5}, "epochs must be a whole number"),
+        (CASES, {"patience": 0}, "patience must be a whole number >= 1"),
+        (CASES, {"seed": -1}, "seed must be a whole number >= 0"),
+        (CASES, {"learning_rate": 0.0}, "learning_rate must be > 0"),
+        (CASES, {"evaluate_every": True}, "evaluate_every must be a whole number"),
+        (["MultVAE"], {"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        (["MultVAE"], {"annealing": 1.5}, r"annealing must lie in \[0, 1\], got 1.5"),
+        (["MultVAE"], {"beta": -0.1}, "beta must be >= 0"),
+        (["MultVAE"], {"hidden": 0}, "hidden must be a whole number >= 1"),
+        (["MultVAE"], {"latent": 2.5}, "latent must be a whole number >= 1"),
+        (GRAPH, {"layers": 0}, "layers must be a whole number >= 1"),
+        (GRAPH, {"n_factors": 0}, "n_factors must be a whole number >= 1"),
+        (GRAPH, {"l2": -0.1}, "l2 must be >= 0"),
+        (["XSimGCL"], {"view": 4}, "view must be a whole number from 1 to 3, got 4"),
+        (["XSimGCL"], {"temperature": 0.0}, "temperature must be > 0"),
+        (["XSimGCL"], {"strength": -1.0}, "strength must be >= 0"),
+        (["XSimGCL"], {"noise": -1.0}, "noise must be >= 0"),
     ],
 )
 def test_settings_outside_their_range_are_refused(
-    name: str, settings: dict[str, Any], message: str
+    models: Any, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingError, match=message):
-        CASES[name](**settings)
+    for name in models:
+        with pytest.raises(SettingError, match=message):
+            CASES[name](**settings)
 
 
 def test_data_that_cannot_be_fitted_are_refused(name: str) -> None:
@@ -359,7 +332,7 @@ def test_data_that_cannot_be_fitted_are_refused(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_training_on_a_card_gives_about_the_same_quality(name: str, split: Split) -> None:
+def test_training_on_a_gpu_gives_about_the_same_quality(name: str, split: Split) -> None:
     model = CASES[name](**LONGER[name]).fit(split.train, valid=split.valid, device="cuda")
     popular = eq.evaluate(eq.Popularity().fit(split.train), split.test, bootstrap=0)
     found = eq.evaluate(model, split.test, bootstrap=0)

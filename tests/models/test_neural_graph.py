@@ -13,7 +13,7 @@ from tests.models.neural_cases import CASES, GRAPH, clustered
 from tests.tolerance import assert_close
 
 import equipoise as eq
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.models.neural.graph import (
     LightGCNTask,
@@ -45,7 +45,7 @@ def first(rng: np.random.Generator) -> Matrix:
 
 @pytest.fixture
 def triples(rng: np.random.Generator) -> list[Matrix]:
-    """A batch in which people and items come again."""
+    """A batch in which users and items are repeated."""
     return [rng.integers(0, high, 40) for high in (29, 17, 18)]
 
 
@@ -108,7 +108,7 @@ def drawn_noise(layers: int) -> list[Matrix]:
 
 
 def dense_contrast(E: Matrix, C: Matrix, rows: Matrix, temperature: float) -> float:
-    """Walk over the distinct rows, as the formula is written."""
+    """The sum over the distinct rows, as the formula is written."""
     unique = sorted(set(rows.tolist()))
     losses = []
     for row in unique:
@@ -155,7 +155,7 @@ def test_contrast_does_not_depend_on_order_and_repetition(first: Matrix) -> None
     )
 
 
-def test_gradient_of_smoothing_is_that_of_a_dense_product(
+def test_gradient_of_the_propagation_is_that_of_a_dense_product(
     data: Interactions, first: Matrix, rng: np.random.Generator
 ) -> None:
     graph, H = device_graph(data, torch.device("cpu")), dense_graph(data)
@@ -185,9 +185,9 @@ def test_relabelled_items_have_relabelled_vectors(
 @pytest.mark.parametrize("name", GRAPH)
 def test_scores_are_products_of_vectors(name: str, data: Interactions) -> None:
     model = CASES[name](epochs=2).fit(data, threads=1)
-    people = data.rows(np.arange(29))
+    users = data.rows(np.arange(29))
     expected = model.arrays_["users"][:29].astype(np.float64) @ model.arrays_["items"].T
-    assert_close(model.score(people), expected, "float32", scale=np.abs(expected).max())
+    assert_close(model.score(users), expected, "float32", scale=np.abs(expected).max())
 
 
 @pytest.fixture(params=GRAPH)
@@ -223,7 +223,7 @@ def test_users_with_equal_histories_keep_vectors_of_their_own(twins: Any, tmp_pa
     np.testing.assert_array_equal(eq.load(tmp_path / "model").score(order), twins.score(order))
 
 
-def test_history_that_several_users_share_is_nobodys(twins: Any) -> None:
+def test_history_that_several_users_share_is_refused(twins: Any) -> None:
     if type(twins) is eq.LightGCN:
         with pytest.raises(DataError, match=r"several users of .* ask for one of them by id"):
             twins.recommend([[10, 30]])
@@ -255,16 +255,16 @@ def test_triples_hold_a_used_and_an_unused_item(data: Interactions, way: str) ->
     assert not X[found[:, 0], found[:, 2]].any()
 
 
-def test_walking_over_interactions_meets_each_once(data: Interactions) -> None:
+def test_an_epoch_by_interaction_has_each_once(data: Interactions) -> None:
     found = drawn(TripleSampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
     pairs = set(zip(*data.matrix.nonzero(), strict=True))
     assert {(user, item) for user, item, _ in found.tolist()} == pairs
 
 
-def test_people_and_items_are_drawn_evenly() -> None:
+def test_users_and_items_are_drawn_evenly() -> None:
     X = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1] * 6], np.float32)
     found = drawn(TripleSampler(sp.csr_array(X), torch.device("cpu")), "by_user", 1000)
-    count = len(found)  # the third person used everything and is left out
+    count = len(found)  # the third user used every item and is left out
     assert count == 4_000
     margin = 5 * 0.5 / np.sqrt(count)  # five standard deviations
     assert abs((found[:, 0] == 0).mean() - 1 / 2) < margin
@@ -277,7 +277,7 @@ def test_people_and_items_are_drawn_evenly() -> None:
         assert abs((other[:, 2] == item).mean() - 1 / 5) < 2 * margin
 
 
-def test_data_in_which_everybody_used_everything_are_refused() -> None:
+def test_data_in_which_all_users_used_every_item_are_refused() -> None:
     with pytest.raises(DataError, match="all users used every item"):
         CASES["LightGCN"]().fit(Interactions(np.ones((3, 4), np.float32)))
 
@@ -287,20 +287,3 @@ def test_xsimgcl_trains_without_noise_and_contrast() -> None:
     assert np.isfinite(model.arrays_["users"]).all()
     losses = [entry["loss"] for entry in model.history_]
     assert losses == sorted(losses, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"view": 4}, "view must be a whole number from 1 to 3, got 4"),
-        ({"temperature": 0.0}, "temperature must be > 0"),
-        ({"strength": -1.0}, "strength must be >= 0"),
-        ({"noise": -1.0}, "noise must be >= 0"),
-        ({"layers": 0}, "layers must be a whole number >= 1"),
-        ({"n_factors": 0}, "n_factors must be a whole number >= 1"),
-        ({"l2": -0.1}, "l2 must be >= 0"),
-    ],
-)
-def test_settings_outside_their_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        eq.XSimGCL(**settings)

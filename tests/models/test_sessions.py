@@ -1,4 +1,4 @@
-"""Session models: their closed forms, and what they promise to a visitor."""
+"""Session models: their closed forms, and how they treat the clicks of a session."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_session_worked_by_hand() -> None:
     model = eq.SLIT(l2=1.0, decay_inference=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
     e = np.e
     assert_close(model.weights_, [[1 / (2 * e), 1 / 2], [1 / 2, 0.0]], "float64")
-    # The visit a b: b counts 1 and a counts 1/e.
+    # The session a b: b counts 1 and a counts 1/e.
     assert_close(model.score([[0, 1]])[0], [1 / 2 + 1 / (2 * e * e), 1 / (2 * e)], "float64")
     # SLIS: X = (1 1), inputs (1/2 1/2): M = [[5 1] [1 5]] / 4, R = 1/2 everywhere, C = 1/3.
     whole = eq.SLIS(l2=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
@@ -139,7 +139,7 @@ def test_a_session_is_asked_in_every_form(data: Interactions) -> None:
         model.recommend([1, [1]])
 
 
-def test_unknown_items_of_a_visit_are_skipped_and_reported(
+def test_unknown_items_of_a_session_are_skipped_and_reported(
     data: Interactions, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = eq.SLIST(l2=2.0).fit(data)
@@ -155,10 +155,10 @@ def test_unknown_items_of_a_visit_are_skipped_and_reported(
 
 def test_contributions_of_clicks_add_up_to_the_score(data: Interactions) -> None:
     model = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.3, 0.5)).fit(data, engine="sparse")
-    visit = [3, 1, 3, 0, 5]
-    found = model.recommend(session=visit, k=4)
+    clicks = [3, 1, 3, 0, 5]
+    found = model.recommend(session=clicks, k=4)
     for item, score in zip(found.items[0], found.scores[0], strict=True):
-        reason = model.explain(visit, item)
+        reason = model.explain(clicks, item)
         assert reason.score == score
         assert sum(reason.contributions) == score
         assert set(reason.sources) == {0, 1, 3, 5}
@@ -216,15 +216,6 @@ def test_a_damaged_model_is_not_saved(tmp_path, data: Interactions) -> None:
     with pytest.raises(DataError, match="its diagonal is not positive; nothing was changed"):
         model.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_lists_written_to_a_file_are_those_of_recommend(tmp_path, data: Interactions) -> None:
-    import polars as pl
-
-    model = eq.SLIST(l2=2.0).fit(data)
-    assert model.recommend_to(tmp_path / "lists.parquet", k=4, batch_size=17) == data.n_users
-    stored = pl.read_parquet(tmp_path / "lists.parquet")
-    assert stored.equals(model.recommend(data, k=4).to_frame())
 
 
 def test_sessions_are_evaluated_step_by_step() -> None:

@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli import (
-    data,
-    datasets,
-    demo,
-    doctor,
-    evaluate,
-    fit,
-    recommend,
-    report,
-    tune,
-)
+from equipoise.cli import data, datasets, demo, doctor, evaluate, fit, recommend, report, tune
 from equipoise.cli.framework import Commands
 from equipoise.cli.output import hear_the_library
 

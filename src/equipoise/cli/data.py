@@ -20,7 +20,7 @@ from equipoise.errors import DataError, SettingError, UnknownIdError
 if TYPE_CHECKING:
     from equipoise.ids import IdIndex
     from equipoise.interactions import Interactions
-    from equipoise.split import Part, Split
+    from equipoise.split import Split
     from equipoise.statistics import Statistics
 
 app = typer.Typer()
@@ -257,39 +257,16 @@ def stats(
         emit([{"data": source, **each.to_dict()} for source, each in found])
         return
     if len(found) == 1:
-        _show_statistics(found[0][1])
+        say(str(found[0][1]))
     else:  # as in Table 1 of the paper
-        names = ("data", "users", "items", "interactions", "density", "Gini", "homophily")
         rows = []
         for source, each in found:
-            sizes = (each.n_users, each.n_items, each.n_interactions, _percent(each.density))
+            sizes = (each.n_users, each.n_items, each.n_interactions, f"{each.density:.3%}")
             shape = (each.gini_items, each.homophily, f"{each.head_share:.1%}")
             rows.append((source, *sizes, *shape))
+        names = ("data", "users", "items", "interactions", "density", "Gini", "homophily")
         show(rows, *names, "head share")
     legend(LEGEND)
-
-
-def _show_statistics(found: Statistics) -> None:
-    def spread(what: str, axis: str) -> str:
-        median, least, most = (
-            getattr(found, f"{name}_{axis}") for name in ("median", "min", "max")
-        )
-        return f"{what}: median {median:,g}, from {least:,} to {most:,}"
-
-    show(
-        [
-            ("users", found.n_users, spread("items each", "user")),
-            ("items", found.n_items, spread("users each", "item")),
-            ("interactions", found.n_interactions, f"density {_percent(found.density)}"),
-            ("Gini of items", found.gini_items, f"of users {found.gini_users:.4f}"),
-            ("homophily", found.homophily, f"delta {found.delta:g}"),
-            ("head share", f"{found.head_share:.1%}", ""),
-        ]
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
 
 
 Protocol = Literal["strong", "weak", "last", "time", "session", "given"]
@@ -301,20 +278,16 @@ class SplitOptions:
 
     valid: Annotated[float | None, option("Share to tune on; 0: none. (last: 0 or 1)")] = None
     test: Annotated[float | None, option("Share to report on.")] = None
-    history: Annotated[
-        float | None, option("strong: share of a held-out user's items to show.")
-    ] = None
+    history: Annotated[float | None, option("strong: share of a user's items to show.")] = None
     order: Annotated[
         Literal["random", "time"] | None,
         option("strong, session: hold out at random or the latest."),
     ] = None
     n: Annotated[int | None, option("last: items to hide.", "-n", "--n")] = None
-    test_from: Annotated[str | None, option("time: first moment of test, a date or seconds.")] = (
+    test_from: Annotated[str | None, option("time: where test begins, a date or seconds.")] = None
+    valid_from: Annotated[str | None, option("time: where valid begins, a date or seconds.")] = (
         None
     )
-    valid_from: Annotated[
-        str | None, option("time: first moment of valid, a date or seconds.")
-    ] = None
     seed: Annotated[int | None, option("Same data and seed, same split.")] = None
 
     def settings(self, protocol: Protocol) -> dict[str, Any]:
@@ -363,19 +336,21 @@ def split(
     check_out(out)
     made = _cut(data, protocol, shares.settings(protocol), reading)
     made.save(out)
-    sizes = {part.name: _sizes(part) for part in made.parts}
-    train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
-    if as_json:
-        facts = {"protocol": made.protocol, "seed": made.seed, "fingerprint": made.fingerprint}
-        items = {"items": made.train.n_items, "notes": list(made.notes), "path": str(out)}
-        emit({**facts, **items, "train": train, **sizes})
+    if not as_json:
+        say(f"{made}\nsaved in {out}")
         return
-    rows: list[tuple[Any, ...]] = [("train", *train.values(), None)]
-    rows += [(name, *each.values()) for name, each in sizes.items()]
-    show(rows, "", "users", "known", "to find")
-    for sentence in made.notes:
-        note(f"note: {sentence}")
-    say(f"\n{made.protocol} split of {made.train.n_items:,} items saved in {out}")
+    facts = {"protocol": made.protocol, "seed": made.seed, "fingerprint": made.fingerprint}
+    train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
+    items = {"items": made.train.n_items, "notes": list(made.notes), "path": str(out)}
+    parts = {
+        part.name: {
+            "users": part.n_users,
+            "known": part.history.n_interactions,
+            "to_find": part.target.n_interactions,
+        }
+        for part in made.parts
+    }
+    emit({**facts, **items, "train": train, **parts})
 
 
 def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadOptions) -> Split:
@@ -414,8 +389,3 @@ def _published(folder: Path) -> Split:
     return from_parts(
         parts["train"], test=(parts["train"], parts["test"]), protocol="weak", unknown="skip"
     )
-
-
-def _sizes(part: Part) -> dict[str, int]:
-    known, to_find = part.history.n_interactions, part.target.n_interactions
-    return {"users": part.n_users, "known": known, "to_find": to_find}

@@ -75,9 +75,7 @@ def show_one(name: Name, as_json: Json = False) -> None:
 def fetch(
     name: Name,
     out: Annotated[Path | None, option("Folder to save the prepared data in.")] = None,
-    raw: Annotated[
-        Path | None, option("Folder with the raw files of a bring-your-own set.")
-    ] = None,
+    raw: Annotated[Path | None, option("Folder with raw files you downloaded.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a data set, or prepare one from raw files you downloaded."""

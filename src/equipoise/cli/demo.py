@@ -23,20 +23,18 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 DATA = "movielens-100k"
-PLAIN, DAN = "EASE", "EASE + DAN"
+CHOSEN = PLAIN, DROPOUT, DAN = "EASE", "EASE + dropout", "EASE + DAN"
 K = 20
 SHOWN = 10
 DIAL = (0.0, 0.3, 0.6)
 KNOWN = (12, 25)  # length of the history of the user shown
-GROUPS = ("all", "head", "tail", "unbiased")
+METRICS = ("ndcg", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "recall", "tail_recall")
 
 
 @declare(app, "demo", "equipoise demo")
 def demo(
     user: Annotated[str | None, option("Whose list to show, of the test part.")] = None,
-    report: Annotated[
-        Path | None, option("Also write a page on these data, such as report.html.")
-    ] = None,
+    report: Annotated[Path | None, option("Also write a page, such as report.html.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."""
@@ -51,41 +49,35 @@ def demo(
         data = datasets.load(DATA, min_rating=4)
     with working("describing and splitting it"):
         split = strong(data, valid=0.1, test=0.2, seed=0)
-        found = {"name": DATA, "licence": entry.licence, "statistics": describe(data).to_dict()}
+        found = describe(data)
     with working("fitting and evaluating four models"):
         models = _models()
         results = {name: _fitted(model, split) for name, model in models.items()}
-    known = {name: result for name, (result, _) in results.items() if name in CHOSEN}
+    chosen = {name: results[name][0] for name in CHOSEN}
     tests = []
     for metric in (f"ndcg@{K}", f"tail_ndcg@{K}"):
-        rows = compare(known, metric, pairs="all").to_frame().to_dicts()
+        rows = compare(chosen, metric, pairs="all").to_frame().to_dicts()
         tests += [{"metric": metric, **row} for row in rows]
-    facts: dict[str, Any] = {
-        "data": found,
-        "models": [
-            {
-                "name": name,
-                "settings": models[name].settings(),
-                "words": models[name].summary(),
-                "seconds": seconds,
-                "values": result.to_dict()["values"],
-            }
-            for name, (result, seconds) in results.items()
-        ],
-        "tests": tests,
-        "user": _lists(split.test, models, _user(split.test, user)),
-    }
+    fitted = []
+    for name, (result, seconds) in results.items():
+        settings = {"settings": models[name].settings(), "words": models[name].summary()}
+        values = result.to_dict()["values"]
+        fitted.append({"name": name, **settings, "seconds": seconds, "values": values})
+    asked = _lists(split.test, models, _user(split.test, user))
     if report is not None:
         from equipoise.report import write_report
 
         with working("writing the report"):
             write_report(split, report, name=entry.title)
     if as_json:
-        emit(facts)
+        facts = {"name": DATA, "licence": entry.licence, "statistics": found.to_dict()}
+        emit({"data": facts, "models": fitted, "tests": tests, "user": asked})
         return
-    _show_data(facts["data"], f"{entry.title}, {entry.origin}", split)
-    _show_models(facts["models"], tests, split.test.n_users)
-    _show_lists(facts["user"])
+    _heading("1", "The data: users and the films they gave 4 or 5 stars")
+    say(f"{entry.title}, {entry.origin}\nlicence: {entry.licence}\n\n{found}\n{split}")
+    say("\nhead: the 20% of the films with most users; tail: all others", "dim")
+    _show_models(fitted, tests, split.test.n_users)
+    _show_lists(asked)
     if report is not None:
         say(f"\nA page to look at, with the dial as a slider: {report}")
     say(f"\nAll of this took {time.perf_counter() - start:.0f} seconds.", "dim")
@@ -102,13 +94,10 @@ def _models() -> dict[str, EASE]:
     balanced = normalize.DAN(alpha=0.3, beta=0.2)
     return {
         PLAIN: EASE(l2=400.0, dropout=0.0),
-        "EASE + dropout": EASE(l2=50.0, dropout=0.7),
+        DROPOUT: EASE(l2=50.0, dropout=0.7),
         DAN: EASE(l2=20.0, dropout=0.7, normalizer=balanced),
         "EASE + DAN, automatic": EASE(normalizer=normalize.DAN()),
     }
-
-
-CHOSEN = (PLAIN, "EASE + dropout", DAN)  # the models that are tested against one another
 
 
 def _fitted(model: EASE, split: Split) -> tuple[Result, float]:
@@ -170,24 +159,6 @@ def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
     }
 
 
-def _show_data(data: dict[str, Any], origin: str, split: Split) -> None:
-    _heading("1", "The data")
-    found = data["statistics"]
-    valid = split.valid.n_users if split.valid is not None else 0
-    say(origin)
-    say(f"licence: {data['licence']}", "dim")
-    say(
-        f"\n{found['n_users']:,} users, {found['n_items']:,} films, {found['n_interactions']:,} "
-        f"ratings of 4 or 5 stars.\nThe most liked 20% of the films, the head, hold "
-        f"{found['head_share']:.0%} of them; the others are the tail.\nGini index "
-        f"{found['gini_items']:.2f}, homophily {found['homophily']:.2f} (`equipoise stats {DATA} "
-        "--min-rating 4` has more).\n\n"
-        f"Split by users (strong): {split.train.n_users} to learn from, {valid} to choose "
-        f"settings on,\n{split.test.n_users} to report on, of whom 80% of the films are shown "
-        "and 20% are to be found."
-    )
-
-
 def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], users: int) -> None:
     _heading("2", "Four models, one closed-form solve each")
     show([(each["name"], each["words"], f"{each['seconds']:.2f} s") for each in models])
@@ -201,12 +172,9 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")
     rows = []
     for each in models:
-        ndcg = [each["values"][_metric("ndcg", group)] for group in GROUPS]
-        recall = [each["values"][_metric("recall", group)] for group in ("all", "tail")]
-        coverage = f"{each['values'][f'coverage@{K}']:.0%}"
-        rows.append((each["name"], *ndcg, *recall, coverage))
-    heads = [*(f"ndcg\n{group}" for group in GROUPS), "recall\nall", "recall\ntail"]
-    show(rows, "", *heads, "films\nshown")
+        values = [each["values"][f"{metric}@{K}"] for metric in METRICS]
+        rows.append((each["name"], *values, f"{each['values'][f'coverage@{K}']:.0%}"))
+    show(rows, "", *(metric.replace("_", "\n") for metric in METRICS), "films\nshown")
     say()
     for row in tests:
         if row["model"] == DAN:
@@ -222,10 +190,6 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
             "films shown": "share of the catalogue that stands in at least one list",
         }
     )
-
-
-def _metric(name: str, group: str) -> str:
-    return f"{name}@{K}" if group == "all" else f"{group}_{name}@{K}"
 
 
 def _show_lists(found: dict[str, Any]) -> None:

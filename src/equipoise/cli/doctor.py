@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
-import shutil
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +38,10 @@ def doctor(as_json: Json = False) -> None:
         return
     versions, memory, cache = found["versions"], found["memory"], found["cache"]
     packages = [f"{name} {versions[name]}" for name in CORE]
+    extras = []
+    for name, extra in found["extras"].items():
+        lacks = f"missing {', '.join(extra['missing'])}: {extra['remedy']}"
+        extras.append((f"extra {name}", lacks if extra["missing"] else "installed"))
     held = [f"{name} ({size_text(size)})" for name, size in cache["holds"].items()]
     test = found["self_test"]
     rate = f"{test['gflops']:.0f} Gflop/s in float32, residual {test['residual']:.1e}"
@@ -49,7 +52,7 @@ def doctor(as_json: Json = False) -> None:
         *(("BLAS", "{name} {version}, {threads} threads".format(**b)) for b in found["blas"]),
         ("memory", f"{size_text(memory['free'])} free of {size_text(memory['total'])}"),
         ("GPU", found["gpu"]),
-        *((f"extra {name}", _verdict(extra)) for name, extra in found["extras"].items()),
+        *extras,
         ("cache", f"{cache['folder']}: {', '.join(held) or 'empty'}"),
         ("self-test", f"{'passed' if test['passed'] else 'FAILED'}: solve at {rate}"),
     ]
@@ -80,11 +83,6 @@ def examine() -> dict[str, Any]:
     }
 
 
-def _verdict(extra: dict[str, Any]) -> str:
-    missing = ", ".join(extra["missing"])
-    return f"missing {missing}: {extra['remedy']}" if missing else "installed"
-
-
 def _version(name: str) -> str:
     try:
         return version(name)
@@ -97,15 +95,9 @@ def _blas() -> list[dict[str, Any]]:
 
     for name in ("numpy", "scipy.linalg"):  # threadpoolctl sees only what is loaded
         importlib.import_module(name)
-    found = [
-        {
-            "name": library["internal_api"],
-            "version": library.get("version") or "",
-            "threads": library["num_threads"],
-        }
-        for library in threadpool_info()
-        if library["user_api"] == "blas"
-    ]
+    loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    keys = {"name": "internal_api", "version": "version", "threads": "num_threads"}
+    found = [{name: library.get(key) for name, key in keys.items()} for library in loaded]
     return [each for place, each in enumerate(found) if each not in found[:place]]
 
 
@@ -118,15 +110,15 @@ def _gpu() -> str:
         if torch.cuda.is_available():
             return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
         return f"none that torch {torch.__version__} can use"
-    if shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            return "nvidia-smi gives no answer"
-        if done.returncode == 0 and done.stdout.strip():
-            return f"{done.stdout.strip().splitlines()[0]}; torch is missing"
-    return "none found"
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except FileNotFoundError:
+        return "none found"
+    except (OSError, subprocess.SubprocessError):
+        return "nvidia-smi gives no answer"
+    cards = done.stdout.strip().splitlines() if done.returncode == 0 else []
+    return f"{cards[0]}; torch is missing" if cards else "none found"
 
 
 def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
@@ -138,11 +130,11 @@ def _cache() -> dict[str, Any]:
     from equipoise.datasets import cache_folder
 
     folder = cache_folder()
-    holds = {}
-    if folder.is_dir():
-        for entry in sorted(folder.iterdir()):
-            files = [entry] if entry.is_file() else [f for f in entry.rglob("*") if f.is_file()]
-            holds[entry.name] = sum(file.stat().st_size for file in files)
+    holds: dict[str, int] = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(folder).parts[0]
+            holds[name] = holds.get(name, 0) + file.stat().st_size
     return {"folder": str(folder), "holds": holds}
 
 
@@ -151,15 +143,12 @@ def _self_test() -> dict[str, Any]:
     import numpy as np
     import scipy.sparse as sp
 
-    from equipoise.interactions import Interactions
     from equipoise.models import EASE
     from equipoise.solve.plan import solve_rate
 
     start = time.perf_counter()
-    rng = np.random.default_rng(0)
-    cells = rng.choice(500 * 200, 5_000, replace=False)
-    pairs = (np.ones(len(cells), np.float32), np.divmod(cells, 200))
-    model = EASE(l2=10.0).fit(Interactions(sp.coo_array(pairs, shape=(500, 200)).tocsr()))
+    used = np.random.default_rng(0).random((500, 200)) < 0.05
+    model = EASE(l2=10.0).fit(sp.csr_array(used, dtype=np.float32))
     return {
         "passed": bool(model.residual_ < 1e-3),
         "residual": float(model.residual_),

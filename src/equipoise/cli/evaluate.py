@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+GROUPS = ("all", "head", "tail", "unbiased")
 BEYOND = {
     "coverage": "share of the catalogue that stands in at least one list",
     "gini": "how unevenly items are shown: 0 all alike, near 1 always the same few",
@@ -116,24 +117,11 @@ def _loaded(
 
 def _show_result(result: Result, k: int) -> None:
     """Print accuracy by group of items and what lies beyond accuracy, at one cut-off."""
-    found = {
-        (row["metric"], row["slice"]): row
-        for row in result.table.iter_rows(named=True)
-        if row["k"] == k and row["value"] is not None
-    }
-    rows = []
-    for group in ("all", "head", "tail", "unbiased"):
-        cells: list[float | str] = []
-        for metric in ("recall", "ndcg"):
-            row = found.get((metric, group))
-            bounded = row is not None and row["low"] is not None
-            interval = f"{row['low']:.4f} to {row['high']:.4f}" if row and bounded else ""
-            cells += [row["value"] if row else "-", interval]
-        rows.append((group, *cells))
     kind = "events" if result.protocol == "session" else "users"
     title = f"{result.protocol} split, {result.part} part, {result.n_users:,} {kind}, lists of {k}"
-    heads = ("items", "recall", "95% interval", "ndcg", "95% interval")
-    show(rows, *heads, title=title)
+    found = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
+    rows = [row for row in found.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]
+    show(rows, "metric", "items", "value", "95% interval", "", title=title)
     names = [name for name in BEYOND if f"{name}@{k}" in result]
     values = ", ".join(f"{name} {number(result[f'{name}@{k}'])}" for name in names)
     say(f"\nbeyond accuracy: {values}")

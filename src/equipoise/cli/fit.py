@@ -10,7 +10,7 @@ import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
 from equipoise.cli.framework import Json, Saved, declare, option
-from equipoise.cli.output import emit, say, show, size_text, working
+from equipoise.cli.output import emit, say, working
 from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
 from equipoise.errors import SettingError, TooBigError
 
@@ -31,7 +31,6 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
-    from equipoise.machine import duration
     from equipoise.solve.plan import plan as make_plan
 
     sizes = (users, items, interactions)
@@ -47,23 +46,11 @@ def plan(
     if as_json:
         emit({**vars(found), "seconds": found.seconds, "fits": found.fits})
         return
+    say(str(found))
     try:
         found.require()
-        verdict = "fits"
     except TooBigError as error:
-        verdict = f"does not fit: {error}"
-    disk = f"{size_text(found.disk_bytes)} of {size_text(found.disk_free_bytes)}"
-    show(
-        [
-            ("engine", f"{found.engine}, {found.dtype}, on {found.device}"),
-            ("items", f"{found.n_items:,}"),
-            ("memory", f"{size_text(found.peak_bytes)} of {size_text(found.budget_bytes)}"),
-            *([("disk", disk)] if found.disk_bytes else []),
-            ("operations", f"{found.flops / 1e9:,.4g} Gflop"),
-            ("time", f"about {duration(found.seconds)} on this machine"),
-            ("verdict", verdict),
-        ]
-    )
+        say(f"does not fit: {error}", "yellow")
 
 
 @declare(app, "fit", "equipoise fit split model --model ease --l2 100 --normalizer dan")

@@ -56,19 +56,10 @@ class Commands(TyperGroup):
 
 
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:
-    """Register a function as a command.
+    """Register a function as a command, with an example that ``--help`` shows and the tests run.
 
-    Parameters of a dataclass type are spread out into one option per field; the function gets the
+    A parameter of a dataclass type is spread out into an option per field; the function gets the
     dataclass back.
-
-    Parameters
-    ----------
-    app
-        Where to register it.
-    name
-        Of the command.
-    example
-        A command line that works; shown by ``--help`` and run by the tests.
     """
 
     def register(function: Command) -> Command:
@@ -81,24 +72,15 @@ def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Co
 def _spread(function: Command) -> Command:
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, list[str]] = {}
-    parameters: list[inspect.Parameter] = []
-
-    def add(name: str, kind: Any, default: Any) -> None:
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-            )
-        )
-
+    options: dict[str, tuple[Any, Any]] = {}  # type and default by name
     for name, parameter in inspect.signature(function).parameters.items():
         if not dataclasses.is_dataclass(hints[name]):
-            add(name, hints[name], parameter.default)
+            options[name] = hints[name], parameter.default
             continue
         types = typing.get_type_hints(hints[name], include_extras=True)
-        fields = dataclasses.fields(hints[name])
-        groups[name] = [field.name for field in fields]
-        for field in fields:
-            add(field.name, types[field.name], field.default)
+        fields = {field.name: field.default for field in dataclasses.fields(hints[name])}
+        groups[name] = list(fields)
+        options |= {field: (types[field], default) for field, default in fields.items()}
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
@@ -106,6 +88,10 @@ def _spread(function: Command) -> Command:
             values[name] = hints[name](**{field: values.pop(field) for field in fields})
         function(**values)
 
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
     vars(command)["__signature__"] = inspect.Signature(parameters)
     return command

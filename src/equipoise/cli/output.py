@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -50,10 +49,7 @@ def emit(value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Return plain values: dataclasses as dicts, arrays as lists, NaN and infinities as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return {field.name: as_json(getattr(value, field.name)) for field in fields}
+    """Return plain values: arrays as lists, NaN and infinities as null."""
     if isinstance(value, dict):
         return {str(key): as_json(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -28,9 +28,7 @@ Sessions = Annotated[
     option('Clicks in order, for a session model: "a,b,a"; repeatable.', "--session"),
 ]
 Length = Annotated[int, option("Length of the list.", "-k")]
-Alpha = Annotated[
-    float | None, option("The popularity dial, without a new fit; larger: more tail.")
-]
+Alpha = Annotated[float | None, option("The popularity dial: larger, more tail; no new fit.")]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="An item id or title.")]
 
 
@@ -183,11 +181,9 @@ def similar(
 def explain(
     model: Saved,
     item: Item,
-    user: Annotated[str | None, option("A user id.")] = None,
-    history: Annotated[str | None, option('Items of any user: "a,b,c" or a JSON list.')] = None,
-    session: Annotated[
-        str | None, option('Clicks in order, for a session model: "a,b,a".')
-    ] = None,
+    user: Users = None,
+    history: Histories = None,
+    session: Sessions = None,
     alpha: Alpha = None,
     as_json: Json = False,
 ) -> None:
@@ -196,8 +192,10 @@ def explain(
 
     fitted = load(model)
     (explained,) = find_items(fitted.interactions_, [item])
-    given = [None if text is None else [text] for text in (user, history, session)]
-    found = fitted.explain(_wanted(fitted, *given)[0], explained, alpha=alpha)
+    wanted = _wanted(fitted, user, history, session)
+    if len(wanted) > 1:
+        raise SettingError("explain takes one --user, --history or --session")
+    found = fitted.explain(wanted[0], explained, alpha=alpha)
     label = fitted.interactions_.label(explained)
     if as_json:
         emit({**vars(found), "title": label})

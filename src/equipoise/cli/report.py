@@ -34,9 +34,7 @@ def report(
     model: Annotated[Path | None, option("A saved model to report on.")] = None,
     k: Annotated[int | None, option("Length of the lists. [20]", "-k")] = None,
     sample: Annotated[int, option("How many users to show.")] = 6,
-    show_user: Annotated[
-        list[str] | None, option("A user of the test part to show; repeatable.")
-    ] = None,
+    show_user: Annotated[list[str] | None, option("Of the test part; repeatable.")] = None,
     seed: Annotated[int, option("Of the split and the sample.")] = 0,
     title: Annotated[str | None, option("Heading of the page.")] = None,
     case_study: Annotated[
@@ -64,7 +62,7 @@ def report(
     split = open_split(data)
     source: Any = reading.load(data) if split is None else split
     held = source if split is None else source.test.history
-    persons = [raw_id(held.user_index, text) for text in show_user] if show_user else None
+    users = [raw_id(held.user_index, text) for text in show_user] if show_user else None
     start = time.perf_counter()
     with working(f"making the report on {data}") as progress:
         facts = write_report(
@@ -74,7 +72,7 @@ def report(
             model=fitted,
             k=k or LENGTH,
             sample=sample,
-            users=persons,
+            users=users,
             seed=seed,
             command=shlex.join(["equipoise", *sys.argv[1:]]),
             progress=progress,

@@ -53,18 +53,18 @@ class ModelOptions:
     model: Annotated[ModelName | None, choosing("What to fit. [ease]", "--model", "-m")] = None
     l2: Annotated[str | None, choosing("Ridge penalty, lambda: a number or auto.", "--l2")] = None
     dropout: Annotated[str | None, choosing("Denoising, p: 0 (none) to 0.9, or auto.")] = None
-    diag_bound: Annotated[float | None, choosing("For rlae and rdlae, xi: 0 to 1.")] = None
+    diag_bound: Annotated[str | None, choosing("For rlae and rdlae, xi: 0 to 1.")] = None
     normalizer: Annotated[
         NormalizerName, choosing("Weights of users and items.", "--normalizer", "-n")
     ] = "none"
     alpha: Annotated[
-        str | None, choosing("Items (item, dan): larger favours the tail; a number or auto.")
+        str | None, choosing("Items (item, dan): larger favours the tail; or auto.")
     ] = None
     beta: Annotated[
         str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
-    gamma: Annotated[float | None, choosing("Target items (col).")] = None
-    neighbours: Annotated[int | None, choosing("For item-knn.")] = None
+    gamma: Annotated[str | None, choosing("Target items (col).")] = None
+    neighbours: Annotated[str | None, choosing("For item-knn.")] = None
     setting: Annotated[
         list[str] | None,
         choosing(
@@ -84,14 +84,10 @@ class ModelOptions:
         name = self.model or "ease"
         kind = model_class(name)
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
-        options = {
-            "l2": _number("l2", self.l2),
-            "dropout": _number("dropout", self.dropout),
-            "diag_bound": self.diag_bound,
-            "normalizer": self._normalizer(),
-            "neighbours": self.neighbours,
-        }
-        chosen = {key: value for key, value in options.items() if value is not None}
+        chosen = self._given("l2", "dropout", "diag_bound", "neighbours")
+        normalizer = self._normalizer()
+        if self.normalizer != "none":
+            chosen["normalizer"] = normalizer
         for key in chosen:
             if key not in taken:
                 raise SettingError(f"--model {name} has no --{key.replace('_', '-')}; leave it")
@@ -104,22 +100,21 @@ class ModelOptions:
         built: Recommender = kind(**chosen)
         return built
 
-    def _normalizer(self) -> Normalizer | None:
+    def _given(self, *names: str) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in names}
+        return {name: parse(value) for name, value in values.items() if value is not None}
+
+    def _normalizer(self) -> Normalizer:
         from equipoise import normalize
 
         kind, taken = NORMALIZERS[self.normalizer]
-        values = {
-            "alpha": _number("alpha", self.alpha),
-            "beta": _number("beta", self.beta),
-            "gamma": self.gamma,
-        }
-        given = {key: value for key, value in values.items() if value is not None}
-        for key in given:
+        exponents = self._given("alpha", "beta", "gamma")
+        for key in exponents:
             if key not in taken:
                 takers = " or ".join(n for n, (_, takes) in NORMALIZERS.items() if key in takes)
                 raise SettingError(f"--{key} needs --normalizer {takers}, got {self.normalizer}")
-        built: Normalizer = getattr(normalize, kind)(**given)
-        return None if self.normalizer == "none" else built
+        built: Normalizer = getattr(normalize, kind)(**exponents)
+        return built
 
 
 def model_class(name: str) -> Any:
@@ -131,7 +126,7 @@ def model_class(name: str) -> Any:
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
-    """Read NAME=VALUE; a value is a number, true, false, none, or else a word.
+    """Read texts NAME=VALUE; those of the low-pass companion become one `LowPass`.
 
     >>> parse_settings(["mix=0.3", "decay-time=none", "solver=rk4"])
     {'mix': 0.3, 'decay_time': None, 'solver': 'rk4'}
@@ -141,10 +136,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise SettingError(f"--set needs NAME=VALUE, such as mix=0.3, got {text!r}")
-        try:
-            out[name.replace("-", "_")] = None if value == "none" else json.loads(value)
-        except ValueError:
-            out[name.replace("-", "_")] = value
+        out[name.replace("-", "_")] = parse(value)
     inner = {key: out.pop(key) for key in [*out] if key.startswith("lowpass.")}
     if inner:
         from equipoise.models import LowPass
@@ -158,13 +150,16 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
     return out
 
 
-def _number(name: str, text: str | None) -> Any:
-    if text is None or text == "auto":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingError(f"--{name} must be a number or 'auto', got {text!r}") from None
+def parse(text: Any) -> Any:
+    """Return what a text stands for: a number, true, false, none, or else a word."""
+    if text == "none":
+        return None
+    for read in (json.loads, float):
+        try:
+            return read(text)
+        except (TypeError, ValueError):
+            continue
+    return text
 
 
 @dataclass(frozen=True)

@@ -41,16 +41,12 @@ def tune(
     options: PlanOptions,
     family: Annotated[list[str] | None, option(FAMILIES)] = None,
     metric: Annotated[str, option("What to make large on valid.")] = "ndcg@20",
-    objective: Annotated[
-        list[str] | None, option("Of the frontier, beside it. [tail_ndcg@20]")
-    ] = None,
+    objective: Annotated[list[str] | None, option("Beside the metric. [tail_ndcg@20]")] = None,
     trials: Annotated[int, option("Number of solves.")] = 50,
     budget: Annotated[str | None, option("Time for all, such as 10m or 2h.")] = None,
-    paper: Annotated[
-        bool, option("The whole grid of the DAN paper instead.", "--paper-grid")
-    ] = False,
+    paper: Annotated[bool, option("The grid of the DAN paper.", "--paper-grid")] = False,
     early_stop: Annotated[
-        bool, option("On a grid: leave directions that keep falling.", "--early-stop")
+        bool, option("On a grid: leave what keeps falling.", "--early-stop")
     ] = False,
     resume: Annotated[bool, option("Go on with the same search in OUT.", "--resume")] = False,
     seed: Annotated[int, option("Of the search.")] = 0,
@@ -90,13 +86,13 @@ def tune(
 
 def _check_out(out: Path, resume: bool) -> None:
     """Refuse a folder that holds something else, or a search that was not asked to go on."""
-    if out.is_file():
-        raise DataError(f"{out} is a file; give the path of a folder to write")
     begun = (out / SEARCH).exists()
     if begun and not resume:
         raise SettingError(f"{out} holds a search; go on with --resume or choose another folder")
     if resume and not begun:
         raise SettingError(f"{out} holds no search to go on with; leave out --resume")
+    if out.is_file():
+        raise DataError(f"{out} is a file; give the path of a folder to write")
     if not begun and out.is_dir() and any(out.iterdir()):
         raise DataError(f"{out} is not empty; choose another folder")
 
@@ -138,35 +134,32 @@ def _show(found: Tuned, written: dict[str, str]) -> None:
 @contextmanager
 def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
     """Show the last solves and the best so far: a live table, or lines without a terminal."""
+    seen: list[SearchProgress] = []
     if not sys.stderr.isatty():
-        yield _Lines(metric)
+        spoken = time.monotonic()
+
+        def line(progress: SearchProgress) -> None:  # for every improvement, and now and then
+            nonlocal spoken
+            better = not seen or progress.best_value != seen[-1].best_value
+            seen.append(progress)
+            if better or progress.done >= progress.total or time.monotonic() > spoken + REMINDER:
+                spoken = time.monotonic()
+                note(_line(progress, metric))
+
+        yield line
         return
     with Live(console=console(error=True), transient=True, refresh_per_second=4) as live:
-        seen: list[SearchProgress] = []
 
-        def watch(progress: SearchProgress) -> None:
+        def picture(progress: SearchProgress) -> None:
             seen.append(progress)
-            rows = [_row(each) for each in seen[-SHOWN:]]
+            rows = []
+            for each in seen[-SHOWN:]:
+                style = "green" if each.last_value == each.best_value else ""
+                rows.append((each.done, Text(_settings(each.last), style), each.last_value))
             solves = table(rows, "solve", "best of the solve", metric)
             live.update(Group(solves, Text(_line(progress, metric), "bold")))
 
-        yield watch
-
-
-class _Lines:
-    """A line for every improvement, and one now and then."""
-
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
-        self.best: float | None = None
-        self.spoke = time.monotonic()
-
-    def __call__(self, progress: SearchProgress) -> None:
-        quiet = time.monotonic() - self.spoke < REMINDER
-        if progress.best_value == self.best and quiet and progress.done < progress.total:
-            return
-        self.best, self.spoke = progress.best_value, time.monotonic()
-        note(_line(progress, self.metric))
+        yield picture
 
 
 def _line(progress: SearchProgress, metric: str) -> str:
@@ -176,11 +169,6 @@ def _line(progress: SearchProgress, metric: str) -> str:
         f"{progress.done} of {progress.total} solves, best {metric} {progress.best_value:.4f} "
         f"({_settings(progress.best)}), about {duration(max(progress.left, 0))} left"
     )
-
-
-def _row(progress: SearchProgress) -> tuple[Any, ...]:
-    style = "green" if progress.last_value == progress.best_value else ""
-    return progress.done, Text(_settings(progress.last), style), progress.last_value
 
 
 def _settings(point: dict[str, Any]) -> str:
