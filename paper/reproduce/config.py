@@ -15,6 +15,7 @@ import polars as pl
 from equipoise.errors import DataError
 
 SCALES = {"": 1.0, "%": 0.01, "K": 1e3, "M": 1e6}
+OPTIONAL = ("kind", "protocol", "tuned_on_test", "reasons", "reason_limit", "options")
 Settings = dict[str, Any]
 Id = tuple[str, str, str, str]
 
@@ -46,13 +47,13 @@ class Config:
 
     name: str  # file name without ending, "table3"
     title: str
-    kind: str  # what runs it, a key of `runner.KINDS`
-    protocol: str  # "strong", "weak" or "session"
     datasets: list[str]  # those of the paper first
     columns: dict[str, str]  # published column -> metric of `evaluate`; none for a figure
     rows: list[Row]
     # (data set, row, column) -> number as it was printed; row "" where rows do not differ
     published: dict[tuple[str, str, str], str] = field(repr=False)
+    kind: str = "table"  # what runs it, a key of `runner.KINDS`
+    protocol: str = "strong"  # or "weak" or "session"
     tuned_on_test: bool = False  # whether the published settings were chosen on the test set
     reasons: dict[str, str] = field(default_factory=dict)  # why a column may differ a little
     reason_limit: float = 0.0  # how large a difference these reasons explain
@@ -85,20 +86,14 @@ def load_config(file: Path) -> Config:
         raise DataError(f"there is no {file.name} in {file.parent}; known: {known}")
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        kind = raw.get("kind", "table")
         return Config(
-            name=file.stem,
-            title=raw["title"],
-            kind=kind,
-            protocol=raw.get("protocol", "strong"),
-            datasets=list(raw["datasets"]),
-            columns=dict(raw["columns"] if kind != "figure" else {}),
+            file.stem,
             rows=_rows(raw),
             published=_published(file.parent, raw),
-            tuned_on_test=bool(raw.get("tuned_on_test", False)),
-            reasons=dict(raw.get("reasons", {})),
-            reason_limit=float(raw.get("reason_limit", 0.0)),
-            options=dict(raw.get("options", {})),
+            columns={} if raw.get("kind") == "figure" else raw["columns"],
+            title=raw["title"],
+            datasets=raw["datasets"],
+            **{name: raw[name] for name in OPTIONAL if name in raw},
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be used: {error!r}") from error

@@ -84,8 +84,7 @@ def panels(config: Config, found: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for curve, dataset in product(config.options["curves"], config.datasets):
         total = len(points(config, curve, dataset))
-        lines = found.filter((pl.col("curve") == curve) & (pl.col("dataset") == dataset))
-        have = lines["point"].n_unique()
+        have = found.filter(curve=curve, dataset=dataset)["point"].n_unique()
         verdict = NOT_RUN if not have else "ours" if have == total else "in part"
         rows.append((dataset, curve, have, total, verdict))
     names = ["dataset", "curve", "points", "of", "status"]
@@ -131,13 +130,11 @@ def points(config: Config, curve: str, dataset: str) -> list[Row]:
         for value in options[exponent] if "normalizer" in row.settings else ():
             settings = copy.deepcopy(row.settings)
             settings["normalizer"][exponent] = float(value)
-            name = f"{exponent} {value:g}"
-            point = replace(row, settings=settings, x=float(value))
+            label = f"{exponent} {value:g}"
+            names = {"name": label, "series": label}
             if curve == exponent:
-                out.append(replace(point, name=f"{row.name}, {name}"))
-            else:
-                x = None if curve == "eigenvalues" else point.x
-                out.append(replace(point, name=name, series=name, x=x))
+                names = {"name": f"{row.name}, {label}"}
+            out.append(replace(row, settings=settings, x=float(value), **names))
         out += [] if "normalizer" in row.settings else [row]
     return out
 

@@ -57,11 +57,11 @@ def run(
     """
     kind = kind_of(config)
     done = kind.read(out)
-    wanted = config.datasets if datasets is None else set(datasets)
+    wanted = {name.lower() for name in datasets or config.datasets}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in kind.rows(config, done):
         if (
-            row.dataset in wanted
+            row.dataset.lower() in wanted
             and kind.runs(row, device)
             and kind.find(data, config, row) is not None
         ):

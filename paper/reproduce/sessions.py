@@ -63,8 +63,11 @@ class Sessions(Table):
         rows = []
         for row in config.rows:
             settings = row.settings or found.get((row.dataset, "", row.name))
-            if settings is not None:
-                settings = build(_nulls(settings)).settings()
+            if settings is not None:  # TOML has no null: "none" stands for it
+                fields = {
+                    name: None if each == "none" else each for name, each in settings.items()
+                }
+                settings = build(fields).settings()
             rows.append(replace(row, settings=settings))
         return rows
 
@@ -104,25 +107,20 @@ class Sessions(Table):
     def searched(self, job: Job, row: Row) -> dict[str, Settings]:
         """Return the settings of a model without and with DAN, by the names of their rows."""
         options = job.config.options
-        valid = sample(
-            (job.data.valid.history, job.data.valid.target), options.get("events", EVENTS)
-        )
-        grid = _nulls(options.get("grid", {}))
+        valid = (job.data.valid.history, job.data.valid.target)
+        some = sample(valid, options.get("events", EVENTS))
 
         def search(model: str) -> Search:
             path = kept_folder(job.out) / f"{row.dataset}-{model}-search.json"
-            return Search(model, job.data.train, valid, path, job.device, grid)
+            return Search(model, job.data.train, some, path, job.device, options.get("grid", {}))
 
         model = row.name.removesuffix(WITH_DAN)
-        start: Settings = {}
-        if model == "SLIST":
-            start = {"decay_position": search("SLIT").own({})["decay_position"]}
+        start = search("SLIT").own({}) if model == "SLIST" else {}
+        start = {name: start[name] for name in start if name == "decay_position"}
         mine = search(model)
-        plain, dan = mine.pair(mine.own(start))
-        return {
-            model: make(model, plain).settings(),
-            f"{model}{WITH_DAN}": make(model, dan).settings(),
-        }
+        pair = mine.pair(mine.own(start))
+        names = (model, f"{model}{WITH_DAN}")
+        return {name: make(model, one).settings() for name, one in zip(names, pair, strict=True)}
 
     def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
         if new:
@@ -142,15 +140,6 @@ def folder_name(dataset: str) -> str:
     ('yoochoose1_64', 'diginetica')
     """
     return FOLDERS.get(dataset.lower(), dataset.lower())
-
-
-def _nulls(values: Any) -> Any:
-    """Return what a TOML file holds, which has no null, with None for "none"."""
-    if isinstance(values, dict):
-        return {name: _nulls(value) for name, value in values.items()}
-    if isinstance(values, list):
-        return [_nulls(value) for value in values]
-    return None if values == "none" else values
 
 
 def all_sessions(folder: Path) -> Interactions:
