@@ -16,11 +16,21 @@ import polars as pl
 from equipoise.errors import DataError, EquipoiseError
 from reproduce.config import load_config, names
 from reproduce.figures import panels
-from reproduce.overview import in_words, was_run, write_overview
+from reproduce.overview import write_overview
 from reproduce.runner import results_file, run
 
 EXAMPLE = "example: python paper/run.py table3 --data data --device cuda --datasets Gowalla"
-SHAPE = {"tbl_hide_column_data_types": True, "tbl_hide_dataframe_shape": True, "tbl_rows": -1}
+COLUMNS = ("dataset", "row", "column", "published", "ours", "difference", "status")
+SHAPE = {
+    "tbl_formatting": "NOTHING",
+    "tbl_hide_column_data_types": True,
+    "tbl_hide_dataframe_shape": True,
+    "tbl_rows": -1,
+    "tbl_cols": -1,
+    "tbl_width_chars": 160,
+    "float_precision": 4,
+    "thousands_separator": True,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("names", nargs="*", help="table3, figure5, ... or all; see --list")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of data sets")
-    parser.add_argument("--datasets", nargs="+", help="only these, by their names in the paper")
+    parser.add_argument("--datasets", nargs="+", help="only these, such as Gowalla")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument(
         "--list", action="store_true", help="say which tables and figures there are"
@@ -73,25 +83,15 @@ def reproduce(name: str, args: argparse.Namespace, command: str) -> None:
         command=command,
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
-    shown = summary(results) if config.columns else panels(config, results)
-    with pl.Config(tbl_formatting="NOTHING", tbl_cols=-1, tbl_width_chars=160, **SHAPE):
-        print(f"{config.title}\n{shown}\n", flush=True)
-
-
-def summary(results: pl.DataFrame) -> pl.DataFrame:
-    """Return the cells of a table as text; a data set that was not run is one line."""
-    lines = []
-    for (dataset,), cells in results.group_by("dataset", maintain_order=True):
-        if not was_run(results, dataset):
-            lines.append({"dataset": dataset, "status": "not run here"})
-            continue
-        for cell in cells.sort("row", "column", maintain_order=True).to_dicts():
-            words = {key: cell[key] for key in ("dataset", "row", "column")}
-            for key in ("published", "ours", "difference"):
-                words[key] = "" if cell[key] is None else in_words(cell[key])
-            lines.append({**words, "status": cell["status"]})
-    heads = ("dataset", "row", "column", "published", "ours", "difference", "status")
-    return pl.DataFrame(lines, schema=dict.fromkeys(heads, pl.String)).fill_null("")
+    missing = 0
+    if config.columns:
+        ran = results.filter(pl.col("ours").is_not_null())
+        missing = results.height - ran.height
+        shown = ran.select(*COLUMNS) if ran.height else "None of its data sets is at hand."
+    else:
+        shown = panels(config, results)
+    with pl.Config(**SHAPE):
+        print(config.title, shown, f"{missing} cells not run here\n" if missing else "", sep="\n")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,9 @@ def claims(config: Config, found: pl.DataFrame) -> list[str]:
     """Return a sentence for each thing the figure is there to show."""
     out = []
     for curve in config.options["curves"]:
-        part = found.filter(pl.col("curve") == curve)
-        for dataset in part["dataset"].unique(maintain_order=True):
-            lines = part.filter(pl.col("dataset") == dataset)
+        for dataset, lines in _by(found.filter(curve=curve), "dataset").items():
             out += [f"{dataset}: {text}" for text in SENTENCES[curve](lines)]
-    if config.options.get("panels"):
-        out += _group_gains(config, found)
-    return out
+    return out + (_group_gains(config, found) if config.options.get("panels") else [])
 
 
 def holds(claim: bool) -> str:
@@ -33,30 +29,32 @@ def holds(claim: bool) -> str:
     return "yes" if claim else "no"
 
 
+def _by(lines: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
+    """The lines of each value of a column, in their order."""
+    parts = lines.partition_by(column, maintain_order=True)
+    return {part[0, column]: part for part in parts}
+
+
 def _models(lines: pl.DataFrame) -> list[str]:
-    names = lines["series"].unique(maintain_order=True).to_list()
-    if len(names) < 2:
+    models = list(_by(lines, "series").values())
+    if len(models) < 2:
         return []
-    plain, normed = names[0], names[-1]
+    plain, normed = (dict(part.select("group", "y").rows()) for part in (models[0], models[-1]))
     out = []
     for group in ("all", "head", "tail"):
-        before, after = (_value(lines, name, group) for name in (plain, normed))
+        before, after = plain[group], normed[group]
         gain = f" ({100 * (after / before - 1):+.1f} %)" if before > 0 else ""
         out.append(f"{group} {before:.4f} -> {after:.4f}{gain}")
-    raised = _value(lines, normed, "tail") > _value(lines, plain, "tail")
     text = f"NDCG@20 without -> with normalization: {'; '.join(out)}"
-    return [f"{text}. Normalization raises the tail: {holds(raised)}."]
+    return [f"{text}. Normalization raises the tail: {holds(normed['tail'] > plain['tail'])}."]
 
 
 def _group_gains(config: Config, found: pl.DataFrame) -> list[str]:
     """The gain of normalization in each group of data sets, and which is larger."""
     means = {}
     for group, names in config.options["panels"].items():
-        gains = []
-        for dataset in names:
-            lines = found.filter((pl.col("dataset") == dataset) & (pl.col("group") == "all"))
-            values = lines["y"].to_list()
-            gains += [100 * (values[-1] / values[0] - 1)] if len(values) > 1 else []
+        parts = _by(found.filter(pl.col("dataset").is_in(names), group="all"), "dataset").values()
+        gains = [100 * (part[-1, "y"] / part[0, "y"] - 1) for part in parts if part.height > 1]
         if gains:
             means[group] = float(np.mean(gains))
     text = "; ".join(f"{group} {mean:+.1f} %" for group, mean in means.items())
@@ -68,24 +66,23 @@ def _group_gains(config: Config, found: pl.DataFrame) -> list[str]:
 
 
 def _alpha(lines: pl.DataFrame) -> list[str]:
-    best = _best(lines, "all")
-    tail = lines.filter(pl.col("group") == "tail").sort("x")["y"].to_list()
+    best = {group: _best(part) for group, part in _by(lines, "group").items()}
+    tail = lines.filter(group="tail").sort("x")["y"].to_list()
     rising = all(low <= high for low, high in pairwise(tail))
-    text = f"NDCG@20 over all items is best at alpha = {best:g}, over the tail at "
-    text += f"{_best(lines, 'tail'):g} and over the head at {_best(lines, 'head'):g}"
+    text = f"NDCG@20 over all items is best at alpha = {best['all']:g}, over the tail at "
+    text += f"{best['tail']:g} and over the head at {best['head']:g}"
     return [f"{text}. The tail gains with every step of alpha: {holds(rising)}."]
 
 
 def _beta(lines: pl.DataFrame) -> list[str]:
-    parts = [f"{group} users {_best(lines, group):g}" for group in ("all", "active", "inactive")]
+    groups = _by(lines, "group")
+    parts = [f"{name} users {_best(groups[name]):g}" for name in ("all", "active", "inactive")]
     return [f"NDCG@20 is best at beta: {', '.join(parts)}."]
 
 
 def _noise(lines: pl.DataFrame) -> list[str]:
     out = []
-    at = drops(lines).filter(pl.col("x") == NOISY)
-    for group in ("all", "tail"):
-        part = at.filter(pl.col("group") == group)
+    for group, part in _by(drops(lines).filter(x=NOISY), "group").items():
         drop = dict(part.select("series", "drop").rows())
         if len(drop) < 2 or "LAE" not in drop:
             continue
@@ -101,9 +98,8 @@ def _noise(lines: pl.DataFrame) -> list[str]:
 
 def _weights(lines: pl.DataFrame) -> list[str]:
     shared = {}
-    for name in lines["series"].unique(maintain_order=True):
-        part = lines.filter(pl.col("series") == name)
-        head, tail = (part.filter(pl.col("group") == group) for group in ("head", "tail"))
+    for name, part in _by(lines, "series").items():
+        head, tail = (part.filter(group=group) for group in ("head", "tail"))
         both = np.minimum(head["y"].to_numpy(), tail["y"].to_numpy())
         shared[name] = float(np.trapezoid(both, head["x"].to_numpy()))
     text = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
@@ -113,40 +109,29 @@ def _weights(lines: pl.DataFrame) -> list[str]:
 
 
 def _eigenvalues(lines: pl.DataFrame) -> list[str]:
-    kept = lines.filter(pl.col("group") == "")
-    names = kept["series"].unique(maintain_order=True).to_list()
-    curves = [kept.filter(pl.col("series") == name)["y"].to_numpy() for name in names]
+    kept = lines.filter(group="")
+    curves = [part["y"].to_numpy() for part in _by(kept, "series").values()]
     # equal to rounding where an eigenvalue is 0 for every beta
     falls = all((low >= high - 1e-6).all() for low, high in pairwise(curves))
-    means = lines.filter(pl.col("group") == "mean")
-    text = ", ".join(f"{name} {y:.4f}" for name, y in means.select("series", "y").rows())
-    size = f"{kept['x'].to_numpy().max():,.0f}"
+    means = lines.filter(group="mean").select("series", "y").rows()
+    text = ", ".join(f"{name} {y:.4f}" for name, y in means)
     claim = f"Every eigenvalue falls as beta grows: {holds(falls)}"
-    return [f"mean of all {size} eigenvalues: {text}. {claim}."]
+    return [f"mean of all {kept['x'].max():,.0f} eigenvalues: {text}. {claim}."]
 
 
 def _lists(lines: pl.DataFrame) -> list[str]:
     tails, parts = {}, []
-    shown = lines.filter(pl.col("group") != "")
-    for name in shown["series"].unique(maintain_order=True):
-        rows = shown.filter(pl.col("series") == name)
-        tails[name] = rows.filter(pl.col("group") == "tail").height
-        mean = rows["y"].to_numpy().mean()
-        parts.append(f"{name} {tails[name]} of {rows.height} (mean {mean:.0f} users)")
-    user = lines.filter(pl.col("series") == "user")["label"].to_list()
-    text = f"user {user[0]}, items from the tail: {', '.join(parts)}"
+    for name, rows in _by(lines.filter(pl.col("group") != ""), "series").items():
+        tails[name] = rows.filter(group="tail").height
+        parts.append(f"{name} {tails[name]} of {rows.height} (mean {rows['y'].mean():.0f} users)")
+    user = lines.filter(series="user")[0, "label"]
+    text = f"user {user}, items from the tail: {', '.join(parts)}"
     between = tails["W/O"] < tails["DAN"] < tails["Sym"]
     return [f"{text}. DAN lies between W/O and Sym, as in the paper: {holds(between)}."]
 
 
-def _best(lines: pl.DataFrame, group: str) -> float:
-    part = lines.filter(pl.col("group") == group)
-    return float(part.sort("y", descending=True, maintain_order=True)[0, "x"])
-
-
-def _value(lines: pl.DataFrame, series: str, group: str) -> float:
-    same = (pl.col("series") == series) & (pl.col("group") == group)
-    return float(lines.filter(same)[0, "y"])
+def _best(lines: pl.DataFrame) -> float:
+    return float(lines.sort("y", descending=True, maintain_order=True)[0, "x"])
 
 
 SENTENCES: dict[str, Callable[[pl.DataFrame], list[str]]] = {

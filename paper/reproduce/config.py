@@ -15,40 +15,24 @@ import polars as pl
 from equipoise.errors import DataError
 
 SCALES = {"": 1.0, "%": 0.01, "K": 1e3, "M": 1e6}
+OPTIONAL = ("kind", "protocol", "tuned_on_test", "reasons", "reason_limit", "options")
 Settings = dict[str, Any]
 Id = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is computed in one go: a row of a table, or a point of a figure, on one data set.
+    """What is computed in one go: a row of a table, or a point of a figure, on one data set."""
 
-    Parameters
-    ----------
-    dataset, name
-        As in the paper: "Gowalla", "EASE_DAN".
-    settings
-        Model and hyper-parameters, as `Recommender.settings` writes them; None where the paper
-        does not give them and no search found them.
-    note
-        Why the numbers differ, where they do.
-    card
-        Left out on a machine without a GPU, where it would take hours.
-    curve, series, x
-        Of a point: the curve and the line it belongs to, and where on the axis it lies.
-    extra
-        What else decides the numbers, such as the share of noise.
-    """
-
-    dataset: str
-    name: str
-    settings: Settings | None
-    note: str = ""
-    card: bool = False
-    curve: str = ""
+    dataset: str  # as in the paper, "Gowalla"
+    name: str  # as in the paper, "EASE_DAN"
+    settings: Settings | None  # as `Recommender.settings` writes them; None where not known
+    note: str = ""  # why the numbers differ, where they do
+    card: bool = False  # left out on a machine without a GPU, where it would take hours
+    curve: str = ""  # of a point: the curve and the line it belongs to, and where on the axis
     series: str = ""
     x: float | None = None
-    extra: Settings = field(default_factory=dict)
+    extra: Settings = field(default_factory=dict)  # what else decides the numbers: noise
 
     @cached_property
     def id(self) -> Id:
@@ -59,44 +43,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Config:
-    """A table or figure: its rows, its columns and the published numbers.
+    """A table or figure: its rows, its columns and the published numbers."""
 
-    Parameters
-    ----------
-    name, title
-        File name without ending, "table3", and what it shows.
-    kind
-        What runs it, a key of `reproduce.runner.KINDS`.
-    protocol
-        "strong", "weak" or "session".
-    datasets
-        Names of the data sets, those of the paper first.
-    columns
-        Published column -> metric of `evaluate`.
-    rows
-        What to run.
-    published
-        (data set, row, column) -> number as it was printed; row "" where rows do not differ.
-    tuned_on_test
-        Whether the published settings were chosen on the test set.
-    reasons, reason_limit
-        Column -> why it may differ a little, and how large a difference this explains.
-    options
-        What else its kind wants to know.
-    """
-
-    name: str
+    name: str  # file name without ending, "table3"
     title: str
-    kind: str
-    protocol: str
-    datasets: list[str]
-    columns: dict[str, str]
+    datasets: list[str]  # those of the paper first
+    columns: dict[str, str]  # published column -> metric of `evaluate`; none for a figure
     rows: list[Row]
+    # (data set, row, column) -> number as it was printed; row "" where rows do not differ
     published: dict[tuple[str, str, str], str] = field(repr=False)
-    tuned_on_test: bool = False
-    reasons: dict[str, str] = field(default_factory=dict)
-    reason_limit: float = 0.0
-    options: Settings = field(default_factory=dict)
+    kind: str = "table"  # what runs it, a key of `runner.KINDS`
+    protocol: str = "strong"  # or "weak" or "session"
+    tuned_on_test: bool = False  # whether the published settings were chosen on the test set
+    reasons: dict[str, str] = field(default_factory=dict)  # why a column may differ a little
+    reason_limit: float = 0.0  # how large a difference these reasons explain
+    options: Settings = field(default_factory=dict)  # what else its kind wants to know
 
     def published_number(self, dataset: str, row: str, column: str) -> tuple[float | None, float]:
         """Return a published number, None where there is none, and one unit of its last digit."""
@@ -125,20 +86,14 @@ def load_config(file: Path) -> Config:
         raise DataError(f"there is no {file.name} in {file.parent}; known: {known}")
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        kind = raw.get("kind", "table")
         return Config(
-            name=file.stem,
-            title=raw["title"],
-            kind=kind,
-            protocol=raw.get("protocol", "strong"),
-            datasets=list(raw["datasets"]),
-            columns=dict(raw["columns"] if kind != "figure" else {}),
+            file.stem,
             rows=_rows(raw),
             published=_published(file.parent, raw),
-            tuned_on_test=bool(raw.get("tuned_on_test", False)),
-            reasons=dict(raw.get("reasons", {})),
-            reason_limit=float(raw.get("reason_limit", 0.0)),
-            options=dict(raw.get("options", {})),
+            columns={} if raw.get("kind") == "figure" else raw["columns"],
+            title=raw["title"],
+            datasets=raw["datasets"],
+            **{name: raw[name] for name in OPTIONAL if name in raw},
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise DataError(f"{file} cannot be used: {error!r}") from error

@@ -8,7 +8,6 @@ hatching, so that a figure can be read in black and white. The same frame gives 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ NAMES = {
     "active": "active users",
     "inactive": "inactive users",
 }
-# A frame, and a function that draws it on an empty matplotlib figure.
-Picture = tuple[pl.DataFrame, Callable[[Any], None]]
+# A frame, and how it is drawn: arguments of `paint_panels` or, with a caption, `paint_lists`.
+Picture = tuple[pl.DataFrame, dict[str, Any]]
 
 
 def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
@@ -51,7 +50,7 @@ def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
     name = config.name
     if not found.height:
         return f"{name}: nothing to draw, none of its data sets is at hand"
-    frame, paint = picture(config, found)
+    frame, how = picture(config, found)
     write_text(folder / f"{name}.csv", frame.write_csv())
     try:
         import matplotlib
@@ -63,7 +62,7 @@ def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
     with matplotlib.rc_context(LOOK):
         figure = Figure()
         FigureCanvasAgg(figure)
-        paint(figure)
+        (paint_lists if "caption" in how else paint_panels)(figure, frame, **how)
         # without date and version the same frame gives the same file
         figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", format="png", dpi=200, metadata={"Software": None})
@@ -72,116 +71,98 @@ def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
 
 def picture(config: Config, found: pl.DataFrame) -> Picture:
     """Return what is drawn of the points, and how."""
+    stand_ins = config.options.get("stands_for", {})
+    titles = {name: f"{name} (for {other})" for name, other in stand_ins.items()}
+    found = found.with_columns(
+        title=pl.col("dataset").replace(titles), named=pl.col("group").replace(NAMES)
+    )
     return PICTURES[config.options["curves"][0]](config, found)
 
 
 def _models(config: Config, found: pl.DataFrame) -> Picture:
     """Bars: by group of items, or by group of data sets where the config has such groups."""
-    frame = found.select(
-        "dataset", pl.col("series").alias("model"), "group", pl.col("y").alias("ndcg@20")
-    )
+    how = {"y": "ndcg@20", "series": "model", "labels": ("", "NDCG@20"), "bars": True}
+    columns = {"dataset": "dataset", "model": "series", "group": "group", "ndcg@20": "y"}
     groups = config.options.get("panels")
-    if groups:
-        home = {name: group for group, names in groups.items() for name in names}
-        order = {name: i for i, name in enumerate(groups)}
-        panel = pl.col("dataset").replace_strict(home, default="other")
-        frame = frame.filter(pl.col("group") == "all").with_columns(panel.alias("panel"))
-        order = pl.col("panel").replace_strict(order, default=9)
-        frame, x, panel = frame.sort(order, maintain_order=True), "dataset", "panel"
-    else:
-        items = pl.col("group").replace(NAMES).alias("items")
-        frame = frame.filter(pl.col("group") != "all")
-        frame, x, panel = frame.with_columns(_title(config).alias("data"), items), "items", "data"
-    bars = partial(paint_bars, x=x, y="ndcg@20", series="model")
-    return frame, partial(panels, frame=frame, panel=panel, paint=bars, labels=("", "NDCG@20"))
+    if not groups:
+        frame = found.filter(pl.col("group") != "all")
+        return frame.select(**columns, data="title", items="named"), {**how, "x": "items"}
+    home = {name: group for group, names in groups.items() for name in names}
+    order = {name: place for place, name in enumerate(groups)}
+    panel = pl.col("dataset").replace_strict(home, default="other")
+    frame = found.filter(group="all").select(**columns, panel=panel)
+    frame = frame.sort(pl.col("panel").replace_strict(order, default=9), maintain_order=True)
+    return frame, {**how, "x": "dataset", "panel": "panel"}
 
 
 def _exponents(config: Config, found: pl.DataFrame) -> Picture:
     """NDCG over alpha or beta; a panel per data set, and per exponent where there are both."""
     both = found["curve"].n_unique() > 1
-    title = pl.concat_str(_title(config), pl.lit(" over "), "curve") if both else _title(config)
-    whole = pl.when((pl.col("group") == "all") & (pl.col("curve") == "beta")).then(
-        pl.lit("all items" if both else "all users")
-    )
+    whole = pl.when((pl.col("group") == "all") & (pl.col("curve") == "beta"))
     frame = found.select(
-        title.alias("data"),
-        whole.otherwise(pl.col("group").replace(NAMES)).alias("over"),
-        pl.col("x").alias("value"),
-        pl.col("y").alias("ndcg@20"),
+        data=pl.concat_str("title", pl.lit(" over "), "curve") if both else "title",
+        over=whole.then(pl.lit("all items" if both else "all users")).otherwise("named"),
+        value="x",
+        **{"ndcg@20": "y"},
     )
-    names = " or ".join(found["curve"].unique(maintain_order=True))
-    return _lines(frame, "value", "ndcg@20", "over", (names, "NDCG@20"))
+    labels = (" or ".join(found["curve"].unique(maintain_order=True)), "NDCG@20")
+    return frame, {"x": "value", "y": "ndcg@20", "series": "over", "labels": labels}
 
 
 def _noise(config: Config, found: pl.DataFrame) -> Picture:
     """Relative drop over noise: mean over the seeds, and from the least to the most."""
-    title = pl.concat_str(_title(config), pl.lit(", "), pl.col("group").replace(NAMES))
-    frame = drops(found).select(
-        title.alias("data"),
-        pl.col("series").alias("model"),
-        pl.col("x").alias("noise"),
-        *("drop", "low", "high", "ndcg@20", "seeds"),
-    )
-    labels = ("noise (%)", "drop of NDCG@20 (%)")
-    return _lines(frame, "noise", "drop", "model", labels, per_row=2, band=("low", "high"))
+    names = found.select("dataset", "group", "title", "named").unique()
+    frame = drops(found).join(names, on=["dataset", "group"], maintain_order="left")
+    kept = {name: name for name in ("drop", "low", "high", "ndcg@20", "seeds")}
+    title = pl.concat_str("title", pl.lit(", "), "named")
+    frame = frame.select(data=title, model="series", noise="x", **kept)
+    how = {"x": "noise", "y": "drop", "series": "model", "band": ("low", "high"), "per_row": 2}
+    return frame, {**how, "labels": ("noise (%)", "drop of NDCG@20 (%)")}
 
 
 def drops(found: pl.DataFrame) -> pl.DataFrame:
     """Return the loss of NDCG against training without noise in percent, over the seeds."""
     keys = ["dataset", "series", "group"]
-    clean = found.filter(pl.col("x") == 0).select(*keys, pl.col("y").alias("clean"))
-    drop = 100 * (1 - pl.col("y") / pl.col("clean"))
+    clean = found.filter(x=0).select(*keys, clean="y")
     return (
         found.join(clean, on=keys, maintain_order="left")
-        .with_columns(drop=drop)
+        .with_columns(drop=100 * (1 - pl.col("y") / pl.col("clean")))
         .group_by("dataset", "group", "series", "x", maintain_order=True)
         .agg(
             pl.col("drop").mean(),
-            pl.col("drop").min().alias("low"),
-            pl.col("drop").max().alias("high"),
-            pl.col("y").mean().alias("ndcg@20"),
-            pl.len().alias("seeds"),
+            low=pl.col("drop").min(),
+            high=pl.col("drop").max(),
+            seeds=pl.len(),
+            **{"ndcg@20": pl.col("y").mean()},
         )
     )
 
 
 def _weights(config: Config, found: pl.DataFrame) -> Picture:
-    frame = found.select(
-        pl.concat_str(_title(config), pl.lit(": "), "series").alias("data"),
-        pl.col("group").replace(NAMES).alias("items"),
-        pl.col("x").alias("mean weight"),
-        pl.col("y").alias("density"),
-    )
-    labels = ("mean weight", "density")
-    return _lines(frame, *labels, "items", labels, markers=False)
+    title = pl.concat_str("title", pl.lit(": "), "series")
+    frame = found.select(data=title, items="named", **{"mean weight": "x"}, density="y")
+    return frame, {"x": "mean weight", "y": "density", "series": "items", "markers": False}
 
 
 def _eigenvalues(config: Config, found: pl.DataFrame) -> Picture:
-    frame = found.filter(pl.col("group") == "").select(
-        _title(config).alias("data"),
-        "series",
-        pl.col("x").alias("rank"),
-        pl.col("y").alias("eigenvalue"),
-    )
-    labels = ("rank of the eigenvalue", "eigenvalue of B")
-    return _lines(frame, "rank", "eigenvalue", "series", labels, markers=False, log=True)
+    frame = found.filter(group="").select(data="title", series="series", rank="x", eigenvalue="y")
+    how = {"x": "rank", "y": "eigenvalue", "series": "series", "markers": False, "log": True}
+    return frame, {**how, "labels": ("rank of the eigenvalue", "eigenvalue of B")}
 
 
 def _lists(config: Config, found: pl.DataFrame) -> Picture:
-    frame = found.filter(pl.col("group") != "").select(
-        pl.col("series").alias("list"),
-        pl.col("x").cast(pl.Int64).alias("rank"),
-        pl.col("label").alias("title"),
-        pl.col("y").cast(pl.Int64).alias("users"),
-        (pl.col("group") == "tail").alias("tail"),
-        "dataset",
+    dataset = found["dataset"][0]  # one user at a time: the first data set that is there
+    frame = found.filter(pl.col("group") != "", dataset=dataset).select(
+        list="series",
+        rank=pl.col("x").cast(pl.Int64),
+        title="label",
+        users=pl.col("y").cast(pl.Int64),
+        tail=pl.col("group") == "tail",
+        dataset="dataset",
     )
-    # one user at a time: the first data set that is there
-    dataset = frame["dataset"][0]
-    frame = frame.filter(pl.col("dataset") == dataset)
-    user = found.filter(pl.col("series") == "user")["label"][0]
-    caption = f"{dataset}, user {user}. Dashed box, italics: tail item; solid: head."
-    return frame, partial(paint_lists, frame=frame, caption=caption)
+    user = found.filter(series="user")["label"][0]
+    marks = "Dashed box, italics: tail item; solid: head."
+    return frame, {"caption": f"{dataset}, user {user}. {marks}"}
 
 
 PICTURES: dict[str, Callable[[Config, pl.DataFrame], Picture]] = {
@@ -195,38 +176,20 @@ PICTURES: dict[str, Callable[[Config, pl.DataFrame], Picture]] = {
 }
 
 
-def _title(config: Config) -> pl.Expr:
-    """The data set, and what it stands in for."""
-    stand_ins = config.options.get("stands_for", {})
-    titles = {name: f"{name} (for {other})" for name, other in stand_ins.items()}
-    return pl.col("dataset").replace(titles)
-
-
-def _lines(
+def paint_panels(
+    figure: Any,
     frame: pl.DataFrame,
+    *,
     x: str,
     y: str,
     series: str,
-    labels: tuple[str, str],
-    *,
+    panel: str = "data",
+    labels: tuple[str, str] | None = None,
     per_row: int = 4,
-    **options: Any,
-) -> Picture:
-    paint = partial(paint_lines, x=x, y=y, series=series, **options)
-    shown = {"frame": frame, "panel": "data", "labels": labels, "per_row": per_row}
-    return frame, partial(panels, paint=paint, **shown)
-
-
-def panels(
-    figure: Any,
-    *,
-    frame: pl.DataFrame,
-    panel: str,
-    paint: Callable[[Any, pl.DataFrame], None],
-    labels: tuple[str, str],
-    per_row: int = 4,
+    bars: bool = False,
+    **look: Any,
 ) -> None:
-    """Make a panel per value of a column, let `paint` fill them, and name the series below."""
+    """Make a panel per value of a column, fill them, and name the series below."""
     parts = _groups(frame, panel)
     height = -(-len(parts) // per_row)
     width = -(-len(parts) // height)  # few empty places
@@ -235,25 +198,26 @@ def panels(
     grid = figure.subplots(height, width, squeeze=False).ravel()
     known: dict[str, Any] = {}  # marks of all series; a panel may lack some
     for place, (axes, (name, part)) in enumerate(zip(grid, parts, strict=False)):
-        paint(axes, part)
-        axes.set_xlabel(labels[0])
+        (paint_bars if bars else paint_lines)(axes, part, x, y, series, **look)
+        axes.set_xlabel((labels or (x, y))[0])
         axes.set_title(name, fontsize=9, loc="left")
-        axes.set_ylabel(labels[1]) if place % width == 0 else None
+        axes.set_ylabel((labels or (x, y))[1]) if place % width == 0 else None
         handles, names = axes.get_legend_handles_labels()
         known |= dict(zip(names, handles, strict=True))
     for axes in grid[len(parts) :]:
         axes.remove()
-    look = {"loc": "outside lower center", "fontsize": 8, "ncols": min(len(known), 2 * width)}
-    figure.legend(list(known.values()), list(known), **look)
+    columns = min(len(known), 2 * width)
+    below = "outside lower center"
+    figure.legend(list(known.values()), list(known), loc=below, fontsize=8, ncols=columns)
 
 
 def paint_lines(
     axes: Any,
     part: pl.DataFrame,
-    *,
     x: str,
     y: str,
     series: str,
+    *,
     markers: bool = True,
     log: bool = False,
     band: tuple[str, str] | None = None,
@@ -276,7 +240,7 @@ def paint_lines(
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
 
 
-def paint_bars(axes: Any, part: pl.DataFrame, *, x: str, y: str, series: str) -> None:
+def paint_bars(axes: Any, part: pl.DataFrame, x: str, y: str, series: str) -> None:
     """Draw a group of bars per value of x, a bar per value of `series` in it."""
     names = part[x].unique(maintain_order=True).to_list()
     groups = _groups(part, series)
@@ -297,7 +261,7 @@ def paint_bars(axes: Any, part: pl.DataFrame, *, x: str, y: str, series: str) ->
     axes.set_xticks(range(len(names)), [str(name) for name in names])
 
 
-def paint_lists(figure: Any, *, frame: pl.DataFrame, caption: str) -> None:
+def paint_lists(figure: Any, frame: pl.DataFrame, *, caption: str) -> None:
     """Write lists of titles side by side, each title in a box, dashed for tail items."""
     parts = _groups(frame, "list")
     longest = max(rows.height for _, rows in parts)

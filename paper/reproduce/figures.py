@@ -11,6 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 from scipy.linalg import eigvalsh
+from scipy.stats import gaussian_kde
 
 import equipoise as eq
 from equipoise.errors import DataError, TooBigError
@@ -39,7 +41,6 @@ from reproduce.tables import Job, Load, Steps, Table, fitted
 
 Vector = npt.NDArray[np.float64]
 Computed = Iterator[tuple[Row, list[Line], float]]
-CURVES = ("models", "alpha", "beta", "noise", "weights", "eigenvalues", "lists")
 GROUPS = {"all": "ndcg", "head": "head_ndcg", "tail": "tail_ndcg"}
 USERS = {"all": "ndcg", "active": "active_ndcg", "inactive": "inactive_ndcg"}
 GRID = 61  # points of a density
@@ -54,7 +55,6 @@ class Figure(Table):
     schema = POINTS
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
-        """Return the points of all curves on all data sets."""
         curves = config.options.get("curves", [])
         if not curves or not set(curves) <= set(CURVES):
             raise DataError(f"{config.name} needs options.curves, some of {', '.join(CURVES)}")
@@ -65,27 +65,18 @@ class Figure(Table):
         ]
 
     def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads the split, or the ratings with titles for lists."""
         if row.curve == "lists":
             return find_ratings(data, row.dataset)
         return super().find(data, config, row)
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
         """Compute the points of one curve on one data set, to six significant digits."""
-        for row, lines, seconds in COMPUTE[rows[0].curve](job, rows):
+        for row, lines, seconds in CURVES[rows[0].curve](job, rows):
             spent = {"seconds": round(seconds, 2)}
             yield row, [{**_short(line), **spent} for line in lines], row.name
 
-    def finish(
-        self,
-        config: Config,
-        results: pl.DataFrame,
-        out: Path,
-        new: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        """Draw the figure."""
-        say(draw(config, results, out.parent.parent / "figures"))
+    def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
+        return draw(config, results, out.parent.parent / "figures")
 
 
 def panels(config: Config, found: pl.DataFrame) -> pl.DataFrame:
@@ -93,8 +84,7 @@ def panels(config: Config, found: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for curve, dataset in product(config.options["curves"], config.datasets):
         total = len(points(config, curve, dataset))
-        lines = found.filter((pl.col("curve") == curve) & (pl.col("dataset") == dataset))
-        have = lines["point"].n_unique()
+        have = found.filter(curve=curve, dataset=dataset)["point"].n_unique()
         verdict = NOT_RUN if not have else "ours" if have == total else "in part"
         rows.append((dataset, curve, have, total, verdict))
     names = ["dataset", "curve", "points", "of", "status"]
@@ -140,25 +130,13 @@ def points(config: Config, curve: str, dataset: str) -> list[Row]:
         for value in options[exponent] if "normalizer" in row.settings else ():
             settings = copy.deepcopy(row.settings)
             settings["normalizer"][exponent] = float(value)
-            name = f"{exponent} {value:g}"
-            point = replace(row, settings=settings, x=float(value))
+            label = f"{exponent} {value:g}"
+            names = {"name": label, "series": label}
             if curve == exponent:
-                out.append(replace(point, name=f"{row.name}, {name}"))
-            else:
-                x = None if curve == "eigenvalues" else point.x
-                out.append(replace(point, name=name, series=name, x=x))
+                names = {"name": f"{row.name}, {label}"}
+            out.append(replace(row, settings=settings, x=float(value), **names))
         out += [] if "normalizer" in row.settings else [row]
     return out
-
-
-def by_items(job: Job, rows: list[Row]) -> Computed:
-    """NDCG@20 over all, head and tail items."""
-    return evaluated(job.data, rows, job.device, GROUPS)
-
-
-def by_users(job: Job, rows: list[Row]) -> Computed:
-    """NDCG@20 over all, active and inactive users."""
-    return evaluated(job.data, rows, job.device, USERS)
 
 
 def under_noise(job: Job, rows: list[Row]) -> Computed:
@@ -170,20 +148,17 @@ def under_noise(job: Job, rows: list[Row]) -> Computed:
     for share, seed in sorted({(row.extra["noise"], row.extra["seed"]) for row in rows}):
         noisy = train.with_noise(share / 100, seed) if share else train
         same = [row for row in rows if row.extra == {"noise": share, "seed": seed}]
-        yield from evaluated(replace(job.data, train=noisy), same, job.device, metrics, groups)
+        part = replace(job, data=replace(job.data, train=noisy))
+        yield from evaluated(part, same, metrics, groups)
 
 
 def evaluated(
-    split: Any,
-    rows: list[Row],
-    device: str,
-    metrics: dict[str, str],
-    groups: dict[str, Any] | None = None,
+    job: Job, rows: list[Row], metrics: dict[str, str], groups: dict[str, Any] | None = None
 ) -> Computed:
-    """Fit and evaluate; one line per group of items or users."""
-    for row, model, seconds in fitted(rows, split, device):
+    """NDCG@20 of the models; one line per group of items or users."""
+    for row, model, seconds in fitted(rows, job.data, job.device):
         names = list(metrics.values())
-        result = eq.evaluate(model, split.test, 20, metrics=names, groups=groups, bootstrap=0)
+        result = eq.evaluate(model, job.data.test, 20, metrics=names, groups=groups, bootstrap=0)
         lines = [
             {"group": group, "y": float(result[f"{metric}@20"])}
             for group, metric in metrics.items()
@@ -195,20 +170,16 @@ def evaluated(
 def weight_densities(job: Job, rows: list[Row]) -> Computed:
     """Densities of the mean weights of head and tail items, on the same grid."""
     for row, model, seconds in fitted(rows, job.data, job.device):
-        means, head = mean_weights(model, job.device), head_items(model.item_counts_)
+        means, head = mean_weights(model), head_items(model.item_counts_)
         del model  # frees its inverse before the next one is made
         yield row, densities(means, head), seconds
 
 
-def mean_weights(model: Any, device: str = "cpu") -> Vector:
+def mean_weights(model: Any) -> Vector:
     """Return the mean of each column of W: how strongly an item is recommended at all."""
     source, target = (vector.astype(np.float64) for vector in model.scales())
-    P = model.inverse_
-    if device == "cpu":
-        total = P @ source.astype(P.dtype) - model.diagonal_ * source
-    else:  # the diagonal of a matrix on the GPU is kept apart
-        total = P.values @ send(source, P.values.device, P.values.dtype)
-        total = total.cpu().numpy().astype(np.float64)
+    P = model.to("cpu").inverse_
+    total = P @ source.astype(P.dtype) - model.diagonal_ * source
     return np.asarray(target * total / len(source))
 
 
@@ -221,19 +192,12 @@ def densities(means: Vector, head: npt.NDArray[np.bool_]) -> list[Line]:
     for group, chosen in (("head", means[head]), ("tail", means[~head])):
         inside = np.clip(chosen, low, high)
         flat = len(inside) < 2 or np.ptp(inside) < 1e-9 * spread
-        height = np.zeros(GRID) if flat else kernel_density(inside, grid)
+        height = np.zeros(GRID) if flat else gaussian_kde(inside)(grid)
         lines += [
             {"group": group, "x": float(x), "y": float(y)}
             for x, y in zip(grid, height, strict=True)
         ]
     return lines
-
-
-def kernel_density(values: Vector, grid: Vector) -> Vector:
-    """Return a density on the grid: a mean of Gaussians, as wide as Scott's rule says."""
-    width = values.std(ddof=1) * len(values) ** -0.2
-    bells = np.exp(-0.5 * ((grid[:, None] - values) / width) ** 2)
-    return np.asarray(bells.mean(axis=1) / (width * np.sqrt(2 * np.pi)))
 
 
 def eigenvalue_curves(job: Job, rows: list[Row]) -> Computed:
@@ -323,10 +287,10 @@ def typical_user(data: Interactions, fewest: int) -> Any:
     return data.users.tolist()[int(order[0])]
 
 
-COMPUTE: dict[str, Callable[[Job, list[Row]], Computed]] = {
-    "models": by_items,
-    "alpha": by_items,
-    "beta": by_users,
+CURVES: dict[str, Callable[[Job, list[Row]], Computed]] = {
+    "models": partial(evaluated, metrics=GROUPS),
+    "alpha": partial(evaluated, metrics=GROUPS),
+    "beta": partial(evaluated, metrics=USERS),
     "noise": under_noise,
     "weights": weight_densities,
     "eigenvalues": eigenvalue_curves,

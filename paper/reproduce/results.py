@@ -21,34 +21,27 @@ from reproduce.config import Config, Id, Row
 NOT_RUN = "not run here"
 Line = dict[str, Any]
 Lines = dict[Id, list[Line]]
-WHERE = {"machine": pl.String, "versions": pl.String, "command": pl.String}
-CELLS = {
-    "dataset": pl.String,
-    "row": pl.String,
-    "column": pl.String,
-    "published": pl.Float64,
-    "ours": pl.Float64,
-    "difference": pl.Float64,
-    "status": pl.String,
-    "note": pl.String,
-    "settings": pl.String,
-    "fit_seconds": pl.Float64,
-    "evaluate_seconds": pl.Float64,
-    **WHERE,
-}
-POINTS = {
-    "dataset": pl.String,
-    "curve": pl.String,
-    "point": pl.String,
-    "series": pl.String,
-    "group": pl.String,
-    "x": pl.Float64,
-    "y": pl.Float64,
-    "label": pl.String,
-    "settings": pl.String,
-    "seconds": pl.Float64,
-    **WHERE,
-}
+WHERE = ("machine", "versions", "command")
+
+
+def _schema(*parts: tuple[Any, tuple[str, ...]]) -> dict[str, Any]:
+    return {name: kind for kind, names in parts for name in names}
+
+
+CELLS = _schema(
+    (pl.String, ("dataset", "row", "column")),
+    (pl.Float64, ("published", "ours", "difference")),
+    (pl.String, ("status", "note", "settings")),
+    (pl.Float64, ("fit_seconds", "evaluate_seconds")),
+    (pl.String, WHERE),
+)
+POINTS = _schema(
+    (pl.String, ("dataset", "curve", "point", "series", "group")),
+    (pl.Float64, ("x", "y")),
+    (pl.String, ("label", "settings")),
+    (pl.Float64, ("seconds",)),
+    (pl.String, WHERE),
+)
 
 
 def read_lines(path: Path, schema: Mapping[str, Any]) -> Lines:

@@ -51,31 +51,17 @@ def run(
 ) -> pl.DataFrame:
     """Compute the rows whose data are present and compare them; finished rows are kept.
 
-    Parameters
-    ----------
-    config
-        The table or figure.
-    data
-        Folder with one folder per data set.
-    out
-        CSV of results; rows in it with the same settings are not run again. Pictures go to the
-        folder `figures` beside the CSV's folder.
-    device
-        "cpu" or "cuda".
-    datasets
-        Names of data sets to run; all when left out.
-    command
-        How this was called, written beside the numbers.
-    say
-        Called with a sentence when a row is done.
+    Rows in the CSV `out` with the same settings are not run again. Pictures go to the folder
+    `figures` beside the CSV's folder. `data` has one folder per data set; `command` is written
+    beside the numbers, and `say` is called with a sentence when a row is done.
     """
     kind = kind_of(config)
     done = kind.read(out)
-    wanted = config.datasets if datasets is None else set(datasets)
+    wanted = {name.lower() for name in datasets or config.datasets}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in kind.rows(config, done):
         if (
-            row.dataset in wanted
+            row.dataset.lower() in wanted
             and kind.runs(row, device)
             and kind.find(data, config, row) is not None
         ):
@@ -103,7 +89,9 @@ def run(
     results = completed(config, done)
     if step:
         write_text(out, as_frame(done, kind.schema).write_csv())
-    kind.finish(config, results, out, step > 0, say)
+    said = kind.finish(config, results, out, step > 0)
+    if said:
+        say(said)
     return results
 
 

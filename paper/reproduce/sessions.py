@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.models.saving import build
 from reproduce.config import Config, Row, Settings
-from reproduce.results import Line, Lines, cells, write_text
+from reproduce.results import Lines, cells, write_text
 from reproduce.tables import Job, Load, Steps, Table
 
 Pair = tuple[Interactions, Interactions]
@@ -46,7 +46,7 @@ GRID: dict[str, list[Any]] = {
 }
 NEARBY = (0.3, 3.0)  # factors of l2 that are tried last, around both choices
 FREE = ("alpha", "decay_inference")  # need no other fit
-HEADS = {"all": "aoa_", "tail": "tail_", "unbiased": "unbiased_"}
+PARTS = {"all": "aoa_mrr@20", "tail": "tail_mrr@20", "unbiased": "unbiased_mrr@20"}
 ANSWER = "| set | model |"  # what every answer begins with
 
 
@@ -63,17 +63,18 @@ class Sessions(Table):
         rows = []
         for row in config.rows:
             settings = row.settings or found.get((row.dataset, "", row.name))
-            if settings is not None:
-                settings = build(_nulls(settings)).settings()
+            if settings is not None:  # TOML has no null: "none" stands for it
+                fields = {
+                    name: None if each == "none" else each for name, each in settings.items()
+                }
+                settings = build(fields).settings()
             rows.append(replace(row, settings=settings))
         return rows
 
     def runs(self, row: Row, device: str) -> bool:
-        """Rows without settings are run too: they are searched."""
         return True
 
     def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads and splits the sessions of a folder."""
         folder = data / folder_name(row.dataset)
         seed = int(config.options.get("seed", 0))
         if not folder.is_dir():
@@ -81,7 +82,6 @@ class Sessions(Table):
         return lambda: eq.split.sessions(all_sessions(folder), valid=0.1, test=0.1, seed=seed)
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
-        """Search where settings are missing, fit, and measure on test."""
         words = job.out.with_suffix(".md")
         if words.exists() and not words.read_bytes().startswith(ANSWER.encode()):
             raise DataError(f"{words} is no answer of an earlier run; choose another path")
@@ -107,37 +107,25 @@ class Sessions(Table):
     def searched(self, job: Job, row: Row) -> dict[str, Settings]:
         """Return the settings of a model without and with DAN, by the names of their rows."""
         options = job.config.options
-        valid = sample(
-            (job.data.valid.history, job.data.valid.target), options.get("events", EVENTS)
-        )
-        grid = _nulls(options.get("grid", {}))
+        valid = (job.data.valid.history, job.data.valid.target)
+        some = sample(valid, options.get("events", EVENTS))
 
         def search(model: str) -> Search:
             path = kept_folder(job.out) / f"{row.dataset}-{model}-search.json"
-            return Search(model, job.data.train, valid, path, job.device, grid)
+            return Search(model, job.data.train, some, path, job.device, options.get("grid", {}))
 
         model = row.name.removesuffix(WITH_DAN)
-        start: Settings = {}
-        if model == "SLIST":
-            start = {"decay_position": search("SLIT").own({})["decay_position"]}
+        start = search("SLIT").own({}) if model == "SLIST" else {}
+        start = {name: start[name] for name in start if name == "decay_position"}
         mine = search(model)
-        plain, dan = mine.pair(mine.own(start))
-        return {
-            model: make(model, plain).settings(),
-            f"{model}{WITH_DAN}": make(model, dan).settings(),
-        }
+        pair = mine.pair(mine.own(start))
+        names = (model, f"{model}{WITH_DAN}")
+        return {name: make(model, one).settings() for name, one in zip(names, pair, strict=True)}
 
-    def finish(
-        self,
-        config: Config,
-        results: pl.DataFrame,
-        out: Path,
-        new: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        """Write what DAN did beside the results."""
+    def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
         if new:
             write_text(out.with_suffix(".md"), answer(results, kept_folder(out)))
+        return ""
 
 
 def kept_folder(out: Path) -> Path:
@@ -152,15 +140,6 @@ def folder_name(dataset: str) -> str:
     ('yoochoose1_64', 'diginetica')
     """
     return FOLDERS.get(dataset.lower(), dataset.lower())
-
-
-def _nulls(values: Any) -> Any:
-    """Return what a TOML file holds, which has no null, with None for "none"."""
-    if isinstance(values, dict):
-        return {name: _nulls(value) for name, value in values.items()}
-    if isinstance(values, list):
-        return [_nulls(value) for value in values]
-    return None if values == "none" else values
 
 
 def all_sessions(folder: Path) -> Interactions:
@@ -244,20 +223,10 @@ def make(name: str, settings: Settings) -> Any:
 
 @dataclass
 class Search:
-    """Chooses settings by MRR@20 on validation; one fit serves every alpha and decay_inference.
+    """Chooses settings of a model by MRR@20 on validation.
 
-    Parameters
-    ----------
-    name
-        The model: "SLIS", "SLIT" or "SLIST".
-    train, valid
-        What to fit on, and what to choose on.
-    path
-        File of the values seen so far; a search that was stopped goes on from there.
-    device
-        Where to fit.
-    grid
-        Names and values that take the place of those of `GRID`.
+    One fit serves every alpha and decay_inference. The values seen so far are kept in `path`, so
+    that a search that was stopped goes on. `grid` takes the place of values of `GRID`.
     """
 
     name: str
@@ -343,36 +312,38 @@ def _key(settings: Settings) -> str:
 
 
 def answer(results: pl.DataFrame, kept: Path) -> str:
-    """Return the table, what DAN changed and the answer, as Markdown.
+    """Return what DAN changed and whether it helped, as Markdown.
 
     Changes get their paired standard error over events where the folder `kept` holds the events.
     """
-    values = {
-        (line["dataset"], line["row"], line["column"]): line
+    ours = {
+        (line["dataset"], line["row"], line["column"]): line["ours"]
         for line in results.filter(pl.col("ours").is_not_null()).to_dicts()
     }
-    heads = [f"{head} R@20 / MRR@20 | published" for head in HEADS]
-    first = [f"{ANSWER} {' | '.join(heads)} |", "|---|---|" + "---|" * 6]
-    heads = [f"{head} MRR@20" for head in HEADS]
-    second = [f"{ANSWER} {' | '.join(heads)} |", "|---|---|" + "---|" * 3]
-    changes: dict[str, dict[tuple[str, str], float]] = {part: {} for part in HEADS}
+    heads = [f"{part} MRR@20" for part in PARTS]
+    lines = [f"{ANSWER} {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
+    changes: dict[str, dict[tuple[str, str], float]] = {part: {} for part in PARTS}
     for name, model in itertools.product(dict.fromkeys(results["dataset"]), MODELS):
-        rows = [row for row in (model, model + WITH_DAN) if (name, row, "aoa_mrr@20") in values]
-        first += [_line(name, row, values) for row in rows]
-        if len(rows) == 2:
-            shown = []
-            for part, head in HEADS.items():
-                before, after = (values[name, row, f"{head}mrr@20"]["ours"] for row in rows)
+        shown = []
+        for part, metric in PARTS.items():
+            before, after = (ours.get((name, row, metric)) for row in (model, model + WITH_DAN))
+            if before is not None and after is not None:
                 changes[part][name, model] = after - before
                 shown.append(_change(before, after, paired_error(kept, name, model, part)))
-            second.append(f"| {name} | {model} | {' | '.join(shown)} |")
-    said = "What DAN did, both chosen on validation (se: paired standard error over events, in %):"
-    return "\n".join([*first, "", said, "", *second, "", *_verdicts(changes), ""])
+        lines += [f"| {name} | {model} | {' | '.join(shown)} |"] if shown else []
+    said = "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
+    lines += ["", said, ""]
+    for part in ("tail", "unbiased"):
+        against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
+        lines.append(f"- DAN raises {part} MRR@20: {_verdict(len(changes[part]), against)}.")
+    cases = {name: by for (name, model), by in changes["all"].items() if model == "SLIST"}
+    verdict = _verdict(len(cases), [name for name, by in cases.items() if by < 0])
+    return "\n".join([*lines, f"- It does not lower overall MRR@20 of SLIST: {verdict}.", ""])
 
 
 def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
     """Return the standard error of the change of MRR@20, None where the events are not kept."""
-    metric = {"all": "mrr@20"}.get(part, f"{part}_mrr@20")
+    metric = PARTS[part].removeprefix("aoa_")
     files = [kept / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
     if not all(file.is_file() for file in files):
         return None
@@ -383,34 +354,14 @@ def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
     return float(change.std(ddof=1) / np.sqrt(len(change)))
 
 
-def _line(name: str, row: str, values: dict[tuple[str, str, str], Line]) -> str:
-    shown = []
-    for head in HEADS.values():
-        pair = [values[name, row, f"{head}{metric}"] for metric in ("recall@20", "mrr@20")]
-        for key in ("ours", "published"):
-            shown.append(" / ".join(f"{cell[key]:.4f}" for cell in pair))
-    return f"| {name} | {row} | {' | '.join(shown)} |"
-
-
 def _change(before: float, after: float, error: float | None) -> str:
     word = "the same" if after == before else "raised" if after > before else "lowered"
     text = f"{word}, {100 * (after / before - 1):+.1f}%" if before else word
     return text if error is None else f"{text} (se {100 * error / before:.1f})"
 
 
-def _verdicts(changes: dict[str, dict[tuple[str, str], float]]) -> list[str]:
-    """Return one line per question, with the cases that speak against it."""
-    lines = []
-    for part in ("tail", "unbiased"):
-        against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
-        verdict = _verdict(len(changes[part]), against)
-        lines.append(f"- DAN raises {part} MRR@20: {verdict}.")
-    cases = {name: by for (name, model), by in changes["all"].items() if model == "SLIST"}
-    verdict = _verdict(len(cases), [name for name, by in cases.items() if by < 0])
-    return [*lines, f"- It does not lower overall MRR@20 of SLIST: {verdict}."]
-
-
 def _verdict(total: int, against: list[str]) -> str:
-    count = f"in {total - len(against)} of {total} cases"
+    """Whether something holds in all cases, and which speak against it."""
     yes = "yes" if total and not against else "no"
-    return f"{yes}, {count}" + (f", not {', '.join(against)}" if against else "")
+    exceptions = f", not {', '.join(against)}" if against else ""
+    return f"{yes}, in {total - len(against)} of {total} cases{exceptions}"

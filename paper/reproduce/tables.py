@@ -80,19 +80,11 @@ class Table:
             del model  # frees its inverse before the next one is made
             yield row, lines, f"{row.name}: {result['ndcg@20']:.4f}"
 
-    def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
-        """Return published value, difference, status and note of a cell."""
-        return judge(config, row, column, ours)
+    judge = staticmethod(judge)
 
-    def finish(
-        self,
-        config: Config,
-        results: pl.DataFrame,
-        out: Path,
-        new: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        """Write what is made of the results."""
+    def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
+        """Write what is made of the results; return what is to be said of it."""
+        return ""
 
 
 def fitted(rows: list[Row], split: Split, device: str) -> Iterator[tuple[Row, Recommender, float]]:
@@ -124,22 +116,17 @@ class Statistics(Table):
     """Table 1: statistics of each part of the data sets."""
 
     def group(self, row: Row) -> tuple[str, ...]:
-        """Each part is loaded by itself."""
         return row.dataset, row.settings["part"]
 
     def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads a part, None where it is not at hand."""
         part = row.settings["part"]
-        if part == "all interactions":
-            whole = find_split(data, row.dataset, "weak") or find_split(
-                data, row.dataset, "strong"
-            )
-            return None if whole is None else lambda: everything(whole())
-        load = find_split(data, row.dataset, part.removesuffix(" train"))
-        return None if load is None else lambda: load().train
+        if part != "all interactions":
+            load = find_split(data, row.dataset, part.removesuffix(" train"))
+            return load and (lambda: load().train)
+        load = find_split(data, row.dataset, "weak") or find_split(data, row.dataset, "strong")
+        return load and (lambda: everything(load()))
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
-        """Describe the part, on the processor whatever the device."""
         for row in rows:
             start = time.perf_counter()
             found = eq.describe(job.data).to_dict()
@@ -175,22 +162,16 @@ class Efficiency(Table):
         ]
 
     def runs(self, row: Row, device: str) -> bool:
-        """Whether this is the device of the row."""
         return row.settings is not None and row.settings.get("device", "cpu") == device
-
-    def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads the split with its most used items."""
-        load = super().find(data, config, row)
-        return load and (lambda: limited(load(), config.options.get("items")))
 
     def steps(self, config: Config, rows: list[Row]) -> int:
         """Linear autoencoders are measured `repeats` times, other models once."""
         return sum(len(_turns(row, config)) for row in rows)
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
-        """Yield the turns, then all rows with the best of their times."""
         models = [row for row in rows if "model" in row.settings]
-        train, history = job.data.train, job.data.test.history
+        split = limited(job.data, job.config.options.get("items"))
+        train, history = split.train, split.test.history
         small = train.rows(np.arange(min(WARM_USERS, train.n_users)))
         small = small.columns(small.item_counts > 0)
         for row in models:
@@ -212,7 +193,7 @@ class Efficiency(Table):
 
     def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
         """Seconds of another machine are measured, a ratio of training times has a target."""
-        found = {**judge(config, row, column, ours), "difference": None, "note": ""}
+        found = {**Table.judge(config, row, column, ours), "difference": None, "note": ""}
         ratio = (row.settings or {}).get("ratio")
         if ratio:
             above, below = (

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from scipy.stats import gaussian_kde
 from tests.paper.conftest import shortened
 
 import equipoise as eq
@@ -18,7 +17,6 @@ from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
 from reproduce.figures import (
     densities,
-    kernel_density,
     mean_weights,
     typical_user,
     weight_eigenvalues,
@@ -66,11 +64,6 @@ def test_larger_beta_means_smaller_eigenvalues(synthetic: Interactions) -> None:
         steps.append(weight_eigenvalues(synthetic, settings, "cpu"))
     assert (steps[0] > steps[1]).all()
     assert (steps[1] > steps[2]).all()
-
-
-def test_the_kernel_density_is_that_of_scipy(rng: np.random.Generator) -> None:
-    values, grid = rng.normal(3, 2, 50), np.linspace(-2, 8, 30)
-    np.testing.assert_allclose(kernel_density(values, grid), gaussian_kde(values)(grid), rtol=1e-7)
 
 
 def test_densities_have_an_area_of_about_one(rng: np.random.Generator) -> None:

@@ -209,7 +209,7 @@ def test_the_command_runs_tables_and_figures_and_renews_the_overview(
         if file.stem not in ("table8", "figure8"):
             file.unlink()
     where = ["--paper", str(paper), "--data", str(small)]
-    assert command.main(["all", *where, "--datasets", "Gowalla"]) == 0
+    assert command.main(["all", *where, "--datasets", "gowalla"]) == 0
     said = capsys.readouterr()
     assert "Table 8" in said.out
     assert "Figure 8" in said.out

@@ -28,7 +28,7 @@ from reproduce.sessions import (
     target_weights,
 )
 
-GRID = {"row_norm": ["l1", "none"], "l2": [3.0], "dropout": [0.0], "beta": [0.0, 1.0]}
+GRID = {"row_norm": ["l1", None], "l2": [3.0], "dropout": [0.0], "beta": [0.0, 1.0]}
 GRID["alpha"] = [0.0, 0.3]
 COLUMNS = ("aoa_", "tail_", "unbiased_")
 
@@ -131,11 +131,10 @@ def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> N
     valid = reveal(drawn(40, 25, seed=2))
     history, target = (part.with_items(train.item_index, unknown="skip") for part in valid)
     path = tmp_path / "search.json"
-    grid = {**GRID, "row_norm": ["l1", None]}
-    search = Search("SLIS", train, (history, target), path, grid=grid)
+    search = Search("SLIS", train, (history, target), path, grid=GRID)
     plain, dan = search.pair({"l2": 3.0, "decay_inference": 1.0})
     seen = {text: values["mrr@20"] for text, values in search.seen.items()}
-    assert Search("SLIS", train, (history, target), path, grid=grid).seen == search.seen
+    assert Search("SLIS", train, (history, target), path, grid=GRID).seen == search.seen
     assert len(seen) == 8 + 4 * 2  # the grid, then a third and three times the l2 of both
     assert max(seen.values()) == pytest.approx(
         measure(make("SLIS", dan).fit(train), (history, target))[0]["mrr@20"]
