@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
-from equipoise.readers.delimited import whole_numbers
-from equipoise.readers.opening import sniff
+from equipoise.readers.delimited import sniff, whole_numbers
 
 ROWS = [
     ("ann", "tea", 5.0, 1_700_000_000),
