@@ -21,13 +21,7 @@ from equipoise.errors import DataError
 from equipoise.interactions import KIND, Interactions, load_interactions
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
-from equipoise.readers.files import (
-    existing_file,
-    first_bytes,
-    is_blank,
-    json_parts,
-    parquet_parts,
-)
+from equipoise.readers.files import existing_file, first_bytes, is_blank, json_parts, parquet_parts
 from equipoise.readers.frames import object_source, row_options
 from equipoise.readers.matrices import from_matrix
 from equipoise.readers.options import (
@@ -137,24 +131,9 @@ def read(
     >>> eq.read([("ann", "tea"), ("bob", "milk"), ("bob", "tea")]).history("bob")
     ['milk', 'tea']
     """
-    options = ReadOptions(
-        user=user,
-        item=item,
-        time=time,
-        time_unit=time_unit,
-        rating=rating,
-        weight=weight,
-        session=session,
-        gap=gap,
-        min_rating=min_rating,
-        users=users,
-        items=items,
-        separator=separator,
-        header=header,
-        encoding=encoding,
-        format=format,
-        on_bad=on_bad,
-    )
+    given = locals()
+    settings = {name: given[name] for name in given if name not in ("source", "labels")}
+    options = ReadOptions(**settings)
     if labels is not None:
         plain = replace(options, separator=None, header=None, format=None)
         opened = _table(labels, plain) if _is_path(labels) else object_source(labels, "the labels")

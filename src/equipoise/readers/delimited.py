@@ -315,35 +315,17 @@ def whole_numbers(text: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A delimited file whose separator and columns are known, or what is usable of it.
-
-    Parameters
-    ----------
-    name
-        The path, for messages.
-    data
-        UTF-8 content, or the path that holds it.
-    header
-        Whether the first record is a header.
-    quotes
-        Whether quotation marks enclose fields.
-    lines
-        The line of each record where some were left out, else None.
-    n_rows
-        How many usable records there are, the header not counted.
-    skipped
-        Records that were left out, by reason.
-    """
+    """A delimited file whose separator and columns are known, or what is usable of it."""
 
     name: str
-    data: bytes | Path
+    data: bytes | Path  # UTF-8
     separator: str
     columns: tuple[str, ...]
-    header: bool
-    quotes: bool
-    lines: Ints | None = None
-    n_rows: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+    header: bool  # whether the first record is one
+    quotes: bool  # whether quotation marks enclose fields
+    lines: Ints | None = None  # of each record where some were left out
+    n_rows: int = 0  # usable records, the header not counted
+    skipped: Counter[str] = field(default_factory=Counter)  # records left out, by reason
 
     def scanned(self, *, detail: bool = False) -> Scan:
         """Look for the faults that polars lets through."""

@@ -134,24 +134,12 @@ def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
 
 @dataclass
 class JsonLines:
-    """The records of one or several files, and which of them could not be parsed.
+    """The records of one or several files, and which of them could not be parsed."""
 
-    Parameters
-    ----------
-    data
-        The content of all files, one after another.
-    files
-        The offset at which each file starts in the content, and its name.
-    starts
-        The offset of the line of each record; None where no line was left out.
-    skipped
-        How many lines could not be parsed, by reason.
-    """
-
-    data: bytes
-    files: list[tuple[int, str]]
+    data: bytes  # of all files, one after another
+    files: list[tuple[int, str]]  # where each file starts in the data, and its name
     frame: pl.DataFrame
-    starts: list[int] | None
+    starts: list[int] | None  # where the line of each record starts; None if none was left out
     skipped: Counter[str]
 
     def load(self, wanted: list[str], ids: Collection[str]) -> Table:

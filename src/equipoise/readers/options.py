@@ -93,48 +93,25 @@ class ReadOptions:
 
 @dataclass
 class Table:
-    """Columns that were loaded, and where each row came from.
-
-    Parameters
-    ----------
-    locate
-        Names a row for an error message, such as ``events.csv, line 17``.
-    skipped
-        Rows that were already left out while parsing, by reason.
-    notes
-        Sentences for `Interactions.notes`.
-    decimal_comma
-        Whether a comma within a number can only be a decimal one: no comma separates the fields.
-    written
-        Returns a column of a text file as it is written, before integers were recognised.
-    """
+    """Columns that were loaded, and where each row came from."""
 
     frame: pl.DataFrame
-    locate: Locate
-    skipped: Counter[str] = field(default_factory=Counter)
+    locate: Locate  # names a row for a message, such as ``events.csv, line 17``
+    skipped: Counter[str] = field(default_factory=Counter)  # rows left out, by reason
     notes: list[str] = field(default_factory=list)
-    decimal_comma: bool = False
+    decimal_comma: bool = False  # no comma separates the fields: one in a number is decimal
+    # A column of a text file as it is written, before integers were recognised.
     written: Callable[[str], pl.Series] | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something with named columns that can be loaded.
+    """Something with named columns that can be loaded."""
 
-    Parameters
-    ----------
-    name
-        How error messages call it: a path, or "the frame".
-    loader
-        Loads these columns (first argument), of which some hold ids (second argument).
-    named
-        False when the columns have no names of their own: a file without a header.
-    """
-
-    name: str
+    name: str  # how error messages call it: a path, or "the frame"
     columns: tuple[str, ...]
-    loader: Callable[[list[str], Collection[str]], Table]
-    named: bool = True
+    loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
+    named: bool = True  # False for a file without a header
 
     def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
         """Load columns of ids and other ones; a column may be asked for twice."""
