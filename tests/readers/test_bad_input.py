@@ -156,6 +156,13 @@ def test_an_empty_or_damaged_file_is_refused(tmp_path, name, content, said):
             {},
             ["column 'user', row 2: 'bob' is of type str"],
         ),
+        ([(1, 2), (1, 2, 3)], {}, ["the list, row 2: (1, 2, 3) should have 2 values"]),
+        ({"user": [1, 2], "item": [1]}, {}, ["different lengths"]),
+        (
+            pd.DataFrame({"user": pd.Series(["a", np.nan], dtype=object), "item": [1, 2]}),
+            {},
+            ["row 2: column 'user' is an empty user id"],
+        ),
         (pl.DataFrame({"user": [], "item": []}), {}, ["the frame has no rows"]),
         (
             pl.DataFrame({"user": ["a", None, "b"], "item": [1, 2, 3]}),

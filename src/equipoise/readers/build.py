@@ -51,8 +51,8 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     notes += bad.notes(source.name)
     kept = _kept_rows(ratings, weights, options, bad, notes)
-    # The frame is the largest thing in memory and no longer needed.
-    table.frame = table.frame.clear()
+    # The frame is the largest thing in memory and, like the ratings, no longer needed.
+    table.frame, ratings = table.frame.clear(), None
     if kept is not None:
         users, items = users.filter(pl.Series(kept)), items.filter(pl.Series(kept))
         weights = None if weights is None else weights[kept]

@@ -291,8 +291,9 @@ def _is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:
 
 
 def _filled(column: pl.Series) -> Floats:
-    """Return floats, NaN where there is no number; polars may lend them read-only."""
-    return column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    """Return floats of their own, NaN where there is no number."""
+    values: Floats = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    return values if values.flags.writeable else values.copy()
 
 
 def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
@@ -350,7 +351,7 @@ def time_column(
     if not how:
         power = _power(values, column, bad) if unit is None else TIME_UNITS.index(unit)
         if power:
-            values = values / 1000.0**power
+            values /= 1000.0**power
         how = f"{UNIT_NAMES[power]} since 1970"
     return values, [f"times {column.name!r} read as {how}"]
 
@@ -385,7 +386,6 @@ def _from_dates(column: pl.Series, dated: pl.Series) -> Floats:
     values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
     left = moments.is_null() & dated
     if left.any():
-        values = values.copy()
         values[np.flatnonzero(left.to_numpy())] = [
             _iso_seconds(value) for value in text.filter(left)
         ]

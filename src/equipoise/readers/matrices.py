@@ -115,11 +115,10 @@ def _without_empty(
             )
         notes.append(f"left out {lost:,} {axis}s without {other}")
         logger.warning("%s: %s", name, notes[-1])
+    csr = csr[np.flatnonzero(row_full)]
     if not column_full.all():
-        new = np.cumsum(column_full) - 1
-        shape = (csr.shape[0], int(column_full.sum()))
-        csr = sp.csr_array((csr.data, new[csr.indices], csr.indptr), shape=shape)
-    return csr[np.flatnonzero(row_full)], users[row_full], items[column_full]
+        csr = csr[:, np.flatnonzero(column_full)]
+    return csr, users[row_full], items[column_full]
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:

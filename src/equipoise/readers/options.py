@@ -125,7 +125,7 @@ class Source:
 
         def load(wanted: list[str], ids: Collection[str]) -> Table:
             table = self.loader([old[name] for name in wanted], [old[name] for name in ids])
-            frame = table.frame.select(pl.col(old[name]).alias(name) for name in wanted)
+            frame = table.frame.rename({old[name]: name for name in wanted})
             text = table.written
             written = None if text is None else lambda name: text(old[name]).alias(name)
             return replace(table, frame=frame, written=written)
