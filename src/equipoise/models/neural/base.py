@@ -447,9 +447,9 @@ class NeuralModel(Recommender):
     def _task(self, interactions: Interactions, generator: Any) -> Task:
         """Return the task with its first parameters drawn."""
 
-    @abstractmethod
     def _learned(self, task: Any) -> dict[str, Array]:
         """Return the arrays that scoring needs of a trained task."""
+        return {name: as_array(tensor) for name, tensor in task.parameters.items()}
 
     @abstractmethod
     def _shapes(self) -> dict[str, tuple[int, ...]]:

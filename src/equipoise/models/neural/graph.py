@@ -64,7 +64,7 @@ class TripleSampler:
         def on_device(part: Array) -> Tensor:
             return send(part.astype(np.int64), device)
 
-        self.starts, self.items = on_device(matrix.indptr[:-1]), on_device(matrix.indices)
+        self._starts, self._items = on_device(matrix.indptr[:-1]), on_device(matrix.indices)
         self._keys, self._sizes, self._rows = on_device(keys), on_device(sizes), on_device(row)
         self._users = on_device(np.flatnonzero(usable))
         self._pairs = on_device(np.flatnonzero(usable[row]))
@@ -73,7 +73,7 @@ class TripleSampler:
         """Draw as many triples as there are interactions: users evenly, then an item of each."""
         count = len(self._pairs)
         users = self._users[self._below(len(self._users), count, generator)]
-        places = self.starts[users] + self._below(self._sizes[users], count, generator)
+        places = self._starts[users] + self._below(self._sizes[users], count, generator)
         return self._batches(users, places, batch_size, generator)
 
     def by_interaction(self, batch_size: int, generator: Any) -> Iterator[Triples]:
@@ -84,17 +84,14 @@ class TripleSampler:
         places = self._pairs[shuffled]
         return self._batches(self._rows[places], places, batch_size, generator)
 
-    def unused(self, users: Tensor, generator: Any) -> Tensor:
-        """Draw an item that the user has not used, evenly among those."""
-        chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
-        keys = users * (self.n_items + 1) + chosen
-        before = load_torch().searchsorted(self._keys, keys, right=True) - self.starts[users]
-        return chosen + before
-
     def _batches(
         self, users: Tensor, places: Tensor, batch_size: int, generator: Any
     ) -> Iterator[Triples]:
-        triples = (users, self.items[places], self.unused(users, generator))
+        """Add an item that the user has not used, drawn evenly among those."""
+        chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
+        keys = users * (self.n_items + 1) + chosen
+        before = load_torch().searchsorted(self._keys, keys, right=True) - self._starts[users]
+        triples = (users, self._items[places], chosen + before)
         return zip(*(part.split(batch_size) for part in triples), strict=True)
 
     def _below(self, limit: Any, count: int, generator: Any) -> Tensor:
@@ -178,16 +175,8 @@ class KnownUsers:
     """The users a model was fitted on, found by position or by history.
 
     A row that comes with a user's position is that user, if it is the history the model was fitted
-    on. A bare history belongs to the one user who has it; one that several users share is refused.
-
-    Parameters
-    ----------
-    model
-        Name of the model, for errors.
-    X
-        Training data, users x items.
-    alike
-        Whether users with equal histories have equal scores, so that any of them will do.
+    on. A bare history belongs to the one user who has it; one that several users share is refused,
+    unless users with equal histories score `alike`. `model` is a name for errors.
     """
 
     def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
@@ -243,17 +232,7 @@ def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
 
 @dataclass(kw_only=True, eq=False)
 class GraphEmbedding(NeuralModel):
-    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the training data.
-
-    Parameters
-    ----------
-    n_factors
-        Length of an embedding.
-    layers
-        Number of products with H.
-    l2
-        Penalty on the embeddings of a batch.
-    """
+    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the data."""
 
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
