@@ -17,28 +17,23 @@ from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
 
 Positions = npt.NDArray[np.int64]
-
-
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Whom a caller asks about.
+    """The users or histories that a caller passed.
 
     Parameters
     ----------
-    users
-        A name for each of them.
-    kind
-        The type of a column of these names.
+    users, kind
+        A name for each of them, and the type of a column of these names.
     source
         Positions of training users, histories, or Interactions.
     answered
         A flag for each user or history the caller passed: False where it was skipped.
     trained
-        Positions of those who were named by their ids among the training users, -1 for others;
-        None where all are bare histories.
+        Positions among the training users, -1 for others; None where all are bare histories.
     """
 
     users: list[Any]
@@ -78,14 +73,12 @@ class Request:
 
     Parameters
     ----------
-    users, kind
+    users, kind, answered, trained
         As of `Asked`.
     history
-        A row for each of them.
-    answered, trained
-        As of `Asked`.
+        A row for each user.
     allowed
-        Mask of the items that may be listed for all of them; None stands for all items.
+        Mask of the items that may be listed for all users; None stands for all items.
     exclude, candidates
         Items that may not, and that alone may be listed, a row for each user.
     """
@@ -104,14 +97,11 @@ class Request:
 
     def take(self, rows: Positions) -> Self:
         """Return the users at these rows."""
-        return replace(
-            self,
-            users=[self.users[row] for row in rows],
-            history=self.history[rows],
-            trained=None if self.trained is None else self.trained[rows],
-            exclude=None if self.exclude is None else self.exclude[rows],
-            candidates=None if self.candidates is None else self.candidates[rows],
-        )
+        per_user = {
+            name: None if getattr(self, name) is None else getattr(self, name)[rows]
+            for name in ("history", "trained", "exclude", "candidates")
+        }
+        return replace(self, users=[self.users[row] for row in rows], **per_user)
 
     def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknown) -> Self:
         """Return the request with item lists of the caller, each looked up once.
@@ -169,7 +159,7 @@ def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> 
 
 
 def empty_rows(history: Csr) -> Positions:
-    """Rows of the users of whom nothing is known."""
+    """Rows of the users without a history."""
     return np.flatnonzero(np.diff(history.indptr) == 0)
 
 

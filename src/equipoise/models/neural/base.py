@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -459,6 +459,8 @@ class NeuralModel(Recommender):
     history_
         Loss of each epoch, with recall and NDCG at 20 where it was judged.
     """
+
+    explains: ClassVar[bool] = False
 
     learning_rate: float = 1e-3
     batch: int = 2048

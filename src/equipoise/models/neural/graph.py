@@ -314,6 +314,8 @@ class GraphEmbedding(NeuralModel):
 
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
+    fold_in: ClassVar[bool] = False
+
     factors: int = 64
     layers: int = 3
     l2: float = 1e-4
