@@ -29,17 +29,17 @@ Answer = Callable[..., Any]
         (["-n", "dan", "--alpha", 0.2], eq.EASE(normalizer=eq.DAN(0.2, "auto"))),
         (["-m", "popularity"], eq.Popularity()),
         (["-m", "item-knn", "--shrink", 3, "--neighbours", 4], eq.ItemKNN(neighbours=4, shrink=3)),
-        (["-m", "gf-cf", "--set", "factors=3"], eq.GFCF(factors=3)),
+        (["-m", "gf-cf", "--set", "n_factors=3"], eq.GFCF(n_factors=3)),
         (
-            ["-m", "bspm", "--set", "factors=3", "--set", "solver=rk4"],
-            eq.BSPM(factors=3, solver="rk4"),
+            ["-m", "bspm", "--set", "n_factors=3", "--set", "solver=rk4"],
+            eq.BSPM(n_factors=3, solver="rk4"),
         ),
         (["-m", "turbo-cf", "--set", "user-exponent=0.6"], eq.TurboCF(user_exponent=0.6)),
-        (["-m", "svd-ae", "--set", "factors=2"], eq.SVDAE(factors=2)),
-        (["-m", "sgfcf", "--set", "factors=2"], eq.SGFCF(factors=2)),
+        (["-m", "svd-ae", "--set", "n_factors=2"], eq.SVDAE(n_factors=2)),
+        (["-m", "sgfcf", "--set", "n_factors=2"], eq.SGFCF(n_factors=2)),
         (
-            ["--l2", 5, "--set", "lowpass.rank=2", "--set", "lowpass.strength=0.3"],
-            eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=2, strength=0.3)),
+            ["--l2", 5, "--set", "lowpass.n_factors=2", "--set", "lowpass.strength=0.3"],
+            eq.EASE(l2=5.0, lowpass=eq.LowPass(n_factors=2, strength=0.3)),
         ),
     ],
 )
@@ -88,11 +88,14 @@ def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
         (["--beta", 0.1], "--beta needs --normalizer user or dan, got none"),
         (["-n", "col", "--alpha", 0.1], "--alpha needs --normalizer item or dan, got col"),
         (["-n", "dan", "--alpha", "much"], "--alpha must be a number or 'auto', got 'much'"),
-        (["--set", "factors=3"], "--model ease has no setting factors; it has l2, dropout"),
-        (["-m", "gf-cf", "--set", "factors"], "--set needs NAME=VALUE"),
-        (["-m", "gf-cf", "--set", "factors=no"], "factors must be a whole number >= 1, got 'no'"),
+        (["--set", "n_factors=3"], "--model ease has no setting n_factors; it has l2, dropout"),
+        (["-m", "gf-cf", "--set", "n_factors"], "--set needs NAME=VALUE"),
+        (
+            ["-m", "gf-cf", "--set", "n_factors=no"],
+            "n_factors must be a whole number >= 1, got 'no'",
+        ),
         (["-m", "gf-cf", "--l2", 3], "--model gf-cf has no --l2"),
-        (["--set", "lowpass.size=3"], "lowpass has no size; it has rank, strength"),
+        (["--set", "lowpass.size=3"], "lowpass has no size; it has n_factors, strength"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(

@@ -111,7 +111,7 @@ class Recipe:
     setting: Annotated[
         list[str] | None,
         option(
-            "Any setting by its name in Python: factors=256, lowpass.rank=512. Repeatable.",
+            "Any setting by its name in Python: n_factors=256, lowpass.n_factors=512. Repeatable.",
             "--set",
         ),
     ] = None
@@ -191,7 +191,7 @@ def describe(model: Recommender) -> str:
 
 def exponents(normalizer: Normalizer) -> str:
     """Return a normalizer with its numbers, such as "DAN(alpha=0.2, beta=0.3)"."""
-    from equipoise.models.base import plain
+    from equipoise.models.saving import plain
 
     fields = dict(plain(normalizer))
     name = fields.pop("name")
@@ -229,7 +229,7 @@ def _settings(given: Iterable[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise SettingError(f"--set needs NAME=VALUE, such as factors=256, got {text!r}")
+            raise SettingError(f"--set needs NAME=VALUE, such as n_factors=256, got {text!r}")
         try:
             out[name.replace("-", "_")] = json.loads(value)
         except ValueError:

@@ -64,6 +64,8 @@ class SessionModel(Recommender):
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
 
+    ordered: ClassVar[bool] = True
+
     l2: float = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)

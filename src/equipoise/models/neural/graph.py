@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
 from equipoise.matrix import Csr, entry_rows
 from equipoise.models.base import SearchSpace
+from equipoise.models.histories import KnownUsers
 from equipoise.models.neural.base import (
     Array,
     DeviceMetrics,
@@ -37,8 +37,6 @@ from equipoise.split.parts import Part
 from equipoise.svd import normalised
 
 Triples = tuple[Tensor, Tensor, Tensor]
-
-SHARED = -2  # a history that several users have
 
 
 class TripleSampler:
@@ -171,57 +169,6 @@ def contrastive_loss(table: Tensor, view: Tensor, rows: Tensor, temperature: flo
     return losses.sum() / (~again).sum()
 
 
-class KnownUsers:
-    """The users a model was fitted on, found by position or by history.
-
-    A row that comes with a user's position is that user, if it is the history the model was fitted
-    on. A bare history belongs to the one user who has it; one that several users share is refused,
-    unless users with equal histories score `alike`. `model` is a name for errors.
-    """
-
-    def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
-        self.model = model
-        self._keys = _keys(X.indptr, X.indices, X.data)
-        self._places: dict[bytes, int] = {}
-        for place, key in enumerate(self._keys):
-            known = self._places.setdefault(key, place)
-            if known != place and not alike:
-                self._places[key] = SHARED
-
-    def places(self, rows: Rows) -> list[int]:
-        """Return the position of the user of each row, -1 for an empty history."""
-        given = [-1] * len(rows) if rows.users is None else rows.users.tolist()
-        keys = _keys(rows.indptr, rows.indices, rows.values)
-        return [self._place(key, place) for key, place in zip(keys, given, strict=True)]
-
-    def _place(self, key: bytes, given: int) -> int:
-        if not key:
-            return -1
-        if given >= 0 and self._keys[given] == key:
-            return given
-        place = self._places.get(key, -1)
-        if place == SHARED:
-            raise DataError(
-                f"several users of {self.model} have this history, and vectors of their own; ask "
-                "for one of them by id, or take a model that ranks for any history"
-            )
-        if place < 0:
-            raise DataError(
-                f"{self.model} ranks only the users it was fitted on, by the histories it was "
-                "fitted on; fit it with these histories, or take a model without this limit"
-            )
-        return place
-
-
-def _keys(indptr: Array, indices: Array, values: Array) -> list[bytes]:
-    """Return the content of each row as bytes."""
-    items, weights = np.asarray(indices, np.int32), np.asarray(values, np.float32)
-    return [
-        items[start:stop].tobytes() + weights[start:stop].tobytes()
-        for start, stop in pairwise(indptr.tolist())
-    ]
-
-
 def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
     """Return the vector of the user of each row; zeros for an empty history."""
     places = np.array(known.places(rows), np.int64)
@@ -234,6 +181,7 @@ def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
 class GraphEmbedding(NeuralModel):
     """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the data."""
 
+    fold_in: ClassVar[bool] = False
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
     n_factors: int = 64
