@@ -165,10 +165,10 @@ def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
 
 def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
     sampler = GridProposals(
-        eq.BSPM.search_space, {"factors": 256, "strength": 0.3, "time": 1.0}, seed=0
+        eq.BSPM.search_space, {"n_factors": 256, "strength": 0.3, "time": 1.0}, seed=0
     )
     first = sampler.propose([])
-    assert first == {"factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
+    assert first == {"n_factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
     neighbours = sampler.starts[1:]
     assert all(sum(each[name] != first[name] for name in first) == 1 for each in neighbours)
 

@@ -197,7 +197,7 @@ def test_models_decide_which_exponents_are_searched(split: Split) -> None:
 
 
 def test_lowpass_is_kept_and_judged(split: Split) -> None:
-    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
+    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(n_factors=4, strength=0.3))
     found = eq.tune(model, split, grid={"l2": [5.0, 10.0]})
     assert found.model.lowpass == model.lowpass
     result = eq.evaluate(found.model, split.valid, bootstrap=0)
@@ -314,7 +314,7 @@ class Recorded(eq.GFCF):
 
 def test_run_options_reach_every_fit(split: Split) -> None:
     Recorded.seen.clear()
-    grid = {"factors": [4, 8]}
+    grid = {"n_factors": [4, 8]}
     found = eq.tune(Recorded, split, grid=grid, dtype="float64", threads=1)
     assert Recorded.seen == [("float64", 1)] * 3  # both points and the last fit
     assert found.model.dtype_ == "float64"
