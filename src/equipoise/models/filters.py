@@ -579,30 +579,15 @@ class PerUserTerm:
 
     Factors of a user that both a row and its sum have, such as a power of the number of items,
     cancel and are left out.
-
-    Parameters
-    ----------
-    known
-        The users who have an exponent.
-    smoothing
-        Exponent of each user.
-    relative
-        Singular values relative to the largest.
-    low, low_sums
-        r without the user's exponent as a term, and the sums of its right factor's rows.
-    rest, rest_sums
-        t as a term, and what each item of a history adds to its sum.
-    strength
-        Weight of t.
     """
 
-    known: KnownUsers
-    smoothing: Array
-    relative: Array
-    low: LowRank
-    low_sums: Array
-    rest: PolynomialTerm
-    rest_sums: Array
+    known: KnownUsers  # the users who have an exponent
+    smoothing: Array  # exponent of each user
+    relative: Array  # singular values relative to the largest
+    low: LowRank  # r without the user's exponent
+    low_sums: Array  # of the rows of its right factor
+    rest: PolynomialTerm  # t
+    rest_sums: Array  # what each item of a history adds to the sum of t
     strength: float
 
     @property
