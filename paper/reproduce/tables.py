@@ -90,26 +90,27 @@ class Table:
 def fitted(rows: list[Row], split: Split, device: str) -> Iterator[tuple[Row, Recommender, float]]:
     """Fit the rows, those that share a solve one after another so that it is done once."""
     solved: Any = None
-    key: tuple[Any, ...] = ()
-    for row in sorted(rows, key=lambda row: str(solve_key(row))):
+    last: tuple[Any, ...] = ()
+    keys = {row.id: solve_key(row, split.train) for row in rows}
+    for row in sorted(rows, key=lambda row: str(keys[row.id])):
         model: Any = build(row.settings)
         start = time.perf_counter()
-        if key == solve_key(row) and key[0] == "linear":
+        if keys[row.id] == last:
             model.reuse(solved)
         else:
             solved = None  # frees the old inverse before the new one is made
             on_cpu = device == "cpu" or row.settings["model"] in FILTERS
             model.fit(split.train, **({} if on_cpu else {"device": device}))
-            solved, key = model, solve_key(row)
+            solved, last = model, keys[row.id]
         yield row, model, time.perf_counter() - start
 
 
-def solve_key(row: Row) -> tuple[Any, ...]:
+def solve_key(row: Row, train: Interactions) -> tuple[Any, ...]:
     """Rows with the same key share one solve: l2, dropout and the weights of the users."""
-    model: Any = build(row.settings)
     if row.settings["model"] not in LINEAR:
-        return row.settings["model"], row.name
-    return "linear", model.l2, model.dropout, model.normalizer.exponents()[1]
+        return row.id
+    model: Any = build(row.settings)
+    return "linear", model.l2, model.dropout, model.normalizer.resolve(train).exponents()[1]
 
 
 class Statistics(Table):
