@@ -150,7 +150,7 @@ def test_wrong_content_with_matching_checksums_is_refused(
     else:
         with file.open("wb") as stream:
             np.save(stream, content)
-    entry = storage.describe_file(file)
+    entry = storage.file_entry(file)
     tampered(tmp_path, lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(FileFormatError, match="is damaged"):
         Interactions.load(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.interactions import KIND, Interactions, load_interactions
+from equipoise.interactions import KIND, Interactions
 from equipoise.readers.build import build
 from equipoise.readers.files import path_source
 from equipoise.readers.frames import is_path, object_source, row_options
@@ -138,7 +138,7 @@ def _from_path(path: str | os.PathLike[str], options: Options) -> Interactions:
         options.refuse(
             (*COLUMNS, "min_rating", "labels", "format"), f"saved interactions ({path})"
         )
-        return load_interactions(path)
+        return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)
     if research is not None:
