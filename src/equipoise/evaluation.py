@@ -44,7 +44,7 @@ from equipoise.metrics.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
 from equipoise.split.parts import Part
 
-__all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
+__all__ = ["ListMetrics", "Result", "evaluate"]
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -69,11 +69,7 @@ class Rankable(Protocol):
         """Fingerprint of the training data."""
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Any:
-        """Return the k best items of each row as `items` and their `scores`.
-
-        `items` are positions in the model's items, best first, padded with -1 at the end. An empty
-        row is ranked as the model recommends to it.
-        """
+        """Return `items`, positions of the k best of each row padded with -1, and `scores`."""
 
     def settings(self) -> dict[str, Any]:
         """Return "name" and the hyper-parameters as plain values."""

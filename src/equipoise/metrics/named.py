@@ -72,13 +72,7 @@ class Named:
         return f"{self.name}@{k}"
 
     def definition(self, recall_form: str) -> str:
-        """Say in words what is computed.
-
-        Parameters
-        ----------
-        recall_form
-            What "recall" stands for, "recall_capped" or "recall_full".
-        """
+        """Say in words what is computed; "recall" stands for `recall_form`."""
         base = recall_form if self.base == "recall" else self.base
         if self.slice == "unbiased":
             base = "recall_capped" if self.base == "recall" else self.base
