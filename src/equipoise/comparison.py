@@ -68,9 +68,8 @@ class Comparison:
     @property
     def _how(self) -> str:
         tests = f"{self.table.height} test{'s' if self.table.height > 1 else ''}"
-        return (
-            f"Two-sided {TESTS[self.test]} per user, {CORRECTIONS[self.correction]} for {tests}."
-        )
+        test, correction = TESTS[self.test], CORRECTIONS[self.correction]
+        return f"Two-sided {test} per user, {correction} for {tests}."
 
 
 def _interval(row: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ from equipoise.metrics.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
 from equipoise.split.parts import Part
 
-__all__ = ["ListMetrics", "Result", "evaluate"]
+__all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

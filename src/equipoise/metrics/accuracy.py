@@ -211,8 +211,8 @@ def _ideal(hits: Hits, k: int) -> Floats:
 def _target_weight(hits: Hits, k: int, weight: Floats) -> Floats:
     """Return S = min(k, t) * mean of the weights of the targets."""
     rows = entry_rows(hits.target)
-    sums: Any = np.bincount(rows, weight[hits.target.indices], minlength=hits.n_users)
-    return sums * np.minimum(1.0, k / np.maximum(hits.n_targets, 1))
+    sums = np.bincount(rows, weight[hits.target.indices], minlength=hits.n_users)
+    return np.asarray(sums * np.minimum(1.0, k / np.maximum(hits.n_targets, 1)))
 
 
 def ratio(top: npt.NDArray[Any], bottom: npt.NDArray[Any]) -> Floats:
