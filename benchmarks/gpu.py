@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from equipoise.ranking.device import OnDevice, device_top_k
 from equipoise.solve import blocked, gpu
-from equipoise.solve.gpu import DeviceMatrix, SparseRows, mirror
+from equipoise.solve.gpu import DeviceMatrix, Gram, mirror
 from equipoise.solve.torch_backend import find_device, precision, send
 
 SIZES = (40_981, 91_599, 180_000)
@@ -133,13 +133,14 @@ class Bench:
             if self.cuda:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.device)
-            sparse, row["send_seconds"] = self.timed(
-                lambda: SparseRows(X, weights, self.device, "float32")
+            gram, row["send_seconds"] = self.timed(
+                lambda: Gram(X, weights, "float32", str(self.device), tf32=tf32)
             )
-            P, row["gram_seconds"] = self.timed(sparse.gram)
+            P = gram.empty()
+            row["gram_seconds"] = self.timed(lambda: gram.fill(P))[1]
             P.diagonal().add_(send(penalty, self.device, P.dtype))
             P = self.invert(P, row, block, strip)
-            row["residual"] = sparse.residual(P, penalty)
+            row["residual"] = gram.residual(P, penalty)
         if rank:
             self.rank(DeviceMatrix(P), X, row)
 

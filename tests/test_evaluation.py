@@ -260,12 +260,12 @@ def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
 @pytest.mark.parametrize(
     ("settings", "error", "reason"),
     [
-        ({"k": 0}, SettingError, "k must be >= 1, got 0"),
-        ({"k": -3}, SettingError, "k must be >= 1, got -3"),
-        ({"k": [5, 0]}, SettingError, "k must be >= 1, got 0"),
-        ({"k": 2.0}, SettingError, r"k must be a whole number, got 2\.0"),
-        ({"k": "20"}, SettingError, "k must be a whole number, got '20'"),
-        ({"k": True}, SettingError, "k must be a whole number, got True"),
+        ({"k": 0}, SettingError, "k must be a whole number >= 1, got 0"),
+        ({"k": -3}, SettingError, "k must be a whole number >= 1, got -3"),
+        ({"k": [5, 0]}, SettingError, "k must be a whole number >= 1, got 0"),
+        ({"k": 2.0}, SettingError, r"k must be a whole number >= 1, got 2\.0"),
+        ({"k": "20"}, SettingError, "k must be a whole number >= 1, got '20'"),
+        ({"k": True}, SettingError, "k must be a whole number >= 1, got True"),
         ({"k": []}, SettingError, "k is empty"),
         ({"metrics": ["tail_ndgc"]}, SettingError, "'tail_ndgc'; did you mean 'tail_ndcg'"),
         ({"metrics": "diversity"}, SettingError, "diversity needs item_vectors"),

@@ -17,7 +17,7 @@ HEAVY = ["torch", "matplotlib", "optuna", "fastapi", "numba", "polars", "scipy",
 EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "dask"]
 # Data flows down: a module may import from its own line and from those above it.
 ORDER = [
-    ["errors", "kernels", "manifest"],
+    ["errors", "checks", "kernels", "manifest"],
     ["ids", "matrix", "machine"],
     ["storage"],
     ["interactions"],

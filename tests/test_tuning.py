@@ -13,10 +13,10 @@ from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows
 from equipoise.solve import dense
 from equipoise.split import Split
-from equipoise.tuning import Progress, contrast, frontier_svg
-from equipoise.tuning.proposals import RangeSampler
+from equipoise.tuning import SearchProgress, frontier_svg
+from equipoise.tuning.proposals import RangeProposals
 from equipoise.tuning.search import parse_budget
-from equipoise.tuning.shared_ranking import read_off
+from equipoise.tuning.shared_ranking import rank_together
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
 
@@ -36,8 +36,7 @@ def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counted.append(len(A))
         real(A)
 
-    for module in ("equipoise.solve.dense", "equipoise.tuning.shared_ranking"):
-        monkeypatch.setattr(f"{module}.invert_in_place", counting)
+    monkeypatch.setattr(dense, "invert_in_place", counting)
     return counted
 
 
@@ -89,23 +88,21 @@ def test_one_solve_serves_every_alpha_family_and_bound(split: Split, solves: lis
 def test_gram_matrix_is_kept_for_all_penalties_of_a_beta(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from equipoise.tuning import shared_ranking
-
     made = []
-    real = shared_ranking.weighted_gram
+    real = dense.weighted_gram
 
     def counting(*given: Any) -> Any:
         made.append(1)
         return real(*given)
 
-    monkeypatch.setattr(shared_ranking, "weighted_gram", counting)
+    monkeypatch.setattr(dense, "weighted_gram", counting)
     with_memory = eq.tune(eq.EASE, split, grid=GRID)
-    assert len(made) == len(GRID["beta"])
+    assert len(made) == len(GRID["beta"]) + 1  # and the last fit
     made.clear()
     n = split.train.n_items
     tight = eq.plan(split.train).peak_bytes + n * n * 2  # room for half a second buffer
     without = eq.tune(eq.EASE, split, grid=GRID, memory=tight)
-    assert len(made) == with_memory.solves
+    assert len(made) == with_memory.solves + 1
     assert without.trials.equals(with_memory.trials)
 
 
@@ -218,7 +215,7 @@ def test_denoising_form_without_a_grid_begins_at_its_own_dropout(split: Split) -
         ([eq.EASE, eq.DLAE], {"alpha": [0.0, 0.2]}),
     ],
 )
-def test_models_that_need_solves_of_their_own_are_not_read_off_one(
+def test_models_that_need_solves_of_their_own_are_not_rank_together_one(
     split: Split, models: list[Any], grid: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingError, match="need the same l2 and dropout"):
@@ -246,7 +243,7 @@ def test_early_stop_saves_solves_and_leaves_the_rest_exact(split: Split) -> None
 
 
 def test_progress_tells_the_best_so_far(split: Split) -> None:
-    seen: list[Progress] = []
+    seen: list[SearchProgress] = []
     found = eq.tune(eq.EASE, split, grid=GRID, progress=seen.append)
     assert [each.done for each in seen] == list(range(1, 9))
     assert {each.total for each in seen} == {8}
@@ -282,21 +279,21 @@ def test_budgets_are_read(text: Any, seconds: float) -> None:
     assert parse_budget(text) == seconds
 
 
-def test_lists_read_off_are_those_of_the_model(split: Split) -> None:
+def test_lists_rank_together_are_those_of_the_model(split: Split) -> None:
     first = eq.EASE(l2=3.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.1)).fit(split.train)
     models = [first, eq.LAE(l2=3.0, dropout=0.3, normalizer=eq.DAN(0.4, 0.1)).reuse(first)]
     for seen in (True, False):
-        lists = read_off(models, split.valid.history, 15, exclude_seen=seen)
+        lists = rank_together(models, split.valid.history, 15, exclude_seen=seen)
         for model, found in zip(models, lists, strict=True):
             alone = model.rank(split.valid.history, 15, exclude_seen=seen)
             np.testing.assert_array_equal(found, alone.items)
 
 
-def test_lists_read_off_for_an_empty_history_are_those_of_the_model(split: Split) -> None:
+def test_lists_rank_together_for_an_empty_history_are_those_of_the_model(split: Split) -> None:
     model = eq.EASE(l2=3.0, normalizer=eq.DAN(0.2, 0.1)).fit(split.train)
     some = split.valid.history.rows([0, 1, 2, 3])
     history = some.entries(np.isin(entry_rows(some.matrix), [1, 3]))
-    (lists,) = read_off([model], history, 15)
+    (lists,) = rank_together([model], history, 15)
     np.testing.assert_array_equal(lists, model.rank(history, 15).items)
     best = np.argsort(-split.train.item_counts, kind="stable")[:15]
     np.testing.assert_array_equal(lists[0], best)
@@ -304,7 +301,7 @@ def test_lists_read_off_for_an_empty_history_are_those_of_the_model(split: Split
 
 def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
     pytest.importorskip("optuna")
-    sampler = RangeSampler({"beta": 0.33, "l2": 12.3456, "dropout": 0.5}, seed=3)
+    sampler = RangeProposals({"beta": 0.33, "l2": 12.3456, "dropout": 0.5}, seed=3)
     past: list[tuple[dict[str, float], float]] = []
     for number in range(25):
         outer = sampler.propose(past)
@@ -314,12 +311,3 @@ def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
         assert 0 <= outer["dropout"] <= 0.9
         assert 0.12 <= outer["l2"] <= 1300
         past.append((outer, float(number % 5)))
-
-
-def test_contrast_puts_three_ways_side_by_side(split: Split) -> None:
-    found = {each.name: each for each in contrast(split)}
-    assert list(found) == ["plain", "automatic", "tuned"]
-    assert (found["plain"].model.l2, found["plain"].model.dropout) == (500.0, 0.0)
-    assert found["automatic"].model.l2 == "auto"
-    assert found["tuned"].solves == 13
-    assert {each.result.part for each in found.values()} == {"test"}

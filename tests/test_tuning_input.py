@@ -55,7 +55,7 @@ def test_bad_input_is_refused(split: Split, synthetic: Interactions) -> None:
         eq.tune(eq.EASE, split, grid={"strength": [0.1]})
     with pytest.raises(SettingError, match="values of 'normalizer' in a grid must be numbers"):
         eq.tune(eq.SLIS, split, grid={"normalizer": [eq.DAN(0.1, 0.1)]})
-    with pytest.raises(SettingError, match="trials must be >= 1"):
+    with pytest.raises(SettingError, match="trials must be a whole number >= 1"):
         eq.tune(eq.EASE, split, trials=0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,8 +15,8 @@ from equipoise.interactions import Interactions
 from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.split import Split
-from equipoise.tuning.proposals import GridSampler
-from equipoise.tuning.space import SPACES, Separate
+from equipoise.tuning.proposals import GridProposals
+from equipoise.tuning.space import Space
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,16 @@ def visits() -> Split:
     return eq.split.sessions(Interactions(dense, sequences=events), valid=0.2, test=0.2)
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_every_space_is_one_of_its_model(name: str) -> None:
-    kind: Any = Recommender.registry[name]
-    space = Separate.of([kind()], None)
+SEARCHED = [
+    kind
+    for kind in Recommender.registry.values()
+    if kind.search_space and not kind.solve_settings and kind.__module__.startswith("equipoise.")
+]
+
+
+@pytest.mark.parametrize("kind", SEARCHED)
+def test_every_space_is_one_of_its_model(split: Split, kind: Any) -> None:
+    space = Space.of(kind, None, split.train)
     assert space.size == len(space.outer()) > 1
     for point in (space.outer()[0], space.outer()[-1]):
         kind(**point)
@@ -50,7 +57,7 @@ def test_every_space_is_one_of_its_model(name: str) -> None:
 @pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE, eq.ItemKNN])
 def test_small_space_is_judged_as_a_whole(split: Split, kind: Any) -> None:
     found = eq.tune(kind, split)
-    assert found.solves == Separate.of([kind()], None).size
+    assert found.solves == math.prod(map(len, kind.search_space.values()))
     assert isinstance(found.model, kind)
     result = eq.evaluate(found.model, split.valid, bootstrap=0)
     assert result["ndcg@20"] == found.trials["ndcg@20"].max()
@@ -64,16 +71,16 @@ def test_large_space_is_searched(synthetic: Interactions, kind: Any) -> None:
     found = eq.tune(kind, split, trials=14)
     again = eq.tune(kind, split, trials=14)
     assert found.solves == 14
-    names = list(SPACES[kind.__name__])
+    names = list(kind.search_space)
     assert found.trials.select(names).unique().height == 14
     assert again.trials.equals(found.trials)
-    for name, listed in SPACES[kind.__name__].items():
+    for name, listed in kind.search_space.items():
         assert set(found.trials[name]) <= set(listed)
 
 
 @pytest.mark.parametrize(("kind", "size"), [(eq.SLIS, 27), (eq.SLIT, 36), (eq.SLIST, 108)])
 def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: int) -> None:
-    assert Separate.of([kind()], None).size == size
+    assert math.prod(map(len, kind.search_space.values())) == size
     found = eq.tune(kind, visits, metric="mrr@3", objectives=(), trials=6)
     assert found.solves == 6
     result = eq.evaluate(found.model, visits.valid, k=3, bootstrap=0)
@@ -81,7 +88,9 @@ def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: in
 
 
 def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
-    sampler = GridSampler(SPACES["BSPM"], {"factors": 256, "strength": 0.3, "time": 1.0}, seed=0)
+    sampler = GridProposals(
+        eq.BSPM.search_space, {"factors": 256, "strength": 0.3, "time": 1.0}, seed=0
+    )
     first = sampler.propose([])
     assert first == {"factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
     neighbours = sampler.starts[1:]
@@ -90,7 +99,7 @@ def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
 
 def test_sampler_of_a_grid_never_repeats_and_ends() -> None:
     pytest.importorskip("optuna")
-    sampler = GridSampler({"a": (1, 2, 3), "b": ("x", "y")}, {}, seed=1)
+    sampler = GridProposals({"a": (1, 2, 3), "b": ("x", "y")}, {}, seed=1)
     past: list[tuple[dict[str, Any], float]] = []
     while (outer := sampler.propose(past)) is not None:
         assert outer not in [one for one, _ in past]
@@ -168,7 +177,7 @@ def test_run_options_reach_every_fit(split: Split) -> None:
 
 @pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE])
 def test_filters_are_tuned_in_the_precision_asked_for(split: Split, kind: Any) -> None:
-    name, values = next(iter(SPACES[kind.__name__].items()))
+    name, values = next(iter(kind.search_space.items()))
     found = eq.tune(kind, split, grid={name: values[-1]}, dtype="float64")
     assert found.model.dtype_ == "float64"
     result = eq.evaluate(found.model, split.valid, bootstrap=0)

@@ -12,8 +12,8 @@ import pytest
 import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.split import Split
-from equipoise.tuning import Progress
-from equipoise.tuning.proposals import Walk, nearest
+from equipoise.tuning import SearchProgress
+from equipoise.tuning.proposals import CoordinateSearch, nearest
 
 GRID = {
     "alpha": [0.0, 0.3],
@@ -36,7 +36,7 @@ def keys(points: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("start", [(0, 0), (9, 9), (4, 6)])
 def test_hill_is_climbed_from_anywhere(top: tuple[int, int], start: tuple[int, int]) -> None:
     axes = {"a": tuple(range(10)), "b": tuple(range(10))}
-    walk = Walk(
+    walk = CoordinateSearch(
         axes,
         dict(zip(axes, start, strict=True)),
         lambda point: -((point["a"] - top[0]) ** 2) - (point["b"] - top[1]) ** 2,
@@ -48,28 +48,32 @@ def test_hill_is_climbed_from_anywhere(top: tuple[int, int], start: tuple[int, i
 
 
 def test_what_keeps_falling_is_left_after_two_steps() -> None:
-    walk = Walk({"a": (6, 5, 4, 3, 2, 1)}, {"a": 4}, lambda point: -abs(point["a"] - 4))
+    walk = CoordinateSearch(
+        {"a": (6, 5, 4, 3, 2, 1)}, {"a": 4}, lambda point: -abs(point["a"] - 4)
+    )
     assert keys(walk.points()) == [(4,), (5,), (6,), (3,), (2,)]
     assert walk.skipped == 1
 
 
 def test_one_fall_does_not_stop_the_walk() -> None:
     values = dict(enumerate([5, 4, 6, 3, 7, 1, 0, 9]))
-    walk = Walk({"a": tuple(values)}, {"a": 0}, lambda point: values[point["a"]])
+    walk = CoordinateSearch({"a": tuple(values)}, {"a": 0}, lambda point: values[point["a"]])
     assert keys(walk.points()) == [(n,) for n in range(7)]
 
 
 @pytest.mark.parametrize("shift", [0.0, -20.0])  # what should be small comes with a minus
 def test_plateau_is_crossed(shift: float) -> None:
     values = [10.0, 9.999, 9.998, 9.997, 12.0, 9.0, 8.0, 99.0]
-    walk = Walk({"a": tuple(range(8))}, {"a": 0}, lambda point: values[point["a"]] + shift)
+    walk = CoordinateSearch(
+        {"a": tuple(range(8))}, {"a": 0}, lambda point: values[point["a"]] + shift
+    )
     assert keys(walk.points()) == [(n,) for n in range(7)]
 
 
 def test_neighbours_begin_where_the_last_line_was_best() -> None:
     # the best b moves with a: a line of a begins at the best b of the line before
     axes = {"a": tuple(range(8)), "b": tuple(range(30))}
-    walk = Walk(
+    walk = CoordinateSearch(
         axes, {"a": 0, "b": 0}, lambda point: point["a"] - abs(point["b"] - 3 * point["a"])
     )
     visited = keys(walk.points())
@@ -79,7 +83,9 @@ def test_neighbours_begin_where_the_last_line_was_best() -> None:
 
 def test_values_without_an_order_are_all_visited() -> None:
     worth = {"x": 3, "y": 2, "z": 1, "w": 0}
-    walk = Walk({"a": ("w", "z", "y", "x")}, {"a": "y"}, lambda point: worth[point["a"]])
+    walk = CoordinateSearch(
+        {"a": ("w", "z", "y", "x")}, {"a": "y"}, lambda point: worth[point["a"]]
+    )
     assert sorted(keys(walk.points())) == [("w",), ("x",), ("y",), ("z",)]
     assert walk.skipped == 0
 
@@ -110,7 +116,7 @@ def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> Non
     auto = eq.EASE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.beta, "dropout": auto.dropout_, "l2": auto.l2_}
     axes = {name: tuple(GRID[name]) for name in names}
-    walk = Walk(axes, start, lambda point: best[tuple(point.values())])
+    walk = CoordinateSearch(axes, start, lambda point: best[tuple(point.values())])
     expected = keys(walk.points())
     solved = short.trials.unique("solve", maintain_order=True)
     assert list(solved.select(names).iter_rows()) == expected
@@ -121,7 +127,7 @@ def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> Non
 
 
 def test_progress_ends_at_its_total(split: Split) -> None:
-    seen: list[Progress] = []
+    seen: list[SearchProgress] = []
     found = eq.tune(eq.EASE, split, grid=GRID, early_stop=True, progress=seen.append)
     assert [each.done for each in seen] == list(range(1, found.solves + 1))
     totals = [each.total for each in seen]
@@ -134,7 +140,7 @@ def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: 
     class Stop(Exception):
         pass
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: SearchProgress) -> None:
         if progress.done == 9:
             raise Stop
 

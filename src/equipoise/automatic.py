@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import fraction, non_negative
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 
@@ -105,11 +106,9 @@ def penalty_numbers(
 
 def check_penalty(l2: Any, dropout: Any) -> None:
     """Refuse an l2 or dropout that is neither "auto" nor a number in its range (nor None)."""
-    from equipoise.normalize import check_number
-
-    if l2 != "auto" and check_number("l2", l2) < 0:
-        raise SettingError(f"l2 must be >= 0, got {l2}")
-    if dropout not in (None, "auto") and not 0 <= check_number("dropout", dropout) < 1:
-        raise SettingError(f"dropout must lie in [0, 1), got {dropout}")
-    if l2 == 0 and (dropout is None or dropout == 0):
+    if l2 != "auto":
+        non_negative("l2", l2)
+    if dropout not in (None, "auto"):
+        fraction("dropout", dropout, one=False)
+    if l2 == 0 and not dropout:
         raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 from scipy import stats
 
+from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
 from equipoise.metrics.named import nearest
 from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
@@ -106,15 +107,10 @@ def compare(
     seed
         Seed of the flips and draws.
     """
-    for name, given, options in (
-        ("correction", correction, CORRECTIONS),
-        ("test", test, TESTS),
-        ("pairs", pairs, ("first", "all")),
-    ):
-        if given not in options:
-            raise SettingError(f"{name} must be one of {', '.join(options)}, got {given!r}")
-    if resamples < 1:
-        raise SettingError(f"resamples must be >= 1, got {resamples}")
+    choice("correction", correction, CORRECTIONS)
+    choice("test", test, TESTS)
+    choice("pairs", pairs, ("first", "all"))
+    count("resamples", resamples)
     named = _named(results)
     _check_comparable(named, metric)
     couples = list(combinations(named, 2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import polars as pl
 
 import equipoise
 from equipoise import metrics as formulas
+from equipoise.checks import count
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
 from equipoise.ids import IdIndex, as_list, some
 from equipoise.interactions import Interactions
@@ -163,8 +163,8 @@ def evaluate(
     """
     ks = _cutoffs(k)
     given = _checked_part(part)
-    as_count(batch_size, "batch_size", 1)
-    as_count(bootstrap, "bootstrap", 0)
+    count("batch_size", batch_size)
+    count("bootstrap", bootstrap, 0)
     wanted = parse(metrics, groups or ())
     items = _model_items(model)
     history, target = _aligned(given, items)
@@ -377,25 +377,12 @@ class ListMetrics:
         return active
 
 
-def as_count(value: Any, name: str, least: int) -> int:
-    """Return a whole number that is at least `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
-        raise SettingError(f"{name} must be a whole number, got {value!r}")
-    if number < least:
-        raise SettingError(f"{name} must be >= {least}, got {number}")
-    return number
-
-
 def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     """Return the cut-offs in ascending order, each once."""
     listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
     if not listed:
         raise SettingError("k is empty; give at least one cut-off")
-    return tuple(sorted({as_count(one, "k", 1) for one in listed}))
+    return tuple(sorted({count("k", one) for one in listed}))
 
 
 def _checked_part(part: Any) -> Part | Pair:

@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.checks import choice
+from equipoise.errors import DataError, UnknownIdError
 
 Unknown = Literal["error", "skip"]
+UNKNOWN = ("error", "skip")
 SHOWN = 5  # how many offending ids an error message names
 
 
@@ -178,7 +180,7 @@ class IdIndex:
         An id is found only under its own type: 1 is neither 1.0 nor True nor "1". A text is one
         id, not a list of its letters.
         """
-        check_unknown(unknown)
+        choice("unknown", unknown, UNKNOWN)
         listed: Any = wanted
         kind = wanted.dtype if isinstance(wanted, np.ndarray) and wanted.ndim == 1 else None
         # uint64, which int64 cannot hold, goes the slow, exact way
@@ -233,9 +235,3 @@ def unchecked(values: npt.NDArray[Any], axis: str) -> IdIndex:
     index.axis, index.values = axis, values
     index.values.flags.writeable = False
     return index
-
-
-def check_unknown(unknown: str) -> None:
-    """Refuse a setting other than "error" and "skip"."""
-    if unknown not in ("error", "skip"):
-        raise SettingError(f"unknown must be 'error' or 'skip', got {unknown!r}")

@@ -19,8 +19,9 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.ids import IdIndex, Unknown, check_unknown, is_id
+from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.manifest import Fields
 from equipoise.matrix import (
     Sequences,
@@ -201,7 +202,7 @@ class Interactions:
 
         Used items that the list lacks are an error, or left out with ``unknown="skip"``.
         """
-        check_unknown(unknown)
+        choice("unknown", unknown, UNKNOWN)
         if isinstance(items, IdIndex):
             index = items
         else:
@@ -245,9 +246,8 @@ class Interactions:
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
-        for name, least in (("min_user", min_user), ("min_item", min_item)):
-            if least < 0:
-                raise SettingError(f"{name} must be >= 0, got {least}")
+        count("min_user", min_user, 0)
+        count("min_item", min_item, 0)
         users, items = entry_rows(self.matrix), self.matrix.indices
         while True:
             user_fine = np.bincount(users, minlength=self.n_users) >= min_user
@@ -315,8 +315,7 @@ class Interactions:
         The number of pairs stays; this is the paper's robustness experiment. New pairs have
         weight 1; times and sequences, which they lack, are left out.
         """
-        if not 0 <= ratio <= 1:
-            raise SettingError(f"ratio must lie between 0 and 1, got {ratio}")
+        fraction("ratio", ratio)
         rng = generator(seed)
         keys = cell_keys(self.matrix)
         n_new = round(ratio * len(keys))
@@ -432,18 +431,18 @@ def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> p
 
 
 def _unobserved(
-    keys: npt.NDArray[np.int64], n_cells: int, count: int, rng: np.random.Generator
+    keys: npt.NDArray[np.int64], n_cells: int, size: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """Draw this many cells evenly from those that are not among the ascending keys."""
     if n_cells <= 4 * len(keys):
         free = np.delete(np.arange(n_cells), keys)
-        return rng.permutation(free)[:count]
+        return rng.permutation(free)[:size]
     # At least 3 of 4 cells are free here, so a round of draws brings in most of what is missing.
     fresh = np.empty(0, np.int64)
-    while len(fresh) < count:
-        drawn = rng.integers(0, n_cells, 2 * (count - len(fresh)) + 16)
+    while len(fresh) < size:
+        drawn = rng.integers(0, n_cells, 2 * (size - len(fresh)) + 16)
         fresh = np.unique(np.concatenate([fresh, drawn[~in_ascending(drawn, keys)]]))
-    return rng.permutation(fresh)[:count]
+    return rng.permutation(fresh)[:size]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ so every named normalization is a point (alpha, beta, gamma). A count of 0 gives
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.automatic import Auto, alpha_from_gini, beta_from_homophily
+from equipoise.checks import number
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.statistics import gini, homophily
@@ -44,7 +44,7 @@ class Normalizer:
 
     def __post_init__(self) -> None:
         for name in EXPONENTS:
-            check_number(name, getattr(self, name, 0.0))
+            number(name, getattr(self, name, 0.0))
 
     def exponents(self) -> tuple[float, float, float]:
         """Alpha (items, both sides), beta (users) and gamma (target items only)."""
@@ -77,7 +77,7 @@ class Normalizer:
             Takes the place of the normalizer's own alpha: the popularity dial.
         """
         own, _, gamma = self.exponents()
-        alpha = own if alpha is None else check_number("alpha", alpha)
+        alpha = own if alpha is None else number("alpha", alpha)
         return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
 
 
@@ -165,7 +165,7 @@ class DAN(Normalizer):
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if value != "auto":
-                check_number(name, value)
+                number(name, value)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (alpha, beta, 0); "auto" must have been resolved."""
@@ -242,16 +242,3 @@ class CustomNorm(Normalizer):
         source, target = super().item_scales(item_counts, alpha)
         weight = self._vector("items", len(item_counts))
         return source / weight, target * weight
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return a finite number, or raise an error with the parameter's name."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise SettingError(f"{name} must be a number, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number that no float can hold
-        number = math.inf
-    if not math.isfinite(number):
-        raise SettingError(f"{name} must be finite, got {value}")
-    return number

@@ -33,9 +33,12 @@ def problem(rng: np.random.Generator) -> Problem:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("block", [1, 32, 50, 133, 512])
 def test_weights_equal_those_of_the_dense_engine(problem: Problem, dtype: str, block: int) -> None:
-    expected = dense.invert(*problem, dtype=dtype)
-    found, residual = gpu.invert(*problem, device="cpu", dtype=dtype, block=block)
-    assert_close(found.toarray(), expected.P, dtype, scale=np.abs(expected.P).max())
+    X, weights, penalty = problem
+    expected, _ = dense.Gram(X, weights, dtype).inverse(penalty)
+    gram = gpu.Gram(X, weights, dtype, "cpu")
+    gram.block = block
+    found, residual = gram.inverse(penalty)
+    assert_close(found.toarray(), expected, dtype, scale=np.abs(expected).max())
     assert residual < {"float32": 1e-5, "float64": 1e-13}[dtype]
     np.testing.assert_array_equal(found.toarray(), found.toarray().T)
     np.testing.assert_array_equal(found.diagonal(), found.toarray().diagonal())
@@ -43,14 +46,14 @@ def test_weights_equal_those_of_the_dense_engine(problem: Problem, dtype: str, b
 
 def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     X, weights, penalty = problem
-    sparse = gpu.SparseRows(X, weights, torch.device("cpu"), "float32")
-    exact, error = dense.invert(*problem, dtype="float64").P, 2.0**-4
+    gram = gpu.Gram(X, weights, "float32", "cpu")
+    exact, error = dense.Gram(X, weights, "float64").inverse(penalty)[0], 2.0**-4
     P = torch.from_numpy((exact * (1 + error)).astype(np.float32))
     rounding = len(P) * np.linalg.cond(exact) * np.finfo(np.float32).eps
     assert rounding < error**2 / 4
-    assert sparse.residual(P, penalty) == pytest.approx(error, abs=rounding)
-    gpu._newton_step(P, sparse, penalty)
-    assert sparse.residual(P, penalty) == pytest.approx(error**2, abs=rounding)
+    assert gram.residual(P, penalty) == pytest.approx(error, abs=rounding)
+    gpu._newton_step(P, gram, penalty)
+    assert gram.residual(P, penalty) == pytest.approx(error**2, abs=rounding)
 
 
 @pytest.mark.parametrize("block", [1, 40, 512])
@@ -64,7 +67,7 @@ def test_indefinite_matrix_is_refused_with_its_item(block: int) -> None:
 def test_inaccurate_solve_is_refused(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu.TOLERANCE, "float32", 1e-12)
     with pytest.raises(SolveError, match="not accurate"):
-        gpu.invert(*problem, device="cpu")
+        gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 
 
 def test_exhausted_card_is_an_error_and_no_other_engine(
@@ -75,7 +78,7 @@ def test_exhausted_card_is_an_error_and_no_other_engine(
 
     monkeypatch.setattr(gpu, "empty_square", full)
     with pytest.raises(TooBigError, match=r"133 items did not fit .* engine='tiled'"):
-        gpu.invert(*problem, device="cpu")
+        gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 
 
 def test_precision_is_put_back() -> None:

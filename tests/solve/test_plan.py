@@ -240,7 +240,7 @@ def test_companion_without_room_is_refused_before_the_solve(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = eq.plan(synthetic, dtype="float32").peak_bytes
-    monkeypatch.setattr(engine.dense, "invert", pytest.fail)
+    monkeypatch.setattr(engine.dense, "weighted_gram", pytest.fail)
     model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
     with pytest.raises(TooBigError, match="take a LowPass of a smaller rank than 40"):
         model.fit(synthetic, memory=plain + 1000)

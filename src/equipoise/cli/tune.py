@@ -24,9 +24,9 @@ from equipoise.errors import DataError, SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from equipoise.tuning import Progress, Tuned
+    from equipoise.tuning import SearchProgress, Tuned
 
-    Watch = Callable[[Progress], None]
+    Watch = Callable[[SearchProgress], None]
 
 app = typer.Typer()
 
@@ -193,9 +193,9 @@ def watching(metric: str) -> Iterator[Watch]:
         yield _Lines(metric)
         return
     with Live(console=console(error=True), transient=True, refresh_per_second=4) as live:
-        seen: list[Progress] = []
+        seen: list[SearchProgress] = []
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: SearchProgress) -> None:
             seen.append(progress)
             live.update(_picture(seen[-SHOWN:], metric))
 
@@ -210,7 +210,7 @@ class _Lines:
         self.best: float | None = None
         self.spoke = time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SearchProgress) -> None:
         quiet = time.monotonic() - self.spoke < REMINDER
         if progress.best_value == self.best and quiet and progress.done < progress.total:
             return
@@ -218,7 +218,7 @@ class _Lines:
         note(_line(progress, self.metric))
 
 
-def _line(progress: Progress, metric: str) -> str:
+def _line(progress: SearchProgress, metric: str) -> str:
     from equipoise.machine import duration
 
     return (
@@ -236,7 +236,7 @@ def settings_text(point: dict[str, Any]) -> str:
     return clean(f"{family} {inner}".strip())
 
 
-def _picture(seen: list[Progress], metric: str) -> Group:
+def _picture(seen: list[SearchProgress], metric: str) -> Group:
     rows = table("solve", "best of the solve", metric, left=(1,))
     for progress in seen:
         leads = progress.last_value == progress.best_value

@@ -31,6 +31,7 @@ from equipoise.storage import Stored
 BATCH = 4096
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
+SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -77,6 +78,8 @@ class Recommender(ABC):
     interactions_: Interactions
     registry: ClassVar[dict[str, type[Recommender]]] = {}
     fit_options: ClassVar[frozenset[str]] = frozenset()
+    search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
+    solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -198,13 +201,51 @@ class Recommender(ABC):
     @property
     def label(self) -> str:
         """A short name for tables, such as "EASE+DAN"."""
-        return type(self).__name__
+        parts = [part["name"] for part in self.settings().values() if isinstance(part, dict)]
+        return "+".join([type(self).__name__, *(name for name in parts if name != "NoNorm")])
 
-    def settings(self) -> dict[str, Any]:
-        """Return the name and the hyper-parameters as plain values."""
+    def settings(self, *, resolved: bool = False) -> dict[str, Any]:
+        """Return the name and the hyper-parameters as plain values.
+
+        With `resolved`, those that were "auto" have the numbers that fitting took from the data.
+        """
         fields: Any = dataclasses.fields(cast(Any, self))
-        values = {entry.name: getattr(self, entry.name) for entry in fields if entry.init}
+        names = [entry.name for entry in fields if entry.init]
+        values = {name: getattr(self, name) for name in names}
+        if resolved:
+            values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
         return {"model": type(self).__name__, **plain(values)}
+
+    def summary(self) -> str:
+        """Return the model and its settings in one line; once fitted, with numbers for "auto".
+
+        >>> import equipoise as eq
+        >>> eq.EASE(l2=100.0, normalizer=eq.DAN(0.2, 0.3)).summary()
+        'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
+        """
+        return in_words(self.settings(resolved=True))
+
+    @classmethod
+    def prototype(cls) -> Self:
+        """Return the model that `tune` varies where it is given the class alone."""
+        return cls()
+
+    def tunable(self) -> list[str]:
+        """Return the names of the settings that `tune` can vary."""
+        return [entry.name for entry in dataclasses.fields(cast(Any, self)) if entry.init]
+
+    def vary(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings, not fitted."""
+        return cast(Self, dataclasses.replace(cast(Any, self), **settings))
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return the settings that a search begins with; "auto" is replaced by numbers."""
+        return {name: getattr(self, name) for name in self.tunable()}
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
+        settings = self.settings()
+        return {"family": settings.pop("model"), **settings}
 
     @on_snapshot
     def rank(
@@ -454,6 +495,29 @@ def _training_data(given: Any) -> Interactions:
             "fit needs Interactions or a sparse matrix of scipy; make them with eq.read(...)"
         )
     return given
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Return settings in one line; what is None, 0 or off is left out.
+
+    >>> in_words({"model": "EASE", "l2": 100.0, "normalizer": {"name": "DAN", "alpha": 0.2}})
+    'EASE l2=100 DAN(alpha=0.2)'
+    """
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            inner = ", ".join(f"{key}={_short(part)}" for key, part in [*value.items()][1:])
+            words += [f"{value['name']}({inner})" if inner else value["name"]]
+        elif value:
+            words += [str(value) if name == "model" else f"{name}={_short(value)}"]
+    return " ".join(word for word in words if word != "NoNorm")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        shown = "/".join(map(_short, value[:4]))
+        return shown if len(value) <= 4 else f"{shown}/..."
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def plain(value: Any) -> Any:

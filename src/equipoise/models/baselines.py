@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import SettingError
+from equipoise.checks import count, non_negative
 from equipoise.interactions import Interactions
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import sparse_arrays, sparse_from
-from equipoise.normalize import check_number
 from equipoise.ranking.terms import Constant, Sparse, Term
 from equipoise.storage import Stored
 
@@ -45,16 +44,19 @@ class ItemKNN(Recommender):
         Takes weight from similarities that rest on few users; 0 to 100.
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "neighbours": (20, 50, 100, 200, 500),
+        "shrink": (0.0, 10.0, 50.0, 100.0),
+    }
+
     neighbours: int = 100
     shrink: float = 10.0
 
     similarity_: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise SettingError(f"neighbours must be >= 1, got {self.neighbours}")
-        if check_number("shrink", self.shrink) < 0:
-            raise SettingError(f"shrink must be >= 0, got {self.shrink}")
+        count("neighbours", self.neighbours)
+        non_negative("shrink", self.shrink)
 
     def _fit(self, data: Interactions) -> None:
         X = data.matrix.copy()

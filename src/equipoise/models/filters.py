@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import factorial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +23,22 @@ import scipy.sparse as sp
 from numpy.polynomial import Polynomial
 
 from equipoise import machine
+from equipoise.checks import choice, count, fraction, non_negative, number, positive
 from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender
+from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import sparse_arrays, sparse_from
-from equipoise.normalize import check_number, power
+from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
 from equipoise.storage import Stored
 from equipoise.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]
+# falling: a smaller spectrum is cut from a larger one, so that one SVD serves a search
+FACTORS = (512, 256, 128, 64, 32)
 
 
 LANES = 32  # vectors multiplied at a time: two cache lines of each
@@ -180,8 +183,7 @@ class GraphFilter(Recommender):
     _built: list[Term] = field(init=False, repr=False)
 
     def _fit(self, data: Interactions, *, dtype: str) -> None:
-        if dtype not in DTYPES:
-            raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+        choice("dtype", dtype, DTYPES)
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction")
         self._take(data, self._learn(data, dtype), dtype)
@@ -224,18 +226,6 @@ class GraphFilter(Recommender):
         return {name: stored.finite(name, shape) for name, shape in self._shapes().items()}
 
 
-def check_factors(factors: Any) -> None:
-    """Refuse what cannot be a number of vectors."""
-    if isinstance(factors, bool) or not isinstance(factors, int) or factors < 1:
-        raise SettingError(f"factors must be a whole number >= 1, got {factors!r}")
-
-
-def check_weight(name: str, value: Any) -> None:
-    """Refuse what cannot be a weight."""
-    if check_number(name, value) < 0:
-        raise SettingError(f"{name} must be >= 0, got {value}")
-
-
 RANK_TOLERANCE = 1e-6  # singular values below this share of the largest count as 0
 
 
@@ -266,12 +256,17 @@ class GFCF(GraphFilter):
     [['milk']]
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS,
+        "strength": (0.0, 0.1, 0.2, 0.3, 0.5, 1.0),
+    }
+
     factors: int = 256
     strength: float = 0.3
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
-        check_weight("strength", self.strength)
+        count("factors", self.factors)
+        non_negative("strength", self.strength)
 
     def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
         if not self.strength:
@@ -319,6 +314,13 @@ class BSPM(GraphFilter):
         Score by the mean of b and the state after each step, not by the last state.
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS[:4],
+        "strength": (0.1, 0.3, 0.5),
+        "time": (0.5, 1.0, 2.0),
+        "merge": ("early", "late"),
+    }
+
     factors: int = 256
     strength: float = 0.3
     solver: Literal["euler", "rk4"] = "euler"
@@ -328,18 +330,12 @@ class BSPM(GraphFilter):
     average: bool = False
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
-        check_weight("strength", self.strength)
-        check_weight("time", self.time)
-        if self.solver not in ("euler", "rk4"):
-            raise SettingError(f"solver must be 'euler' or 'rk4', got {self.solver!r}")
-        if self.merge not in ("early", "late"):
-            raise SettingError(f"merge must be 'early' or 'late', got {self.merge!r}")
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
-        if not whole or not 1 <= self.steps <= MOST_STEPS:
-            raise SettingError(
-                f"steps must be a whole number from 1 to {MOST_STEPS}, got {self.steps!r}"
-            )
+        count("factors", self.factors)
+        non_negative("strength", self.strength)
+        non_negative("time", self.time)
+        choice("solver", self.solver, ("euler", "rk4"))
+        choice("merge", self.merge, ("early", "late"))
+        count("steps", self.steps, most=MOST_STEPS)
 
     def polynomials(self) -> tuple[list[float], list[float]]:
         """Coefficients of f and g, where the scores are x P f(P) + strength * i g(P)."""
@@ -399,16 +395,20 @@ class TurboCF(GraphFilter):
         1, 2 or 3; higher orders let through less of the local structure.
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "order": (1, 2, 3),
+        "user_exponent": (0.3, 0.4, 0.5, 0.6),
+        "power": (0.6, 0.8, 1.0, 1.3),
+    }
+
     user_exponent: float = 0.5
     power: float = 1.0
     order: int = 1
 
     def __post_init__(self) -> None:
-        check_number("user_exponent", self.user_exponent)
-        if check_number("power", self.power) <= 0:
-            raise SettingError(f"power must be > 0, got {self.power}")
-        if self.order not in POLYNOMIALS:
-            raise SettingError(f"order must be 1, 2 or 3, got {self.order!r}")
+        number("user_exponent", self.user_exponent)
+        positive("power", self.power)
+        choice("order", self.order, POLYNOMIALS)
 
     def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
         if self.power == 1:
@@ -461,24 +461,18 @@ class SVDAE(GraphFilter):
         Rounds of the randomised SVD; None for the exact one.
     """
 
+    search_space: ClassVar[SearchSpace] = {"share": (0.01, 0.02, 0.04, 0.08, 0.16)}
+
     share: float = 0.04
     factors: int | None = None
     power_iterations: int | None = 2
 
     def __post_init__(self) -> None:
-        if not 0 < check_number("share", self.share) <= 1:
-            raise SettingError(f"share must lie in (0, 1], got {self.share}")
+        fraction("share", self.share, zero=False)
         if self.factors is not None:
-            check_factors(self.factors)
-        if self.power_iterations is not None and (
-            isinstance(self.power_iterations, bool)
-            or not isinstance(self.power_iterations, int)
-            or self.power_iterations < 0
-        ):
-            raise SettingError(
-                f"power_iterations must be a whole number >= 0 or None, got "
-                f"{self.power_iterations!r}"
-            )
+            count("factors", self.factors)
+        if self.power_iterations is not None:
+            count("power_iterations", self.power_iterations, least=0)
 
     def rank_on(self, interactions: Interactions) -> int:
         """Return the rank on these data."""

@@ -12,10 +12,12 @@ Each is B = I - P diag(s) on the same P = (X^T W X + L)^-1; only the vector s di
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +25,28 @@ import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
+from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender, at_once, on_snapshot
+from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass, restored
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
-from equipoise.normalize import NoNorm, Normalizer, check_number
+from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.solve.engine import Options, move, require_host, solve
+from equipoise.solve.engine import Options, Solver, move, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.tiled import Report
 from equipoise.storage import Stored
 
 Vector = npt.NDArray[np.float64]
+STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+EXPONENTS = ("alpha", "beta", "gamma")
+# settings of a model's parts that `tune` varies by their own names
+PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent")}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -65,6 +72,15 @@ class LinearAutoencoder(Recommender):
     loss_
         What `prune` cost; None for a model that was not pruned.
     """
+
+    solve_settings: ClassVar[tuple[str, ...]] = ("beta", "dropout", "l2")
+    search_space: ClassVar[SearchSpace] = {
+        "alpha": STEPS,
+        "gamma": STEPS,
+        "diag_bound": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
+        "strength": (0.0, 0.1, 0.2, 0.4),
+        "exponent": (0.2, 0.5),
+    }
 
     l2: float | Auto = "auto"
     dropout: float | Auto | None = None
@@ -152,11 +168,40 @@ class LinearAutoencoder(Recommender):
         self.inverse_ = move(self.inverse_, device)
         return self
 
-    @property
-    def label(self) -> str:
-        """The family, with the normalizer where there is one."""
-        norm = type(self.normalizer).__name__
-        return type(self).__name__ if norm == "NoNorm" else f"{type(self).__name__}+{norm}"
+    @classmethod
+    def prototype(cls) -> Self:
+        """Return the model with a `DAN`, so that alpha and beta are searched."""
+        return cls(normalizer=DAN())
+
+    def tunable(self) -> list[str]:
+        """Return the exponents that the normalizer has, l2, dropout, and those of the parts."""
+        found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
+        found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
+        return found + [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+
+    def vary(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings, its normalizer's and its companion's included."""
+        own = dict(settings)
+        for part, names in PARTS.items():
+            theirs = {name: own.pop(name) for name in names if name in own}
+            if theirs:
+                own[part] = dataclasses.replace(getattr(self, part), **theirs)
+        return dataclasses.replace(self, **own)
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return l2, dropout and beta, "auto" as numbers from the data."""
+        normalizer = self.normalizer.resolve(data)
+        l2, dropout = self._numbers(data, normalizer)
+        beta = {"beta": normalizer.exponents()[1]} if hasattr(normalizer, "beta") else {}
+        return {"l2": l2, "dropout": dropout, **beta}
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the family and everything that is tunable, with the numbers behind "auto"."""
+        values = {**vars(self), **vars(self.normalizer_), "l2": self.l2_, "dropout": self.dropout_}
+        if self.lowpass is not None:
+            values |= vars(self.lowpass)
+        numbers = {name: float(values[name]) for name in self.tunable()}
+        return {"family": type(self).__name__, **numbers}
 
     @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -316,9 +361,11 @@ class LinearAutoencoder(Recommender):
         penalty: Vector,
         residual: float,
         diagonal: Vector | None = None,
+        companion: Companion | None = None,
     ) -> None:
-        dtype = inverse.dtype.name
-        self.companion_ = None if self.lowpass is None else self.lowpass.fit(data, dtype)
+        if companion is None and self.lowpass is not None:
+            companion = self.lowpass.fit(data, inverse.dtype.name)
+        self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
         self.inverse_ = inverse
@@ -327,6 +374,38 @@ class LinearAutoencoder(Recommender):
         self.penalty_ = penalty
         self.residual_ = residual
         self.loss_ = None
+
+
+def shared_solver(
+    models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
+) -> Solver:
+    """Return the solver for `fit_together`; options as for `fit`."""
+    return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
+
+
+def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
+    """Fit models that share l2, dropout and user weights by one solve.
+
+    They are valid until the solver solves again: all share its matrix.
+    """
+    first, data = models[0], solver.train
+    normalizer = first.normalizer.resolve(data)
+    numbers = first._numbers(data, normalizer)
+    penalty = first._penalty(data, normalizer, *numbers)
+    solved = solver.solve(normalizer.user_weights(data), penalty)
+    companions: dict[LowPass | None, Companion | None] = {None: None}
+    for model in models:
+        model._take(
+            data,
+            model.normalizer.resolve(data),
+            solved.P,
+            penalty,
+            solved.residual,
+            solved.diagonal,
+            companions.get(model.lowpass),  # depends on its own settings alone
+        )
+        companions[model.lowpass] = model.companion_
+        model.l2_, model.dropout_ = numbers
 
 
 Model = TypeVar("Model", bound=LinearAutoencoder)
@@ -338,11 +417,9 @@ SAMPLE = 1000
 def prune_linear(model: Model, keep: int) -> Model:
     """Return a copy that keeps the `keep` strongest sources of each target item."""
     n_items = len(model.item_index_)
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise SettingError(f"keep must be a whole number >= 1, got {keep!r}")
     if model._is_pruned:
         raise SettingError("this model is pruned already")
-    keep = min(keep, max(n_items - 1, 1))
+    keep = min(count("keep", keep), max(n_items - 1, 1))
     source, target = model.scales()
     chosen = np.empty((n_items, keep), np.int32)
     squares = np.empty((n_items, 2))
@@ -477,8 +554,7 @@ class RLAE(LinearAutoencoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= check_number("diag_bound", self.diag_bound) <= 1:
-            raise SettingError(f"diag_bound must lie in [0, 1], got {self.diag_bound}")
+        fraction("diag_bound", self.diag_bound)
 
     def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
         return np.maximum(penalty, (1 - self.diag_bound) / diagonal)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import FileFormatError, SettingError
+from equipoise.checks import count, non_negative, number
+from equipoise.errors import FileFormatError
 from equipoise.interactions import Interactions
-from equipoise.normalize import check_number, power
+from equipoise.normalize import power
 from equipoise.ranking.terms import LowRank
 from equipoise.storage import Stored
 from equipoise.svd import Spectrum, spectrum, sums
@@ -54,13 +55,11 @@ class LowPass:
     item_exponent: float = 0.5
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise SettingError(f"rank must be a whole number >= 1, got {self.rank!r}")
+        count("rank", self.rank)
         for name in ("exponent", "user_exponent", "item_exponent"):
-            check_number(name, getattr(self, name))
+            number(name, getattr(self, name))
         for name in ("strength", "softness"):
-            if check_number(name, getattr(self, name)) < 0:
-                raise SettingError(f"{name} must be >= 0, got {getattr(self, name)}")
+            non_negative(name, getattr(self, name))
 
     def fit(self, interactions: Interactions, dtype: str) -> Companion:
         """Return the companion of these data; the SVD is shared with other models."""

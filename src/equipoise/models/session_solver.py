@@ -31,10 +31,9 @@ from equipoise.kernels import Floats, add_rows, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Sequences, entry_rows, segments
 from equipoise.ranking.terms import Adder, Rows
-from equipoise.solve import gpu
+from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System
-from equipoise.solve.dense import invert
 from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.torch_backend import Tensor, find_device, send, sparse_rows
@@ -243,7 +242,7 @@ class FullMatrix(DeviceMatrix):
 def solve_on_card(system: System, dtype: str, device: str) -> FullMatrix:
     """Return C = P R with P = M^-1 from the engine of the card, in the buffer of P."""
     A = system.inputs
-    inverse, _ = gpu.invert(A, np.ones(A.shape[0]), system.diagonal, device=device, dtype=dtype)
+    inverse, _ = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)
     C = inverse.values
     diagonal = send(inverse.diagonal(), C.device)
     C.diagonal().copy_(diagonal)
@@ -369,7 +368,7 @@ def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
     if device != "cpu":
         return solve_on_card(system, dtype, device)
     A, T, S = (part.astype(dtype) for part in (system.inputs, system.targets, system.right))
-    C = invert(A, np.ones(A.shape[0]), system.diagonal, dtype=dtype).P
+    C, _ = dense.Gram(A, np.ones(A.shape[0]), dtype).inverse(system.diagonal)
     to_right, to_targets = S.T.tocsr(), T.T.tocsr()
     for start in range(0, len(C), BLOCK):
         some = np.ascontiguousarray(C[start : start + BLOCK].T)

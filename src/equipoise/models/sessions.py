@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import number as check_number
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
 from equipoise.matrix import Sequences
-from equipoise.models.base import Recommender, at_once, on_snapshot
+from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.histories import Request, parse_asked
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
@@ -39,7 +40,7 @@ from equipoise.models.session_solver import (
     solve_all,
     time_weights,
 )
-from equipoise.normalize import NoNorm, Normalizer, Vector, check_number
+from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
@@ -352,6 +353,9 @@ class SessionModel(Recommender):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
+SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
+
+
 @dataclass(kw_only=True, eq=False)
 class SLIS(SessionModel):
     """Which items occur in the same session, whatever their order.
@@ -397,6 +401,8 @@ class SLIS(SessionModel):
     [['milk', 'tea']]
     """
 
+    search_space: ClassVar[SearchSpace] = {**SEARCHED, "dropout": (0.0, 0.3, 0.6)}
+
 
 @dataclass(kw_only=True, eq=False)
 class SLIT(SessionModel):
@@ -426,6 +432,11 @@ class SLIT(SessionModel):
     >>> eq.SLIT(l2=1.0).fit(data).recommend(session=["tea", "milk"], k=1).items
     [['cake']]
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        **SEARCHED,
+        "decay_position": (0.5, 1.0, 2.0, 4.0),
+    }
 
     decay_position: float | None = 1.0
     direction: Direction = "sr"
@@ -460,6 +471,12 @@ class SLIST(SLIT):
     >>> eq.SLIST(l2=1.0, mix=0.3).fit(data).recommend(session=["milk"], k=2).items
     [['cake', 'milk']]
     """
+
+    search_space: ClassVar[SearchSpace] = {
+        **SEARCHED,
+        "decay_position": (0.5, 1.0, 2.0),
+        "mix": (0.2, 0.4, 0.6, 0.8),
+    }
 
     mix: float = 0.5
 

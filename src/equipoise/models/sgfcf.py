@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import count, non_negative, number
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.matrix import Csr
+from equipoise.models.base import SearchSpace
 from equipoise.models.filters import (
+    FACTORS,
     Array,
     GraphFilter,
     PolynomialTerm,
-    check_factors,
-    check_weight,
 )
 from equipoise.models.neural.graph import KnownUsers
-from equipoise.normalize import check_number, power
+from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Term
 from equipoise.svd import normalised, spectrum, sums
 
@@ -53,6 +54,13 @@ class SGFCF(GraphFilter):
         Smoothing at the lowest and at the highest homophily; equal values smooth all alike.
     """
 
+    search_space: ClassVar[SearchSpace] = {
+        "factors": FACTORS[:3],
+        "exponent": (0.25, 0.34, 0.43),
+        "strength": (0.5, 1.0, 1.6, 2.2),
+        "strongest": (1.5, 2.5),
+    }
+
     factors: int = 650
     exponent: float = 0.34
     shift: float = 0.0
@@ -61,10 +69,10 @@ class SGFCF(GraphFilter):
     strongest: float = 2.5
 
     def __post_init__(self) -> None:
-        check_factors(self.factors)
+        count("factors", self.factors)
         for name in ("shift", "strength", "weakest", "strongest"):
-            check_weight(name, getattr(self, name))
-        check_number("exponent", self.exponent)
+            non_negative(name, getattr(self, name))
+        number("exponent", self.exponent)
         if self.strongest < self.weakest:
             raise SettingError(
                 f"strongest must be >= weakest, got {self.strongest} and {self.weakest}"

@@ -19,7 +19,7 @@ from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
-from equipoise.solve.dense import TOLERANCE, Inverse, add_outer, mirror, residual_and_level
+from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
 from equipoise.solve.plan import Size, update_cost
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def update_linear(model: LinearAutoencoder, added: Interactions | None, removed:
         change: Csr = sp.vstack([rows, diagonal], format="csr")
         found = _updated(model, new, penalty, change, np.concatenate([weights, moved[touched]]))
         if found is not None:
-            model._take(new, model.normalizer_, found.P, penalty, found.residual)
+            model._take(new, model.normalizer_, found[0], penalty, found[1])
             return
     numbers = model.l2_, model.dropout_  # also where "auto" was asked for
     model._solve(new, model.normalizer_, numbers, "cpu", model.inverse_.dtype.name)
@@ -78,7 +78,7 @@ def _updated(
     penalty: npt.NDArray[np.float64],
     rows: Csr,
     weights: npt.NDArray[np.float64],
-) -> Inverse | None:
+) -> tuple[npt.NDArray[Any], float] | None:
     """Return the inverse after a change of A by R^T diag(w) R; None if it is not accurate.
 
     The rounding errors of updates add up, and taking users out can enlarge those that are there.
@@ -97,7 +97,7 @@ def _updated(
     if not residual <= limit:
         logger.info("residual %.1e, above %.1e of a solve: solving again", residual, limit)
         return None
-    return Inverse(P, residual)
+    return P, residual
 
 
 def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:

@@ -12,7 +12,6 @@ The dense CPU engine: one n x n buffer, LAPACK Cholesky and inverse in place.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,6 +110,7 @@ BLOCK = 1024
 STRIP = 2048  # rows of a product that are held beside the matrix
 
 Array = npt.NDArray[Any]
+Vector = npt.NDArray[np.float64]
 
 
 class MemoryBlocks:
@@ -228,31 +228,8 @@ TILE = 64
 REFINE_COLUMNS = 512
 
 
-@dataclass(frozen=True)
-class Inverse:
-    """P = (X^T W X + diag(penalty))^-1 and how accurate it is.
-
-    Parameters
-    ----------
-    P
-        Symmetric n x n array.
-    residual
-        Relative size of (A P - I) v over random vectors v.
-    """
-
-    P: npt.NDArray[Any]
-    residual: float
-
-
-def invert(
-    X: Csr,
-    user_weights: npt.NDArray[np.float64],
-    penalty: npt.NDArray[np.float64],
-    *,
-    dtype: str = "float32",
-    refine: bool = False,
-) -> Inverse:
-    """Solve for P in one n x n buffer.
+class Gram:
+    """G = X^T W X of some users' weights, and the inverse of G + diag(penalty).
 
     Parameters
     ----------
@@ -260,22 +237,38 @@ def invert(
         Users x items.
     user_weights
         Diagonal of W.
-    penalty
-        Diagonal added to the Gram matrix, one number per item.
     dtype
-        "float32" or "float64".
-    refine
-        Improve the result by one Newton step, at about four times the cost of the solve.
+        "float32" or "float64", of the matrices.
     """
-    n_items = X.shape[1]
-    P = np.empty((n_items, n_items), np.dtype(dtype))
-    weighted_gram(X, user_weights, P)
-    P.flat[:: n_items + 1] += penalty.astype(P.dtype)
-    invert_in_place(P)
-    if refine:
-        newton_step(P, X, user_weights, penalty)
-    residual = check_residual(P, X, user_weights, penalty)
-    return Inverse(P, residual)
+
+    def __init__(self, X: Csr, user_weights: Vector, dtype: str = "float32") -> None:
+        self.X, self.user_weights, self.dtype = X, user_weights, dtype
+
+    def inverse(self, penalty: Vector, *, refine: bool = False) -> tuple[Any, float]:
+        """Return P = (G + diag(penalty))^-1 in memory of its own, and its residual."""
+        P = self.empty()
+        self.fill(P)
+        return self.invert(P, penalty, refine=refine)
+
+    def empty(self) -> Any:
+        """Return room for an items x items matrix."""
+        n_items = self.X.shape[1]
+        return np.empty((n_items, n_items), np.dtype(self.dtype))
+
+    def fill(self, out: Any) -> None:
+        """Write G into a matrix, in the triangle that `invert` reads."""
+        weighted_gram(self.X, self.user_weights, out)
+
+    def invert(self, P: Any, penalty: Vector, *, refine: bool = False) -> tuple[Any, float]:
+        """Replace G by P = (G + diag(penalty))^-1; return P and its residual.
+
+        With `refine`, one Newton step follows, at about three times the cost of the solve.
+        """
+        P.flat[:: len(P) + 1] += penalty.astype(P.dtype)
+        invert_in_place(P)
+        if refine:
+            newton_step(P, self.X, self.user_weights, penalty)
+        return P, check_residual(P, self.X, self.user_weights, penalty)
 
 
 def invert_in_place(A: npt.NDArray[Any]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
@@ -37,7 +39,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Solved:
-    """P = (X^T W X + diag(penalty))^-1 and how it came about.
+    """P = (X^T W X + diag(penalty))^-1 and how accurate it is.
 
     Parameters
     ----------
@@ -47,74 +49,135 @@ class Solved:
         Diagonal of P.
     residual
         Relative size of (A P - I) v over random vectors v.
-    engine
-        The engine that solved.
     """
 
     P: Any
     diagonal: Vector
     residual: float
-    engine: str
 
 
-def solve(
-    data: Interactions,
-    user_weights: Vector,
-    penalty: Vector,
-    *,
-    engine: str = "auto",
-    device: str = "cpu",
-    dtype: str = "float32",
-    memory: str | float | None = None,
-    refine: bool = False,
-    tf32: bool = False,
-    scratch: str | os.PathLike[str] | None = None,
-    progress: Report | None = None,
-    lowpass_rank: int = 0,
-) -> Solved:
-    """Solve for P within a memory budget; parameters as for `LinearAutoencoder.fit`.
+class Solver:
+    """Solves for one penalty after another, and keeps what can be kept between them.
 
-    With the rank of a low-pass companion, the budget has to have room for that too.
+    In memory and on a card every P lies where the last one was, so a result is valid until the
+    next solve. The Gram matrix of the last user weights is kept beside it where the budget has
+    room; P has the same bits either way. The tiled engine solves anew each time.
+
+    Parameters
+    ----------
+    train
+        Training data.
+    keep_gram
+        Whether there will be more than one solve.
+    lowpass_rank
+        Rank of a low-pass companion, which the budget has to have room for too.
+
+    The other parameters are those of `LinearAutoencoder.fit`.
     """
-    cost = plan(
-        data,
-        dtype=dtype,
-        memory=memory,
-        engine=engine,
-        device=device,
-        scratch=scratch,
-        lowpass_rank=lowpass_rank,
-    )
-    cost.require()
-    logger.info("%s", cost)
-    if tf32 and cost.engine != "gpu":
-        raise SettingError("tf32 is for a card; leave it out on device='cpu'")
-    if scratch is not None and cost.engine != "tiled" and engine != "auto":
-        raise SettingError(f"scratch is for the tiled engine, not for {cost.engine}")
-    X = data.matrix
-    if cost.engine == "gpu":
-        _require_companion(data, dtype, lowpass_rank)
-        matrix, residual = gpu.invert(
-            X, user_weights, penalty, device=device, dtype=dtype, refine=refine, tf32=tf32
+
+    def __init__(
+        self,
+        train: Interactions,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        engine: str = "auto",
+        memory: str | float | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        refine: bool = False,
+        tf32: bool = False,
+        progress: Report | None = None,
+        lowpass_rank: int = 0,
+        keep_gram: bool = True,
+    ) -> None:
+        self.train, self.device, self.dtype = train, device, dtype
+        self.plan = plan(
+            train,
+            dtype=dtype,
+            memory=memory,
+            engine=engine,
+            device=device,
+            scratch=scratch,
+            lowpass_rank=lowpass_rank,
         )
-        return Solved(matrix, matrix.diagonal().astype(np.float64), residual, "gpu")
-    if cost.engine == "tiled":
-        if refine:
+        self.plan.require()
+        logger.info("%s", self.plan)
+        self.engine = self.plan.engine
+        if tf32 and self.engine != "gpu":
+            raise SettingError("tf32 is for a card; leave it out on device='cpu'")
+        if scratch is not None and self.engine != "tiled" and engine != "auto":
+            raise SettingError(f"scratch is for the tiled engine, not for {self.engine}")
+        if refine and self.engine == "tiled":
             raise SettingError("the tiled engine cannot refine; fit with dtype='float64'")
+        if self.engine == "gpu":
+            _require_companion(train, dtype, lowpass_rank)
+        self._refine, self._tf32, self._scratch, self._progress = refine, tf32, scratch, progress
+        second = train.n_items * gpu.row_length(train.n_items) * np.dtype(dtype).itemsize
+        room = self.plan.peak_bytes + second <= self.plan.budget_bytes
+        self.keeps_gram = keep_gram and room and self.engine != "tiled"
+        self._repeats = keep_gram
+        self._gram: Any = None  # of the last user weights, and its numbers where they are kept
+        self._numbers: Any = None
+        self._P: Any = None  # the matrix, or the folder of its tiles
+
+    @property
+    def seconds(self) -> float:
+        """Expected time of a solve."""
+        return self.plan.seconds
+
+    def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
+        """Return P for these weights and this penalty; the last result is overwritten."""
+        if self.engine == "tiled":
+            return self._tiled(user_weights, penalty)
+        same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
+        if not same:
+            self._gram = None  # before the next one takes its memory
+            self._gram = self._prepared(user_weights)
+        if self._P is None:
+            self._P = self._gram.empty()
+        if same and self._numbers is not None:
+            self._P[...] = self._numbers
+        else:
+            self._gram.fill(self._P)
+            if self.keeps_gram:
+                if self._numbers is None:
+                    self._numbers = self._gram.empty()
+                self._numbers[...] = self._P
+        P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
+        return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def _prepared(self, user_weights: Vector) -> Any:
+        X = self.train.matrix
+        if self.engine == "gpu":
+            return gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
+        return dense.Gram(X, user_weights, self.dtype)
+
+    def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
+        problem = _problem(self.train, user_weights, penalty)
+        scratch = self._scratch
+        if self._repeats and scratch is not None:
+            # a folder for each problem: a solve that was cut short is found again
+            scratch = Path(scratch) / problem["vectors"][:16]
+            if self._P not in (None, scratch):
+                shutil.rmtree(self._P, ignore_errors=True)
+            self._P = scratch
         mapped, diagonal, residual = tiled.invert(
-            X,
+            self.train.matrix,
             user_weights,
             penalty,
-            tile_rows=cost.tile_rows,
-            dtype=dtype,
+            tile_rows=self.plan.tile_rows,
+            dtype=self.dtype,
             scratch=scratch,
-            problem=_problem(data, user_weights, penalty),
-            progress=progress,
-            limit=dense.TOLERANCE[dtype],
+            problem=problem,
+            progress=self._progress,
+            limit=dense.TOLERANCE[self.dtype],
         )
-        return Solved(mapped, diagonal.astype(np.float64), residual, "tiled")
-    found = dense.invert(X, user_weights, penalty, dtype=dtype, refine=refine)
-    return Solved(found.P, found.P.diagonal().astype(np.float64), found.residual, "dense")
+        return Solved(mapped, diagonal.astype(np.float64), residual)
+
+
+def solve(data: Interactions, user_weights: Vector, penalty: Vector, **options: Any) -> Solved:
+    """Solve once within a memory budget; options as for `Solver`."""
+    return Solver(data, **options, keep_gram=False).solve(user_weights, penalty)
 
 
 def _require_companion(data: Interactions, dtype: str, rank: int) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import SettingError, SolveError, TooBigError
-from equipoise.solve import blocked
+from equipoise.solve import blocked, dense
 from equipoise.solve.blocked import Span, strips
+from equipoise.solve.dense import TOLERANCE
 from equipoise.solve.torch_backend import (
     Tensor,
     find_device,
@@ -31,6 +33,11 @@ from equipoise.solve.torch_backend import device_name as device_name
 if TYPE_CHECKING:
     from equipoise.matrix import Csr
 
+logger = logging.getLogger(__name__)
+
+BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
+STRIP = 1024
+REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
 
 
@@ -115,8 +122,8 @@ class DeviceMatrix:
         )
 
 
-class SparseRows:
-    """Interactions on the device: users x items, and items x users.
+class Gram(dense.Gram):
+    """The same on a device: interactions and matrices are there, only vectors come and go.
 
     Parameters
     ----------
@@ -124,42 +131,99 @@ class SparseRows:
         Users x items.
     user_weights
         Diagonal of W.
-    device
-        Where to; a torch device.
     dtype
-        Type of the Gram matrix.
+        "float32" or "float64", of the matrices.
+    device
+        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
+    tf32
+        Let the card round the factors of float32 products to 10 bits: faster, but weights are
+        then right to about 3 digits instead of 6, and hard systems are refused.
     """
 
-    def __init__(self, X: Csr, user_weights: Vector, device: Any, dtype: str) -> None:
-        self.torch, self.device, self.shape = load_torch(), device, X.shape
-        self.dtype = getattr(self.torch, dtype)
+    block = BLOCK
+
+    def __init__(
+        self,
+        X: Csr,
+        user_weights: Vector,
+        dtype: str = "float32",
+        device: str = "cuda",
+        *,
+        tf32: bool = False,
+    ) -> None:
+        super().__init__(X, user_weights, dtype)
+        self.torch, self.device, self.tf32 = load_torch(), find_device(device), tf32
+        self._type = getattr(self.torch, dtype)
         columns: Any = X.tocsc()
         self._starts = columns.indptr.astype(np.int64)
-        self._items = self._sent(columns)
-        self._people = self._sent(X)
-        self._weights = send(user_weights, device)
+        with self._working():
+            self._items = self._sent(columns)
+            self._users = self._sent(X)
+            self._weights = send(user_weights, self.device)
 
-    def gram(self) -> Tensor:
-        """Return a matrix whose lower triangle is X^T W X, made strip by strip."""
-        n_users, n_items = self.shape
-        G = empty_square(n_items, self.dtype, self.device)
+    def empty(self) -> Tensor:
+        """Return room for an items x items matrix."""
+        with self._working():
+            return empty_square(self.X.shape[1], self._type, self.device)
+
+    def fill(self, out: Tensor) -> None:
+        """Write the lower triangle of G into a matrix."""
+        with self._working():
+            self._fill(out)
+
+    def invert(
+        self, P: Tensor, penalty: Vector, *, refine: bool = False
+    ) -> tuple[DeviceMatrix, float]:
+        """Replace G by P = (G + diag(penalty))^-1; return P and its residual.
+
+        With `refine`, one Newton step follows, at about the cost of the solve.
+        """
+        with self._working():
+            P.diagonal().add_(send(penalty, self.device, P.dtype))
+            invert_in_place(P, self.block)
+            if refine:
+                _newton_step(P, self, penalty)
+            residual = self.residual(P, penalty)
+        limit = TOLERANCE[self.dtype]
+        if not residual <= limit:
+            raise SolveError(
+                f"the solve is not accurate (residual {residual:.1e}, limit {limit:.0e}); "
+                f"raise l2 or dropout, or fit with {'tf32=False' if self.tf32 else 'refine=True'}"
+            )
+        logger.info("residual of the solve: %.1e", residual)
+        return DeviceMatrix(P), residual
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Multiply in the precision that was asked for; say what to do when memory runs out."""
+        try:
+            with precision(self.tf32):
+                yield
+        except self.torch.OutOfMemoryError as error:
+            raise TooBigError(
+                f"{self.X.shape[1]:,} items did not fit into the free memory of {self.device}; "
+                "free the card, use engine='tiled' or keep fewer items with "
+                "data.filter(min_item=...)"
+            ) from error
+
+    def _fill(self, G: Tensor) -> None:
+        n_users, n_items = self.X.shape
         indptr, users, values = self._items
-        weighted = (values * self._weights[users]).to(self.dtype)
-        values = values.to(self.dtype)
+        weighted = (values * self._weights[users]).to(self._type)
+        values = values.to(self._type)
         for low, high in strips((0, n_items), gram_width(n_users, n_items)):
             begin, end = int(self._starts[low]), int(self._starts[high])
-            dense = self.torch.zeros((n_users, high - low), dtype=self.dtype, device=self.device)
+            full = self.torch.zeros((n_users, high - low), dtype=self._type, device=self.device)
             column = self.torch.arange(high - low, device=self.device)
             column = column.repeat_interleave(indptr[low : high + 1].diff())
-            dense[users[begin:end], column] = values[begin:end]
+            full[users[begin:end], column] = values[begin:end]
             below = self._csr(indptr[low:] - begin, users[begin:], weighted[begin:], n_users)
-            G[low:, low:high] = below @ dense
-        return G
+            G[low:, low:high] = below @ full
 
     def times(self, right: Tensor) -> Tensor:
         """Return X^T W X @ right in float64, without the Gram matrix."""
-        n_users, n_items = self.shape
-        middle = self._csr(*self._people, n_items) @ right.double()
+        n_users, n_items = self.X.shape
+        middle = self._csr(*self._users, n_items) @ right.double()
         return self._csr(*self._items, n_users) @ (self._weights[:, None] * middle)
 
     def residual(self, P: Tensor, penalty: Vector) -> float:
@@ -215,78 +279,6 @@ def symmetrize(A: Tensor) -> None:
 
 def _layout(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return matrix.indptr, matrix.indices
-
-
-logger = logging.getLogger(__name__)
-
-TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
-
-
-BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
-
-
-STRIP = 1024
-
-
-REFINE_COLUMNS = 512
-
-
-def invert(
-    X: Csr,
-    user_weights: Vector,
-    penalty: Vector,
-    *,
-    device: str = "cuda",
-    dtype: str = "float32",
-    refine: bool = False,
-    tf32: bool = False,
-    block: int = BLOCK,
-) -> tuple[DeviceMatrix, float]:
-    """Return P = (X^T W X + diag(penalty))^-1 on the device, and its residual.
-
-    Parameters
-    ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W.
-    penalty
-        Diagonal added to the Gram matrix, one number per item.
-    device
-        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
-    dtype
-        "float32" or "float64".
-    refine
-        Improve the result by one Newton step, at about twice the cost of the solve.
-    tf32
-        Let the card round the factors of float32 products to 10 bits: faster, but weights are
-        then right to about 3 digits instead of 6, and hard systems are refused.
-    block
-        Rows of a diagonal block.
-    """
-    torch, where = load_torch(), find_device(device)
-    try:
-        with precision(tf32):
-            sparse = SparseRows(X, user_weights, where, dtype)
-            P = sparse.gram()
-            P.diagonal().add_(send(penalty, where, P.dtype))
-            invert_in_place(P, block)
-            if refine:
-                _newton_step(P, sparse, penalty)
-            residual = sparse.residual(P, penalty)
-    except torch.OutOfMemoryError as error:
-        raise TooBigError(
-            f"{X.shape[1]:,} items did not fit into the free memory of {device}; free the card, "
-            "use engine='tiled' or keep fewer items with data.filter(min_item=...)"
-        ) from error
-    limit = TOLERANCE[dtype]
-    if not residual <= limit:
-        raise SolveError(
-            f"the solve is not accurate (residual {residual:.1e}, limit {limit:.0e}); "
-            f"raise l2 or dropout, or fit with {'tf32=False' if tf32 else 'refine=True'}"
-        )
-    logger.info("residual of the solve: %.1e", residual)
-    return DeviceMatrix(P), residual
 
 
 def invert_in_place(A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
@@ -394,12 +386,12 @@ class CardBlocks:
             )
 
 
-def _newton_step(P: Tensor, sparse: SparseRows, penalty: Vector) -> None:
+def _newton_step(P: Tensor, gram: Gram, penalty: Vector) -> None:
     """Improve P in place by P + P (I - A P), a block of columns at a time."""
     shift = send(penalty, P.device)[:, None]
     for low, high in strips((0, len(P)), REFINE_COLUMNS):
         part = P[:, low:high].double()
-        error = -sparse.times(part) - shift * part
+        error = -gram.times(part) - shift * part
         error[low:high].diagonal().add_(1)
         P[:, low:high] = part + P @ error.to(P.dtype)
     symmetrize(P)

@@ -3,9 +3,8 @@
 A solve depends on beta, l2 and dropout; every family, alpha, gamma and diag_bound is read off it.
 """
 
-from equipoise.tuning.contrast import Contrast, contrast
-from equipoise.tuning.result import Progress, Tuned, frontier_svg
+from equipoise.tuning.result import SearchProgress, Tuned, frontier_svg
 from equipoise.tuning.search import tune
 from equipoise.tuning.space import PAPER
 
-__all__ = ["PAPER", "Contrast", "Progress", "Tuned", "contrast", "frontier_svg", "tune"]
+__all__ = ["PAPER", "SearchProgress", "Tuned", "frontier_svg", "tune"]

@@ -1,10 +1,9 @@
-"""The order of a grid when hopeless branches are left out.
+"""What to try next: a grid walked outwards from a first guess, or Optuna's advice.
 
-Every axis is walked outwards from a first guess, first up, then down. A direction is left once
-the best of what lies behind a value fell twice in a row and is clearly below the best of the axis.
-What is never reached costs nothing.
-
-What to try next: a few points around a first guess, then Optuna's advice.
+`CoordinateSearch` orders a grid so that hopeless branches are left out: every axis is walked
+outwards from a first guess, first up, then down, and a direction is left once the best of what
+lies behind a value fell twice in a row and is clearly below the best of the axis.
+`RangeProposals` and `GridProposals` try a few points around a first guess, then ask Optuna.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from typing import Any
 from equipoise.errors import MissingExtraError
 
 FALLS = 2  # steps in a row that got worse, after which a direction is left
-
-
-PLATEAU = 0.003  # of the best value: a fall by less says nothing
+PLATEAU = 0.003  # share of the best value: a fall by less says nothing
+L2_REACH = 100.0  # how far from the first l2, either way
+STEP = 0.05  # of beta and dropout
+LARGEST = {"beta": 1.0, "dropout": 0.9}
+ATTEMPTS = 20
 
 Point = dict[str, Any]
-
-
+Values = dict[str, tuple[Any, ...]]  # values of each axis
+Past = Sequence[tuple[Point, float]]
 Best = tuple[float, dict[str, int]]  # a value, and the place on each axis where it was found
 
 
-class Walk:
+class CoordinateSearch:
     """A grid, walked outwards from a first guess.
 
     Parameters
@@ -44,9 +45,7 @@ class Walk:
         What a finished point is worth; asked for a point after it was yielded.
     """
 
-    def __init__(
-        self, values: dict[str, tuple[Any, ...]], start: Point, value: Callable[[Point], float]
-    ) -> None:
+    def __init__(self, values: Values, start: Point, value: Callable[[Point], float]) -> None:
         self.axes = {name: in_order(listed) for name, listed in values.items()}
         self.names = list(values)
         self.value = value
@@ -113,24 +112,7 @@ def nearest(axis: tuple[Any, ...], wanted: Any) -> int:
     return gaps.index(min(gaps))
 
 
-L2_REACH = 100.0  # how far from the first l2, either way
-
-
-STEP = 0.05
-
-
-LARGEST = {"beta": 1.0, "dropout": 0.9}
-
-
-ATTEMPTS = 20
-
-Outer = dict[str, Any]
-
-
-Past = Sequence[tuple[Outer, float]]
-
-
-class Sampler(ABC):
+class Proposals(ABC):
     """Proposes settings; the same proposals for the same past, also after a kill.
 
     Parameters
@@ -144,14 +126,14 @@ class Sampler(ABC):
 
     @property
     @abstractmethod
-    def starts(self) -> list[Outer]:
+    def starts(self) -> list[Point]:
         """The first proposals, before there is anything to learn from."""
 
     @abstractmethod
-    def advice(self, past: Past, seed: int) -> Outer:
+    def advice(self, past: Past, seed: int) -> Point:
         """Return what Optuna proposes."""
 
-    def propose(self, past: Past) -> Outer | None:
+    def propose(self, past: Past) -> Point | None:
         """Return settings that were not tried, or None where nothing new comes to mind."""
         tried = [outer for outer, _ in past]
         for start in self.starts:
@@ -163,12 +145,12 @@ class Sampler(ABC):
                 return proposal
         return self.rest(past)
 
-    def rest(self, past: Past) -> Outer | None:
+    def rest(self, past: Past) -> Point | None:
         """Return something new where Optuna only repeats itself, if there is anything."""
         return None
 
 
-class RangeSampler(Sampler):
+class RangeProposals(Proposals):
     """Proposes beta, l2 and dropout in ranges around a first guess.
 
     Parameters
@@ -179,14 +161,14 @@ class RangeSampler(Sampler):
         Same seed and same past, same proposal.
     """
 
-    def __init__(self, first: Outer, seed: int) -> None:
+    def __init__(self, first: Point, seed: int) -> None:
         super().__init__(seed)
         self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in first}}
         self.first["l2"] = max(first["l2"], 1e-3)
         self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
 
     @property
-    def starts(self) -> list[Outer]:
+    def starts(self) -> list[Point]:
         """The automatic settings, and a step away in each direction."""
         first = self.first
         out = [first, {**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
@@ -195,7 +177,7 @@ class RangeSampler(Sampler):
             out += [{**first, name: value} for value in steps]
         return [each for place, each in enumerate(out) if each not in out[:place]]
 
-    def advice(self, past: Past, seed: int) -> Outer:
+    def advice(self, past: Past, seed: int) -> Point:
         """Return what Optuna proposes."""
         kinds = import_optuna().distributions
         ranges = {"l2": kinds.FloatDistribution(*self.bounds, log=True)}
@@ -206,7 +188,7 @@ class RangeSampler(Sampler):
         params = _asked(ranges, known, seed, len(self.starts))
         return {name: _stepped(params[name], name) for name in self.first}
 
-    def _within(self, outer: Outer) -> bool:
+    def _within(self, outer: Point) -> bool:
         """Whether settings could have been proposed; those of a grid need not."""
         low, high = self.bounds
         stepped = all(
@@ -215,7 +197,7 @@ class RangeSampler(Sampler):
         return low <= outer["l2"] <= high and stepped
 
 
-class GridSampler(Sampler):
+class GridProposals(Proposals):
     """Proposes points of a grid that has too many to try them all.
 
     Parameters
@@ -228,13 +210,13 @@ class GridSampler(Sampler):
         Same seed and same past, same proposal.
     """
 
-    def __init__(self, values: dict[str, tuple[Any, ...]], first: Outer, seed: int) -> None:
+    def __init__(self, values: Values, first: Point, seed: int) -> None:
         super().__init__(seed)
         self.axes = {name: in_order(listed) for name, listed in values.items()}
         self.first = {name: nearest(axis, first.get(name)) for name, axis in self.axes.items()}
 
     @property
-    def starts(self) -> list[Outer]:
+    def starts(self) -> list[Point]:
         """The point nearest to the first guess, and its neighbours."""
         places = [self.first]
         for name, axis in self.axes.items():
@@ -242,7 +224,7 @@ class GridSampler(Sampler):
             places += [{**self.first, name: step} for step in steps if 0 <= step < len(axis)]
         return [self._point(each) for each in places]
 
-    def advice(self, past: Past, seed: int) -> Outer:
+    def advice(self, past: Past, seed: int) -> Point:
         """Return what Optuna proposes."""
         kinds = import_optuna().distributions
         ranges = {
@@ -258,7 +240,7 @@ class GridSampler(Sampler):
         ]
         return self._point(_asked(ranges, known, seed, len(self.starts)))
 
-    def rest(self, past: Past) -> Outer | None:
+    def rest(self, past: Past) -> Point | None:
         """Return the point that was not tried and has the fewest steps to the best one."""
         tried = [outer for outer, _ in past]
         best = max(past, key=lambda each: each[1])[0]
@@ -272,7 +254,7 @@ class GridSampler(Sampler):
 
         return self._point(min(left, key=steps)) if left else None
 
-    def _point(self, places: dict[str, int]) -> Outer:
+    def _point(self, places: dict[str, int]) -> Point:
         return {name: axis[places[name]] for name, axis in self.axes.items()}
 
 

@@ -122,7 +122,7 @@ def _text(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """How far a search is.
 
     Attributes

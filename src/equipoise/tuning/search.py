@@ -1,203 +1,44 @@
-"""The loop of a search: propose, solve, read off, judge, keep.
-
-`tune`: search settings with one solve for everything that can be read off it.
-"""
+"""`tune`: propose settings, solve, read off every model the solve serves, measure, keep."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from equipoise.checks import count
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import ListMetrics, as_count
+from equipoise.evaluation import ListMetrics
 from equipoise.machine import duration, limited
-from equipoise.models.base import Recommender
-from equipoise.models.linear import LinearAutoencoder
+from equipoise.metrics.named import USER_SLICES, at_cutoff
+from equipoise.models.base import FIT_DEFAULTS, Recommender
+from equipoise.models.linear import fit_together, shared_solver
+from equipoise.solve.engine import Solver
+from equipoise.solve.plan import plan
 from equipoise.split.parts import Split
 from equipoise.tuning.ledger import Ledger, key_of
-from equipoise.tuning.proposals import GridSampler, RangeSampler, Walk, import_optuna
-from equipoise.tuning.result import Progress, Tuned, frontier
-from equipoise.tuning.shared_ranking import Objective, read_off
-from equipoise.tuning.space import Separate, Shared, Space, describe, fixed_settings, prototypes
+from equipoise.tuning.proposals import (
+    CoordinateSearch,
+    GridProposals,
+    Point,
+    RangeProposals,
+    import_optuna,
+)
+from equipoise.tuning.result import SearchProgress, Tuned, frontier
+from equipoise.tuning.shared_ranking import rank_together
+from equipoise.tuning.space import Space
 
 logger = logging.getLogger(__name__)
 
-
-def too_small(limit: float, fit_seconds: float) -> SettingError:
-    """Return the error for a budget without room for one solve and the last fit."""
-    if not fit_seconds:
-        return SettingError(
-            f"a budget of {duration(limit)} is too small: it was spent before the first fit"
-        )
-    return SettingError(
-        f"a budget of {duration(limit)} is too small: one fit takes about "
-        f"{duration(fit_seconds)}, and there must be time for a solve and the last fit"
-    )
-
-
-@dataclass
-class Run:
-    """One search: what is solved, what came of it and when to stop.
-
-    Parameters
-    ----------
-    split, space, goals, metrics, ledger
-        The data, what is searched, what for, how it is measured and where it is kept.
-    fit_seconds
-        Expected time of one fit; 0 where only a fit can tell.
-    limit
-        Seconds there are; None for no limit.
-    started
-        When the clock began.
-    progress
-        Called after every solve.
-    """
-
-    split: Split
-    space: Space
-    goals: list[Objective]
-    metrics: ListMetrics
-    ledger: Ledger
-    fit_seconds: float
-    limit: float | None
-    started: float
-    progress: Callable[[Progress], None] | None
-    solves: int = 0
-    longest: float = 0.0
-    resumed: int = field(init=False)
-    _places: dict[str, int] = field(init=False, default_factory=dict)
-    _walk: Walk | None = field(init=False, default=None)
-    _passed: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self.resumed = len(self.ledger.solves)
-        self.longest = self.fit_seconds
-
-    def search(self, on_grid: bool, trials: int, early_stop: bool, seed: int) -> bool:
-        """Make the solves that are missing; return whether all were made."""
-        wanted: Iterator[dict[str, Any]]
-        if not on_grid:
-            wanted = self._proposals(trials, seed)
-        elif early_stop:
-            self._walk = Walk(self.space.axes(), self.space.start(self.split.train), self._worth)
-            wanted = self._walk.points()
-        else:
-            wanted = iter(self.space.outer())
-        if on_grid:
-            self._places = {key_of(each): place for place, each in enumerate(self.space.outer())}
-        solver: Any = None
-        outer = next(wanted, None)
-        while outer is not None:
-            fresh = key_of(outer) not in self.ledger.solves
-            if fresh and self._late():
-                logger.info("the budget is used up after %d solves", self.solves)
-                return False
-            if fresh:
-                solver = self.space.solver(self.split.train) if solver is None else solver
-                self._solve(outer, solver)
-            self._passed += 1
-            # what comes next is asked for first: by then it is known what is left out
-            last, outer = outer, next(wanted, None)
-            if fresh:
-                self._report(last, trials)
-        return True
-
-    def _solve(self, outer: dict[str, Any], solver: Any) -> None:
-        start = time.perf_counter()
-        models = self.space.candidates(outer, solver)
-        self.fit_seconds = max(self.fit_seconds, time.perf_counter() - start)
-        history, depth = self.metrics.history, self.metrics.ks[-1]
-        seen_out = self.metrics.protocol != "session"
-        listed = [model for _, model in models]
-        found = read_off(listed, history, depth, exclude_seen=seen_out)
-        points = [
-            {**describe(model), **self.metrics.measure(lists), "prototype": number}
-            for (number, model), lists in zip(models, found, strict=True)
-        ]
-        seconds = time.perf_counter() - start
-        self.longest = max(self.longest, seconds)
-        self.ledger.add(outer, {"points": points, "seconds": seconds})
-        self.solves += 1
-
-    def _late(self) -> bool:
-        if self.limit is None:
-            return False
-        spent = time.perf_counter() - self.started
-        return spent + self.longest + self.fit_seconds > self.limit
-
-    def value(self, point: dict[str, Any]) -> float:
-        """Return what is to be made large."""
-        goal = self.goals[0]
-        return goal.sign * float(point[goal.name])
-
-    def best(self) -> dict[str, Any]:
-        """Return the best point; of equal ones the first, on a grid the first of the grid."""
-        if not self.ledger.solves:
-            raise too_small(self.limit or 0.0, self.longest)
-        solved = sorted(  # a grid may have been walked in any order, and in several sittings
-            self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
-        )
-        return max((point for _, each in solved for point in each["points"]), key=self.value)
-
-    def of(self, outer: dict[str, Any]) -> dict[str, Any]:
-        """Return the best point of a solve."""
-        return max(self.ledger.solves[key_of(outer)]["points"], key=self.value)
-
-    def _worth(self, outer: dict[str, Any]) -> float:
-        return self.value(self.of(outer))
-
-    def _proposals(self, trials: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Yield what the sampler proposes until there are enough solves."""
-        first = self.space.start(self.split.train)
-        sampler: RangeSampler | GridSampler
-        if isinstance(self.space, Shared):
-            sampler = RangeSampler(first, seed)
-        else:
-            sampler = GridSampler(self.space.values, first, seed)
-        if trials > len(sampler.starts):
-            import_optuna()  # missing is better known before the first solve than after it
-        finished = [solved["points"] for solved in self.ledger.solves.values()]
-        values = [
-            ({name: points[0][name] for name in first}, max(map(self.value, points)))
-            for points in finished
-        ]
-        while len(values) < trials:
-            outer = sampler.propose(values)
-            if outer is None:
-                logger.info("the search has run out of new settings")
-                return
-            yield outer
-            values.append((outer, self.value(self.of(outer))))
-
-    def _count(self, trials: int) -> tuple[int, int]:
-        """Return the solves that are done and all that are planned, as far as that is known."""
-        if not self._places:
-            return len(self.ledger.solves), trials
-        left_out = self._walk.skipped if self._walk else 0
-        return self._passed, len(self._places) - left_out
-
-    def _report(self, outer: dict[str, Any], trials: int) -> None:
-        if self.progress is None:
-            return
-        goal = self.goals[0]
-        last, best = self.of(outer), self.best()
-        spent = time.perf_counter() - self.started
-        done, total = self._count(trials)
-        left = spent / self.solves * max(total - done, 0) + self.fit_seconds
-        if self.limit is not None:
-            left = min(left, self.limit - spent)
-        self.progress(
-            Progress(done, total, last, last[goal.name], best, best[goal.name], spent, left)
-        )
-
-
+LOWER_IS_BETTER = ("gini", "popularity", "lift")
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -214,10 +55,13 @@ def tune(
     storage: Any = None,
     resume: bool = True,
     seed: int = 0,
+    device: str = "cpu",
     dtype: str = "float32",
+    engine: str = "auto",
     memory: str | float | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
 ) -> Tuned:
     """Find good settings on the valid part of a split, and fit them on its train part.
 
@@ -236,12 +80,12 @@ def tune(
     metric
         What to make large on the valid part, such as "ndcg@20" or "recall@50".
     objectives
-        More metrics to report, and the frontier is between them and `metric`.
+        More metrics to report; the frontier is between them and `metric`.
     grid
         Values per name, as in ``{"l2": [10, 100], "alpha": [0, 0.2]}``: every combination is
-        judged. "paper" is the grid of the DAN paper. What is not named stays as the model has it.
+        tried. "paper" is the grid of the DAN paper. What is not named stays as the model has it.
         Left out: Optuna searches (needs the extra `tune`), linear autoencoders in ranges around
-        the automatic settings, other models on a grid of their own, which is judged as a whole
+        the automatic settings, other models on a grid of their own, which is tried as a whole
         where it has no more points than `trials`.
     budget
         Time for everything, such as "10m" or seconds: the search ends when the next solve and the
@@ -252,16 +96,18 @@ def tune(
         direction of beta, of dropout or of l2 once the best behind it fell twice in a row, to
         0.3% below the best of its line or more. Off, a grid is exact.
     storage
-        A file for finished solves: the same search goes on from there after a kill, or with more
-        trials. Any other file is refused and not changed. One process at a time may use it.
+        A file for finished solves: after an interruption the same search continues from it, also
+        with more trials. Any other file is refused and not changed. One process at a time may
+        use it.
     resume
-        Whether a storage that exists is gone on with; False refuses it.
+        Whether to continue a search that the storage holds; False refuses it.
     seed
-        Of Optuna. The same seed gives the same search, interrupted or not.
-    dtype, memory, threads
-        As for `fit`; a dtype or memory that the model's `fit` does not take is refused.
+        For Optuna. The same seed gives the same search, interrupted or not.
+    device, dtype, engine, memory, scratch, threads
+        As for `fit`, for every solve or fit of the search and for the last one. On a card the Gram
+        matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
-        Called with a `Progress` after every solve.
+        Called with a `SearchProgress` after every solve.
 
     Examples
     --------
@@ -280,33 +126,221 @@ def tune(
             "the split has no valid part to tune on; make one with valid=0.1, as in "
             "eq.split.strong(data, valid=0.1)"
         )
-    as_count(trials, "trials", 1)
+    count("trials", trials)
     extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
-    goals = [Objective(name) for name in dict.fromkeys([metric, *extra])]
-    names = [goal.name for goal in goals]
-    metrics = ListMetrics.of(split.valid, split.train.item_counts, names)
-    models = prototypes(model)
-    space = _space(models, grid, split, dtype=dtype, memory=memory, threads=threads)
-    expected = space.seconds(split.train)
+    goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
+    metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
+    space = Space.of(model, grid, split.train)
+    run = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
+    run |= {"scratch": scratch, "threads": threads}
+    options = {name: value for name, value in run.items() if value != FIT_DEFAULTS.get(name)}
     limit = parse_budget(budget)
-    if limit is not None and limit < 2 * expected:
-        raise too_small(limit, expected)
-    search = {
+    header = {
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
         "protocol": split.valid.protocol,
-        "metrics": names,
-        "values": space.searched(),
-        "models": [fixed_settings(each, space.values) for each in space.models],
+        "metrics": list(goals),
+        **space.identity(),
         "dtype": dtype,
         "seed": seed,
     }
-    with Ledger(storage, search, resume=resume) as ledger, limited(threads):
-        run = Run(split, space, goals, metrics, ledger, expected, limit, started, progress)
-        whole = grid is not None or (isinstance(space, Separate) and space.size <= trials)
-        complete = run.search(whole, trials, early_stop, seed)
-        best = run.best()
-        fitted = space.fitted(best, split.train)
-    return _tuned(fitted, best, run, goals, complete, time.perf_counter() - started)
+    search = Search(split, space, metrics, goals, options, limit, started, progress)
+    with Ledger(storage, header, resume=resume) as ledger, limited(threads):
+        complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
+        search.release()
+        best = search.best()
+        fitted = space.model(best).fit(split.train, **options)
+    return _tuned(search, fitted, best, complete)
+
+
+class Search:
+    """One search: what is solved, what came of it and when to stop.
+
+    Parameters
+    ----------
+    split, space
+        The data and what is searched.
+    metrics, goals
+        How lists are measured; 1 for a goal that should be large, -1 for one that should be small,
+        the one that decides first.
+    options
+        For every solve and fit.
+    limit, started
+        Seconds there are, None for no limit, and when the clock began.
+    progress
+        Called after every solve.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        space: Space,
+        metrics: ListMetrics,
+        goals: dict[str, float],
+        options: dict[str, Any],
+        limit: float | None,
+        started: float,
+        progress: Callable[[SearchProgress], None] | None,
+    ) -> None:
+        self.split, self.space, self.metrics, self.goals = split, space, metrics, goals
+        self.options, self.limit, self.started, self.progress = options, limit, started, progress
+        self.metric = next(iter(goals))
+        self.solves = self.resumed = 0
+        self._solving = {name: options[name] for name in options if name != "threads"}
+        # only a first fit can tell how long other models take
+        shares = bool(space.models[0].solve_settings)
+        self._fit_seconds = plan(split.train, **self._solving).seconds if shares else 0.0
+        self._longest = self._fit_seconds  # solve or fit, with the lists read off it
+        self._solver: Solver | None = None
+        self._places: dict[str, int] = {}  # of every solve on the grid
+        self._walk: CoordinateSearch | None = None
+        if limit is not None and limit < 2 * self._fit_seconds:
+            raise self._too_small()
+
+    def run(
+        self, ledger: Ledger, trials: int, early_stop: bool, seed: int, *, whole: bool
+    ) -> bool:
+        """Make the solves that are missing; return whether all were made."""
+        self.ledger, self.resumed = ledger, len(ledger.solves)
+        whole = whole or not (self.space.in_ranges or self.space.size > trials)
+        if whole:
+            self._places = {key_of(each): at for at, each in enumerate(self.space.outer())}
+            wanted = self._grid(early_stop)
+        else:
+            wanted = self._proposals(trials, seed)
+        passed, outer = 0, next(wanted, None)
+        while outer is not None:
+            fresh = key_of(outer) not in ledger.solves
+            if fresh and self._late():
+                logger.info("the budget is used up after %d solves", self.solves)
+                return False
+            if fresh:
+                self._solve(outer)
+            passed += 1
+            # what comes next is asked for first: by then it is known what is left out
+            last, outer = outer, next(wanted, None)
+            if fresh and self.progress is not None:
+                left_out = self._walk.skipped if self._walk else 0
+                done, total = len(ledger.solves), trials
+                if whole:
+                    done, total = passed, len(self._places) - left_out
+                self._report(last, done, total)
+        return True
+
+    def release(self) -> None:
+        """Give back the memory and the disk of the solves: the last fit needs them."""
+        self._solver = None
+        if "scratch" in self.options:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def best(self) -> Point:
+        """Return the best point; of equal ones the first, on a grid the first of the grid."""
+        if not self.ledger.solves:
+            raise self._too_small()
+        solved = sorted(  # a grid may have been walked in any order, and in several sittings
+            self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
+        )
+        return max((point for _, each in solved for point in each["points"]), key=self._value)
+
+    def _grid(self, early_stop: bool) -> Iterator[Point]:
+        if not early_stop:
+            return iter(self.space.outer())
+        start = self.space.start(self.split.train)
+        self._walk = CoordinateSearch(
+            self.space.axes, start, lambda outer: self._value(self._best_of(outer))
+        )
+        return self._walk.points()
+
+    def _proposals(self, trials: int, seed: int) -> Iterator[Point]:
+        """Yield what is proposed until there are enough solves."""
+        first = self.space.start(self.split.train)
+        proposals: RangeProposals | GridProposals
+        if self.space.in_ranges:
+            proposals = RangeProposals(first, seed)
+        else:
+            proposals = GridProposals(self.space.axes, first, seed)
+        if trials > len(proposals.starts):
+            import_optuna()  # missing is better known before the first solve than after it
+        past = [
+            ({name: points[0][name] for name in first}, max(map(self._value, points)))
+            for points in (solved["points"] for solved in self.ledger.solves.values())
+        ]
+        while len(past) < trials:
+            outer = proposals.propose(past)
+            if outer is None:
+                logger.info("the search has run out of new settings")
+                return
+            yield outer
+            past.append((outer, self._value(self._best_of(outer))))
+
+    def _solve(self, outer: Point) -> None:
+        """Fit every model that the settings of one solve serve, and keep their metrics."""
+        start = time.perf_counter()
+        numbers, models = zip(*self.space.variants(outer), strict=True)
+        self._fit(models)
+        self._fit_seconds = max(self._fit_seconds, time.perf_counter() - start)
+        lists = rank_together(
+            models,
+            self.metrics.history,
+            self.metrics.ks[-1],
+            exclude_seen=self.metrics.protocol != "session",
+        )
+        points = [
+            {**model.search_point(), **self.metrics.measure(found), "prototype": number}
+            for number, model, found in zip(numbers, models, lists, strict=True)
+        ]
+        seconds = time.perf_counter() - start
+        self._longest = max(self._longest, seconds)
+        self.ledger.add(outer, {"points": points, "seconds": seconds})
+        self.solves += 1
+
+    def _fit(self, models: Sequence[Any]) -> None:
+        train = self.split.train
+        if not models[0].solve_settings:
+            models[0].fit(train, **self.options)
+            return
+        if self._solver is None:
+            options = dict(self._solving)
+            if "scratch" in options:
+                options["scratch"] = self._scratch
+            self._solver = shared_solver(models, train, **options)
+        fit_together(models, self._solver)
+
+    @property
+    def _scratch(self) -> Path:
+        """Folder for the tiles of the search; that of the last fit is beside it."""
+        return Path(self.options["scratch"]) / "search"
+
+    def _late(self) -> bool:
+        if self.limit is None:
+            return False
+        spent = time.perf_counter() - self.started
+        return spent + self._longest + self._fit_seconds > self.limit
+
+    def _value(self, point: Point) -> float:
+        return self.goals[self.metric] * float(point[self.metric])
+
+    def _best_of(self, outer: Point) -> Point:
+        """Return the best point of a solve."""
+        return max(self.ledger.solves[key_of(outer)]["points"], key=self._value)
+
+    def _too_small(self) -> SettingError:
+        what = f"a budget of {duration(self.limit or 0.0)} is too small"
+        if not self._longest:
+            return SettingError(f"{what}: it was spent before the first fit")
+        return SettingError(
+            f"{what}: one fit takes about {duration(self._longest)}, and there must be time for a "
+            "solve and the last fit"
+        )
+
+    def _report(self, outer: Point, done: int, total: int) -> None:
+        assert self.progress is not None
+        last, best = self._best_of(outer), self.best()
+        spent = time.perf_counter() - self.started
+        left = spent / self.solves * max(total - done, 0) + self._fit_seconds
+        if self.limit is not None:
+            left = min(left, self.limit - spent)
+        values = last[self.metric], best[self.metric]
+        self.progress(SearchProgress(done, total, last, values[0], best, values[1], spent, left))
 
 
 def parse_budget(budget: str | float | None) -> float | None:
@@ -323,45 +357,31 @@ def parse_budget(budget: str | float | None) -> float | None:
     return float(match[1]) * UNITS[match[2]]
 
 
-def _space(
-    models: list[Recommender],
-    grid: Any,
-    split: Split,
-    *,
-    dtype: str,
-    memory: str | float | None,
-    threads: int | None,
-) -> Space:
-    linear = [each for each in models if isinstance(each, LinearAutoencoder)]
-    if len(linear) == len(models):
-        return Shared.of(linear, grid, split.train, dtype=dtype, memory=memory)
-    return Separate.of(models, grid, dtype=dtype, memory=memory, threads=threads)
+def _sign(name: str) -> float:
+    """Return 1 for a metric that should be large, -1 for one that should be small."""
+    named, _ = at_cutoff(name)
+    if named.base == "diversity" or named.slice in USER_SLICES:
+        raise SettingError(f"{name!r} cannot be tuned for; use one over all users and items")
+    return -1.0 if named.base in LOWER_IS_BETTER else 1.0
 
 
-def _tuned(
-    fitted: Recommender,
-    best: dict[str, Any],
-    run: Run,
-    goals: list[Objective],
-    complete: bool,
-    seconds: float,
-) -> Tuned:
+def _tuned(search: Search, fitted: Recommender, best: Point, complete: bool) -> Tuned:
     rows = [
         {**{name: value for name, value in point.items() if name != "prototype"}, "solve": number}
-        for number, solved in enumerate(run.ledger.solves.values())
+        for number, solved in enumerate(search.ledger.solves.values())
         for point in solved["points"]
     ]
-    names = [goal.name for goal in goals]
+    names = list(search.goals)
     trials = pl.DataFrame(rows, infer_schema_length=None)
     trials = trials.select(pl.exclude(*names, "solve"), *names, "solve")
     return Tuned(
         model=fitted,
         best={name: value for name, value in best.items() if name != "prototype"},
         trials=trials,
-        frontier=frontier(trials, names, [goal.sign for goal in goals]),
+        frontier=frontier(trials, names, list(search.goals.values())),
         objectives=tuple(names),
-        solves=run.solves,
-        resumed=run.resumed,
+        solves=search.solves,
+        resumed=search.resumed,
         complete=complete,
-        seconds=seconds,
+        seconds=time.perf_counter() - search.started,
     )

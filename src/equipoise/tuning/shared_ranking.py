@@ -1,143 +1,41 @@
-"""One solve after the other in the same memory, with the Gram matrix kept where it fits.
-
-Top-k lists of many models that share one solve, for little more than the price of one.
+"""Top-k lists of many models that share one solve, for little more than the price of one.
 
 Models of one solve differ in two vectors only: scores = (x * source) @ P * target. A row of P is
 read from memory once and added to the sums of every source (alpha); each target (family,
-diag_bound, gamma) is then one multiplication. Every sum runs in the order of `rank.top_k`, so a
-model read off here gets, bit for bit, the scores and lists it gets when it is fitted alone.
+diag_bound, gamma) is then one multiplication. Every sum runs in the order of `ranker.top_k`, so a
+model gets, bit for bit, the scores and lists it gets when it is ranked alone.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise import machine
-from equipoise.errors import SettingError, SolveError
+from equipoise.errors import SolveError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
-from equipoise.metrics.named import USER_SLICES, at_cutoff
 from equipoise.models.base import Recommender
 from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
-from equipoise.solve.dense import check_residual, invert_in_place, weighted_gram
-from equipoise.solve.plan import plan
-
-logger = logging.getLogger(__name__)
-
-Vector = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Solve:
-    """P = (X^T W X + L)^-1, valid until the next solve, and how accurate it is."""
-
-    P: npt.NDArray[Any]
-    penalty: Vector
-    residual: float
-
-
-class Solver:
-    """Solves for different penalties and user weights, one n x n buffer at a time.
-
-    A second buffer keeps the Gram matrix of the last user weights where memory allows; the
-    inverse has the same bits either way.
-
-    Parameters
-    ----------
-    train
-        Training data.
-    dtype
-        Of the solve.
-    memory
-        Budget such as "6GB"; None takes what the machine has free.
-    """
-
-    def __init__(
-        self, train: Interactions, *, dtype: str = "float32", memory: str | float | None = None
-    ) -> None:
-        cost = plan(train, dtype=dtype, memory=memory, engine="dense")
-        cost.require()
-        self.train = train
-        self.seconds = cost.seconds
-        n_items = train.n_items
-        extra = n_items * n_items * np.dtype(dtype).itemsize
-        self.P = np.empty((n_items, n_items), np.dtype(dtype))
-        self.keeps_gram = cost.peak_bytes + extra <= cost.budget_bytes
-        self._gram: npt.NDArray[Any] | None = None
-        self._weights: Vector | None = None
-        self.grams = 0
-
-    def solve(self, user_weights: Vector, penalty: Vector) -> Solve:
-        """Solve for one penalty; the result lives in the same memory as the last one."""
-        self._fill(user_weights)
-        P = self.P
-        P.flat[:: len(P) + 1] += penalty.astype(P.dtype)
-        invert_in_place(P)
-        residual = check_residual(P, self.train.matrix, user_weights, penalty)
-        return Solve(P, penalty, residual)
-
-    def _fill(self, user_weights: Vector) -> None:
-        same = self._weights is not None and np.array_equal(self._weights, user_weights)
-        if self._gram is not None and same:
-            self.P[...] = self._gram
-            return
-        self.grams += 1
-        weighted_gram(self.train.matrix, user_weights, self.P)
-        if self.keeps_gram:
-            if self._gram is None:
-                self._gram = np.empty_like(self.P)
-            self._gram[...] = self.P
-            self._weights = user_weights
-
-
-LOWER_IS_BETTER = ("gini", "popularity", "lift")
-
-
-class Objective:
-    """One number to be made large (or small): a metric with its cut-off, such as "ndcg@20".
-
-    Parameters
-    ----------
-    name
-        A metric of `evaluate`, "@" and the length of the lists.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.named, self.k = at_cutoff(name)
-        base = self.named.base
-        if base == "diversity" or self.named.slice in USER_SLICES:
-            raise SettingError(f"{name!r} cannot be tuned for; use one over all users and items")
-        self.sign = -1.0 if base in LOWER_IS_BETTER else 1.0
-
-    def __repr__(self) -> str:
-        return f"Objective({self.name!r})"
-
 
 Lists = npt.NDArray[np.int32]
-
-
 CHUNKS = 4  # per thread, so that none waits long for the last one
-
-
 WIDTH = 512  # columns: the sums of six sources stay in the first-level cache
 
 
-def read_off(
+def rank_together(
     models: Sequence[Recommender], history: Interactions, k: int, *, exclude_seen: bool = True
 ) -> list[Lists]:
     """Return the lists of each model, item positions padded with -1.
 
-    Models whose scores are one dense term on the same matrix are ranked together; any other model
-    is ranked by itself, and so are all where items of the history may be listed.
+    Models whose scores are one dense term on the same matrix of the machine are ranked together;
+    any other model, such as one on a card, is ranked by itself, and so are all where items of the
+    history may be listed.
     """
     depth = min(k, history.n_items)
     empty = np.flatnonzero(history.user_counts == 0)

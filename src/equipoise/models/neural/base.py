@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import number as check_number
 from equipoise.errors import (
     DataError,
     FileFormatError,
@@ -38,7 +39,6 @@ from equipoise.manifest import Fields
 from equipoise.matrix import Csr, cell_keys
 from equipoise.models.base import Recommender
 from equipoise.models.recommendations import Explanation
-from equipoise.normalize import check_number
 from equipoise.ranking.terms import Term
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 from equipoise.split.parts import Part

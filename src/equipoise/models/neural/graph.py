@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.sparse as sp
 
+from equipoise.checks import non_negative as check_weight
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr, entry_rows
-from equipoise.models.filters import check_factors, check_weight
 from equipoise.models.neural.base import (
     Array,
     Judge,
@@ -320,7 +320,7 @@ class GraphEmbedding(NeuralModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_factors(self.factors)
+        check_count("factors", self.factors)
         check_count("layers", self.layers)
         check_weight("l2", self.l2)
 

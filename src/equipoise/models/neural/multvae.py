@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.checks import non_negative as check_weight
+from equipoise.checks import number as check_number
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
-from equipoise.models.filters import check_weight
 from equipoise.models.neural.base import (
     Array,
     DeviceRows,
@@ -21,7 +22,6 @@ from equipoise.models.neural.base import (
     as_array,
     check_count,
 )
-from equipoise.normalize import check_number
 from equipoise.ranking.terms import Adder, Constant, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, load_torch
 

@@ -1,0 +1,85 @@
+"""Checks of settings: each returns a sound value, or raises an error that names the setting."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection
+from numbers import Real
+from typing import Any
+
+from equipoise.errors import SettingError
+
+
+def number(name: str, value: Any) -> float:
+    """Return a finite number.
+
+    >>> number("alpha", 1)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise SettingError(f"{name} must be a number, got {value!r}")
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        found = math.inf
+    if not math.isfinite(found):
+        raise SettingError(f"{name} must be finite, got {value}")
+    return found
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Return a number that is 0 or more."""
+    found = number(name, value)
+    if found < 0:
+        raise SettingError(f"{name} must be >= 0, got {value}")
+    return found
+
+
+def positive(name: str, value: Any) -> float:
+    """Return a number above 0."""
+    found = number(name, value)
+    if found <= 0:
+        raise SettingError(f"{name} must be > 0, got {value}")
+    return found
+
+
+def fraction(name: str, value: Any, *, zero: bool = True, one: bool = True) -> float:
+    """Return a number between 0 and 1; `zero` and `one` say whether the ends are allowed.
+
+    >>> fraction("dropout", 0.5, one=False)
+    0.5
+    """
+    found = number(name, value)
+    if not 0 <= found <= 1 or (found == 0 and not zero) or (found == 1 and not one):
+        ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+        raise SettingError(f"{name} must lie in {ends}, got {value}")
+    return found
+
+
+def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return a whole number from `least` to `most`.
+
+    >>> count("k", 20)
+    20
+    """
+    try:
+        found = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least or (most is not None and found > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+        raise SettingError(f"{name} must be a whole number {bounds}, got {value!r}")
+    return found
+
+
+def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
+    """Return one of the allowed values.
+
+    >>> choice("solver", "rk4", ("euler", "rk4"))
+    'rk4'
+    """
+    if value not in tuple(allowed):
+        *first, last = map(repr, allowed)
+        raise SettingError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+    return value

@@ -1,0 +1,61 @@
+"""The one door to the engines: a solver that keeps what it can between penalties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.solve import dense
+from equipoise.solve.engine import Solver, solve
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "gpu": {"engine": "gpu"},
+    "tiled": {"engine": "tiled", "memory": "1MB"},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_solve_of_a_solver_has_the_bits_of_a_solve_alone(
+    engine: str, synthetic: Interactions, tmp_path: Path
+) -> None:
+    if engine == "gpu":
+        pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    options = ENGINES[engine]
+    more = {"scratch": tmp_path} if engine == "tiled" else {}
+    solver = Solver(synthetic, **options, **more)
+    assert solver.keeps_gram == (engine != "tiled")
+    one, other = np.ones(synthetic.n_users), rng.random(synthetic.n_users)
+    for weights, l2 in ((one, 5.0), (one, 9.0), (other, 9.0), (one, 5.0)):
+        penalty = np.full(synthetic.n_items, l2)
+        found, alone = (
+            solver.solve(weights, penalty),
+            solve(synthetic, weights, penalty, **options),
+        )
+        P, expected = (p.toarray() if engine == "gpu" else p for p in (found.P, alone.P))
+        np.testing.assert_array_equal(P, expected)
+        np.testing.assert_array_equal(found.diagonal, expected.diagonal())
+        assert found.residual == alone.residual
+    assert len(list(tmp_path.iterdir())) == (engine == "tiled")  # the last result alone
+
+
+def test_gram_matrix_is_made_anew_where_memory_is_short(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = dense.weighted_gram
+    monkeypatch.setattr(dense, "weighted_gram", lambda *a: (made.append(1), real(*a))[1])
+    peak = eq.plan(synthetic).peak_bytes
+    weights, n_items = np.ones(synthetic.n_users), synthetic.n_items
+    for memory, times in ((None, 1), (peak + n_items**2, 3)):
+        made.clear()
+        solver = Solver(synthetic, memory=memory)
+        found = [solver.solve(weights, np.full(n_items, l2)).P.copy() for l2 in (1.0, 2.0, 1.0)]
+        assert len(made) == times
+        np.testing.assert_array_equal(found[0], found[2])
