@@ -81,7 +81,7 @@ def sign_flip_test(difference: npt.ArrayLike, resamples: int, seed: int) -> floa
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
-    """Holm's step-down adjustment: the chance of any false alarm among all tests stays bounded.
+    """Holm's step-down adjustment: the probability of any false alarm stays bounded.
 
     The i-th smallest of n p-values is multiplied by n - i + 1; none may fall below a smaller one.
 
