@@ -89,15 +89,8 @@ def test_any_batch_size_gives_identical_numbers(synthetic, batch_size):
     train, part = halves(synthetic)
     names = [*metrics_of(train, part), "diversity"]
     once = evaluate(Popular(train, 9), part, [1, 5, 20], metrics=names, item_vectors=train)
-    many = evaluate(
-        Popular(train, 9),
-        part,
-        [1, 5, 20],
-        metrics=names,
-        item_vectors=train,
-        batch_size=batch_size,
-        threads=1,
-    )
+    options = {"metrics": names, "item_vectors": train, "batch_size": batch_size, "threads": 1}
+    many = evaluate(Popular(train, 9), part, [1, 5, 20], **options)
     assert_frame_equal(once.to_frame(), many.to_frame(), check_exact=True)
     assert_frame_equal(once.per_user, many.per_user, check_exact=True)
 
@@ -317,16 +310,18 @@ def test_users_without_targets_are_counted_with_the_remedy(drinks):
     assert evaluate(model, (part.history.rows(some), target.rows(some))).n_users == 2
 
 
-def test_histories_and_targets_of_different_users_are_refused(drinks):
-    model, part = drinks
-    with pytest.raises(DataError, match=r"same users in the same order"):
-        evaluate(model, (part.history, part.target.rows([0, 2, 1])))
-    with pytest.raises(DataError, match=r"no users"):
-        evaluate(model, (part.history.rows([]), part.target.rows([])))
-    with pytest.raises(SettingError, match=r"a pair must be \(history, target\)"):
-        evaluate(model, (part.history, "target"))
-    with pytest.raises(SettingError, match=r"split\.test, split\.valid or a pair, got str"):
-        evaluate(model, "test")
+@pytest.mark.parametrize(
+    ("part", "error", "reason"),
+    [
+        (lambda p: (p.history, p.target.rows([0, 2, 1])), DataError, "same users in the same"),
+        (lambda p: (p.history.rows([]), p.target.rows([])), DataError, "no users"),
+        (lambda p: (p.history, "target"), SettingError, r"a pair must be \(history, target\)"),
+        (lambda p: "test", SettingError, r"split\.test, split\.valid or a pair, got str"),
+    ],
+)
+def test_parts_that_cannot_be_evaluated_are_refused(drinks, part, error, reason):
+    with pytest.raises(error, match=reason):
+        evaluate(drinks[0], part(drinks[1]))
 
 
 def test_a_model_that_is_not_fitted_is_refused(drinks):

@@ -65,16 +65,22 @@ def test_counts_and_sizes_are_those_of_the_matrix(toy: Interactions) -> None:
     assert toy.history("finn") == ["tea", "milk", "rice"]
 
 
-def test_ids_default_to_positions_and_must_fit_the_matrix() -> None:
+def test_ids_default_to_positions() -> None:
     assert Interactions(np.ones((2, 3))).items.tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match="1 user ids for 2 users"):
-        Interactions(np.ones((2, 3)), ["a"])
-    with pytest.raises(DataError, match="labels has 1 rows for 3 items"):
-        Interactions(np.ones((2, 3)), labels=pl.DataFrame({"title": ["x"]}))
-    with pytest.raises(DataError, match="sequences has 1 rows for 2 users"):
-        Interactions(np.ones((2, 3)), sequences=Sequences(np.int32([0]), np.array([0, 1])))
-    with pytest.raises(DataError, match="positions from 0 to 2"):
-        Interactions(np.ones((1, 3)), sequences=Sequences(np.int32([3]), np.array([0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"users": ["a"]}, "1 user ids for 2 users"),
+        ({"labels": pl.DataFrame({"title": ["x"]})}, "labels has 1 rows for 3 items"),
+        ({"sequences": Sequences(np.int32([0]), np.array([0, 1]))}, "has 1 rows for 2 users"),
+        ({"sequences": Sequences(np.int32([3]), np.array([0, 1, 1]))}, "positions from 0 to 2"),
+    ],
+)
+def test_everything_must_fit_the_matrix(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        Interactions(np.ones((2, 3)), **changes)
 
 
 def test_history_of_a_session_keeps_order_and_repeats() -> None:
@@ -481,28 +487,19 @@ def tampered(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_text(json.dumps(manifest))
 
 
+SHAPES = (None, [2], [2, 3, 4], "23", [2.0, 3], [True, 3], [-1, 3], [3, 3], [2, 2], [10**30, 3])
+
+
 @pytest.mark.parametrize(
-    "meta",
-    [
-        {"shape": None},
-        {"shape": [2]},
-        {"shape": [2, 3, 4]},
-        {"shape": "23"},
-        {"shape": [2.0, 3]},
-        {"shape": [True, 3]},
-        {"shape": [-1, 3]},
-        {"shape": [3, 3]},
-        {"shape": [2, 2]},
-        {"shape": [10**30, 3]},
-        {"notes": "abc"},
-        {"notes": [1]},
-        {"notes": None},
-    ],
+    ("name", "value"),
+    [("shape", shape) for shape in SHAPES] + [("notes", notes) for notes in ("abc", [1], None)],
     ids=str,
 )
-def test_wrong_settings_in_the_manifest_are_refused(tmp_path: Path, meta: dict[str, Any]) -> None:
+def test_wrong_settings_in_the_manifest_are_refused(
+    tmp_path: Path, name: str, value: object
+) -> None:
     everything().save(tmp_path)
-    tampered(tmp_path, lambda manifest: manifest["meta"].update(meta))
+    tampered(tmp_path, lambda manifest: manifest["meta"].update({name: value}))
     with pytest.raises(FileFormatError, match="is damaged"):
         Interactions.load(tmp_path)
 

@@ -111,7 +111,9 @@ def compare(
     choice("test", test, TESTS)
     choice("pairs", pairs, ("first", "all"))
     count("resamples", resamples)
-    named = _named(results)
+    named = dict(results) if isinstance(results, Mapping) else _by_label(results)
+    if len(named) < 2:
+        raise SettingError(f"compare needs at least two results, got {len(named)}")
     _check_comparable(named, metric)
     couples = list(combinations(named, 2))
     if pairs == "first":
@@ -122,21 +124,22 @@ def compare(
     }
     rows = [_row(values, base, other, test, resamples, seed) for base, other in couples]
     table = pl.DataFrame(rows)
-    adjusted = pl.Series("p_adjusted", _adjusted(table["p"].to_numpy(), correction))
-    table = table.insert_column(table.columns.index("n_users"), adjusted)
+    p_values = table["p"].to_numpy()
+    adjusted = {
+        "holm": holm(p_values),
+        "bonferroni": np.minimum(p_values * len(p_values), 1.0),
+        "none": p_values,
+    }[correction]
+    place = table.columns.index("n_users")
+    table = table.insert_column(place, pl.Series("p_adjusted", adjusted))
     return Comparison(metric, table, test, correction, next(iter(named.values())).fingerprint)
 
 
-def _named(results: Sequence[Result] | Mapping[str, Result]) -> dict[str, Result]:
-    if isinstance(results, Mapping):
-        named = dict(results)
-    else:
-        named = {}
-        for result in results:
-            same = sum(other.label == result.label for other in named.values())
-            named[f"{result.label} #{same + 1}" if same else result.label] = result
-    if len(named) < 2:
-        raise SettingError(f"compare needs at least two results, got {len(named)}")
+def _by_label(results: Sequence[Result]) -> dict[str, Result]:
+    named: dict[str, Result] = {}
+    for result in results:
+        same = sum(other.label == result.label for other in named.values())
+        named[f"{result.label} #{same + 1}" if same else result.label] = result
     return named
 
 
@@ -192,11 +195,3 @@ def _p_value(difference: Floats, test: Test, resamples: int, seed: int) -> float
         # A constant difference has no variance to measure it by; no difference is no evidence.
         return 1.0 if len(difference) < 2 or difference[0] == 0 else 0.0
     return float(stats.ttest_1samp(difference, 0.0).pvalue)
-
-
-def _adjusted(p_values: Floats, correction: Correction) -> Floats:
-    if correction == "none":
-        return p_values
-    if correction == "bonferroni":
-        return np.minimum(p_values * len(p_values), 1.0)
-    return holm(p_values)

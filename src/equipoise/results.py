@@ -175,7 +175,7 @@ def _restored(stored: Stored) -> Result:
         meta.text(name)
     for name in ("exclude_seen", "tuned_on_test"):
         meta.flag(name)
-    for name in ("n_items", "bootstrap"):
+    for name in ("n_users", "n_items", "bootstrap"):
         meta.whole(name)
     meta.whole("seed", most=LARGEST_SEED)
     meta.group("settings")
@@ -185,7 +185,7 @@ def _restored(stored: Stored) -> Result:
     content["k"] = tuple(meta.wholes("k", least=1))
     if not content["k"] or list(content["k"]) != sorted(set(content["k"])):
         raise FileFormatError(f"its cut-offs must ascend, got {meta['k']}")
-    stored.frame("per_user", meta.whole("n_users"))
+    stored.frame("per_user", meta["n_users"])
     result = Result(**content)
     _check_tables(result)
     return result
