@@ -18,7 +18,7 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from equipoise import metrics
 from equipoise.errors import DataError, SettingError
-from equipoise.metrics.named import FORMULAS, at_cutoff, known, parse
+from equipoise.metrics.named import FORMULAS, at_cutoff, known, look_up
 from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
 
 NAN = float("nan")
@@ -266,26 +266,26 @@ def test_every_known_name_has_a_definition():
 
 
 def test_names_are_looked_up():
-    assert [named.name for named in parse(["ndcg", "tail_mrr"])] == ["ndcg", "tail_mrr"]
-    assert [named.name for named in parse("mine_map", ["mine"])] == ["mine_map"]
+    assert [named.name for named in look_up(["ndcg", "tail_mrr"])] == ["ndcg", "tail_mrr"]
+    assert [named.name for named in look_up("mine_map", ["mine"])] == ["mine_map"]
     assert at_cutoff("tail_mrr@7") == (known()["tail_mrr"], 7)
 
 
 @pytest.mark.parametrize(
-    ("look_up", "name", "reason"),
+    ("function", "name", "reason"),
     [
-        (parse, ["ndgc"], r"unknown metric 'ndgc'; did you mean 'ndcg'\?"),
-        (parse, ["ndcg@20"], "write 'ndcg' and give the cut-off as k"),
-        (parse, [], "metrics is empty"),
+        (look_up, ["ndgc"], r"unknown metric 'ndgc'; did you mean 'ndcg'\?"),
+        (look_up, ["ndcg@20"], "write 'ndcg' and give the cut-off as k"),
+        (look_up, [], "metrics is empty"),
         (at_cutoff, "ndgc@20", r"unknown metric 'ndgc@20'; did you mean 'ndcg'\?"),
         (at_cutoff, "ndcg", "must look like 'ndcg@20', got 'ndcg'"),
         (at_cutoff, "ndcg@0", "must look like 'ndcg@20'"),
         (at_cutoff, None, "must look like 'ndcg@20'"),
     ],
 )
-def test_unknown_names_are_refused_with_a_hint(look_up, name, reason):
+def test_unknown_names_are_refused_with_a_hint(function, name, reason):
     with pytest.raises(SettingError, match=reason):
-        look_up(name)
+        function(name)
 
 
 def test_the_head_is_a_fifth_of_the_items_rounded_up_with_ties_by_position():

@@ -38,7 +38,7 @@ from equipoise.metrics.named import (
     Named,
     at_cutoff,
     known,
-    parse,
+    look_up,
 )
 from equipoise.metrics.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
@@ -76,7 +76,7 @@ class Rankable(Protocol):
 
 
 @dataclass(frozen=True)
-class Pair:
+class GivenPart:
     """A part that was given as (history, target)."""
 
     history: Interactions
@@ -165,7 +165,7 @@ def evaluate(
     given = _checked_part(part)
     count("batch_size", batch_size)
     count("bootstrap", bootstrap, 0)
-    wanted = parse(metrics, groups or ())
+    wanted = look_up(metrics, groups or ())
     items = _model_items(model)
     history, target = _aligned(given, items)
     if exclude_seen is None:
@@ -181,23 +181,10 @@ def evaluate(
     if "diversity" in measured.bases:
         measured.units = _units(item_vectors, items)
     seconds = {"rank": 0.0}
-
-    def batches() -> Iterator[Lists]:
-        depth = min(ks[-1], len(items))
-        for start in range(0, history.n_users, batch_size):
-            stop = min(start + batch_size, history.n_users)
-            whole = stop - start == history.n_users
-            rows = history if whole else history.rows(np.arange(start, stop))
-            began = time.perf_counter()
-            ranked = model.rank(rows, depth, exclude_seen=exclude_seen)
-            seconds["rank"] += time.perf_counter() - began
-            yield _checked_lists(ranked, rows, depth, len(items))
-            if progress is not None:
-                progress(stop, history.n_users)
-
+    batches = _ranked(model, history, ks[-1], exclude_seen, batch_size, seconds, progress)
     with limited(threads):
         started = time.perf_counter()
-        per_user, exposure = measured.per_user(batches())
+        per_user, exposure = measured.per_user(batches)
         ended = time.perf_counter()
         seconds["metrics"] = ended - started - seconds["rank"]
         intervals = _intervals(per_user, bootstrap, seed)
@@ -385,16 +372,16 @@ def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({count("k", one) for one in listed}))
 
 
-def _checked_part(part: Any) -> Part | Pair:
+def _checked_part(part: Any) -> Part | GivenPart:
     """Return a part whose histories and targets belong to the same users."""
     if isinstance(part, tuple):
         if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):
             raise SettingError("a pair must be (history, target), both Interactions")
-        part = Pair(*part)
+        part = GivenPart(*part)
     if not all(hasattr(part, name) for name in ("history", "target", "protocol", "fingerprint")):
         kind = type(part).__name__
         raise SettingError(f"evaluate needs split.test, split.valid or a pair, got {kind}")
-    checked: Part | Pair = part
+    checked: Part | GivenPart = part
     history, target = checked.history, checked.target
     if not history.user_index.same_as(target.user_index):
         raise DataError(
@@ -427,7 +414,7 @@ def _model_items(model: Rankable) -> IdIndex:
     return items
 
 
-def _aligned(part: Part | Pair, items: IdIndex) -> tuple[Interactions, Interactions]:
+def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
     """Return history and target over the model's items; unknown ones are refused."""
     for side, data in (("targets", part.target), ("histories", part.history)):
         if data.item_index.same_as(items):
@@ -478,6 +465,30 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
     if units.shape[0] != len(items):
         raise DataError(f"item_vectors has {units.shape[0]} rows for {len(items)} items")
     return units
+
+
+def _ranked(
+    model: Rankable,
+    history: Interactions,
+    k: int,
+    exclude_seen: bool,
+    batch_size: int,
+    seconds: dict[str, float],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Lists]:
+    """Rank batch after batch, adding the time to ``seconds["rank"]``."""
+    n_items = len(model.item_counts_)
+    depth = min(k, n_items)
+    for start in range(0, history.n_users, batch_size):
+        stop = min(start + batch_size, history.n_users)
+        whole = stop - start == history.n_users
+        rows = history if whole else history.rows(np.arange(start, stop))
+        began = time.perf_counter()
+        ranked = model.rank(rows, depth, exclude_seen=exclude_seen)
+        seconds["rank"] += time.perf_counter() - began
+        yield _checked_lists(ranked, rows, depth, n_items)
+        if progress is not None:
+            progress(stop, history.n_users)
 
 
 def _checked_lists(ranked: Any, rows: Interactions, depth: int, n_items: int) -> Lists:

@@ -101,7 +101,7 @@ def default(groups: Iterable[str] = ()) -> list[Named]:
     return out + [Named("all", base) for base in (*AGGREGATE, "popularity", "novelty", "lift")]
 
 
-def parse(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list[Named]:
+def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list[Named]:
     """Look the names up; an unknown one is an error with the nearest name."""
     groups = list(groups)
     if names is None:
