@@ -49,6 +49,7 @@ __all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Lists = npt.NDArray[np.int32]  # item positions (m, k), best first, padded with -1
+Exposure = dict[int, npt.NDArray[np.int64]]  # how often each item is shown, by cut-off
 
 log = logging.getLogger(__name__)
 
@@ -271,10 +272,8 @@ class ListMetrics:
         found = self.summaries(*self.per_user([lists]))
         return {named.at(k): value for (named, k), (value, _) in found}
 
-    def per_user(
-        self, batches: Iterable[Lists]
-    ) -> tuple[dict[str, Floats], npt.NDArray[np.int64]]:
-        """Return values per user by name, and how often each item is shown at each cut-off.
+    def per_user(self, batches: Iterable[Lists]) -> tuple[dict[str, Floats], Exposure]:
+        """Return values per user by name, and exposures for the metrics that have none.
 
         Parameters
         ----------
@@ -283,16 +282,17 @@ class ListMetrics:
         """
         hits: list[formulas.Hits] = []
         means: dict[str, list[Floats]] = defaultdict(list)
-        exposure = np.zeros((len(self.ks), len(self.counts)), np.int64)
+        n_items = len(self.counts)
+        shown_at = {k for named, k in self.wanted if named.base in AGGREGATE}
+        exposure = {k: np.zeros(n_items, np.int64) for k in shown_at}
         start = 0
         for lists in batches:
             whole = len(lists) == self.target.n_users
             rows = self.target.matrix if whole else self.target.matrix[start : start + len(lists)]
             start += len(lists)
             hits.append(formulas.find_hits(lists, rows))
-            if self.bases & set(AGGREGATE):
-                for place, k in enumerate(self.ks):
-                    exposure[place] += formulas.exposure(lists, k, len(self.counts))
+            for k in exposure:
+                exposure[k] += formulas.exposure(lists, k, n_items)
             if self.bases & {"popularity", "lift"}:
                 means["popularity"].append(formulas.list_mean(lists, self.counts, self.ks))
             if "novelty" in self.bases:
@@ -328,14 +328,13 @@ class ListMetrics:
         return out
 
     def summaries(
-        self, per_user: Mapping[str, Floats], exposure: npt.NDArray[np.int64]
+        self, per_user: Mapping[str, Floats], exposure: Exposure
     ) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
         """Each metric and cut-off with its value and how many users that is over."""
         aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
         for named, k in self.wanted:
             if named.base in AGGREGATE:
-                shown = exposure[self.ks.index(k)]
-                yield (named, k), (aggregate[named.base](shown), self.target.n_users)
+                yield (named, k), (aggregate[named.base](exposure[k]), self.target.n_users)
             else:
                 values = per_user[named.at(k)]
                 defined = values[~np.isnan(values)]

@@ -96,6 +96,8 @@ def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
 
 def join_hits(parts: Sequence[Hits], target: Csr) -> Hits:
     """Put the hits of consecutive batches of users together; `target` holds all of them."""
+    if len(parts) == 1:
+        return parts[0]
     starts = np.cumsum([0, *(part.n_users for part in parts)])
     users = [part.user + start for part, start in zip(parts, starts[:-1], strict=True)]
     ranks, items = [part.rank for part in parts], [part.item for part in parts]
