@@ -67,11 +67,11 @@ def make_drinks() -> tuple[Popular, Part]:
     """Six items with counts 6 5 4 3 2 1, so head is the first two; three users to be served."""
     train = np.triu(np.ones((6, 6)))[:, ::-1]
     items = ["tea", "milk", "salt", "rice", "soap", "wine"]
-    people = ["ann", "bob", "cleo"]
+    users = ["ann", "bob", "cleo"]
     history = Interactions(
-        [[1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]], people, items
+        [[1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]], users, items
     )
     target = Interactions(
-        [[0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 1, 1]], people, items
+        [[0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 1, 0, 1, 1]], users, items
     )
     return Popular(Interactions(train, None, items)), Part(history, target)

@@ -89,7 +89,7 @@ def damaged(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def write(file: Path, document: dict[str, Any]) -> None:
-    """Write a document as somebody would who knows about the seal."""
+    """Write a document with a seal that fits it."""
     try:
         document = sealed(document)
     except (ValueError, TypeError):  # it cannot be sealed; an old document has no seal

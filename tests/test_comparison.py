@@ -136,40 +136,41 @@ def test_a_seed_makes_p_values_repeatable(results):
     assert one == same != other
 
 
-def test_results_of_different_splits_are_refused(results):
-    stranger = made("far", {"ndcg@20": np.ones(400)}, fingerprint="bbbbbbbbbbbb")
-    with pytest.raises(
-        DataError, match=r"'far' was evaluated on part bbbbbbbbbbbb, 'base' on part aaaaaaaaaaaa"
-    ):
-        compare([results[0], stranger])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fingerprint": "bbbbbbbbbbbb"}, "'odd' .* part bbbbbbbbbbbb, 'base' on part aaaaaaaaa"),
+        ({"values": {"ndcg@10": np.ones(400)}, "k": (10,)}, r"for 'ndcg@20' \(k = 10\)"),
+        ({"definitions": {"ndcg": "else"}}, "define 'ndcg' differently"),
+        ({"exclude_seen": False}, "kept seen items out"),
+        ({"values": {"ndcg@20": np.ones(9)}}, "hold other users"),
+    ],
+    ids=["part", "k", "definition", "seen", "users"],
+)
+def test_results_that_do_not_fit_are_refused(results, changes, reason):
+    other = made("odd", **{"values": {"ndcg@20": np.ones(400)}, **changes})
+    with pytest.raises(DataError, match=reason):
+        compare([results[0], other])
 
 
-def test_results_that_do_not_fit_are_refused(results):
-    values = np.ones(400)
-    other_k = made("ten", {"ndcg@10": values}, k=(10,))
-    with pytest.raises(DataError, match=r"'ten' has no values per user for 'ndcg@20' \(k = 10\)"):
-        compare([results[0], other_k])
+def test_an_unknown_metric_names_the_nearest(results):
     with pytest.raises(DataError, match=r"did you mean 'ndcg@20'"):
         compare(results, "ndgc@20")
-    with pytest.raises(DataError, match=r"define 'ndcg' differently"):
-        compare([results[0], made("odd", {"ndcg@20": values}, definitions={"ndcg": "else"})])
-    with pytest.raises(DataError, match=r"kept seen items out"):
-        compare([results[0], made("seen", {"ndcg@20": values}, exclude_seen=False)])
-    with pytest.raises(DataError, match=r"hold other users"):
-        compare([results[0], made("few", {"ndcg@20": values[:9]})])
 
 
-def test_settings_that_cannot_be_are_refused(results):
-    with pytest.raises(SettingError, match=r"at least two results, got 1"):
-        compare(results[:1])
-    with pytest.raises(SettingError, match=r"correction must be one of holm, .*, got 'fdr'"):
-        compare(results, correction="fdr")
-    with pytest.raises(SettingError, match=r"test must be one of permutation, t, got 'z'"):
-        compare(results, test="z")
-    with pytest.raises(SettingError, match=r"pairs must be one of first, all"):
-        compare(results, pairs="some")
-    with pytest.raises(SettingError, match=r"resamples must be >= 1"):
-        compare(results, resamples=0)
+@pytest.mark.parametrize(
+    ("number", "settings", "reason"),
+    [
+        (1, {}, "at least two results, got 1"),
+        (3, {"correction": "fdr"}, "correction must be 'holm', .*, got 'fdr'"),
+        (3, {"test": "z"}, "test must be 'permutation' or 't', got 'z'"),
+        (3, {"pairs": "some"}, "pairs must be 'first' or 'all'"),
+        (3, {"resamples": 0}, "resamples must be a whole number >= 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(results, number, settings, reason):
+    with pytest.raises(SettingError, match=reason):
+        compare(results[:number], **settings)
 
 
 def test_tables_say_what_was_tested(results):

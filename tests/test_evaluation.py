@@ -1,3 +1,5 @@
+"""`evaluate` against numbers computed by hand, what it refuses, and `ListMetrics` beside it."""
+
 from __future__ import annotations
 
 from math import log2
@@ -10,11 +12,11 @@ from polars.testing import assert_frame_equal
 
 import equipoise as eq
 from equipoise import metrics
-from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.evaluation import evaluate
+from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
+from equipoise.evaluation import ListMetrics, evaluate
 from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows
-from tests.evaluated import Part, Popular, halves, make_drinks
+from tests.evaluated import Lists, Part, Popular, halves, make_drinks
 
 
 @pytest.fixture
@@ -87,15 +89,8 @@ def test_any_batch_size_gives_identical_numbers(synthetic, batch_size):
     train, part = halves(synthetic)
     names = [*metrics_of(train, part), "diversity"]
     once = evaluate(Popular(train, 9), part, [1, 5, 20], metrics=names, item_vectors=train)
-    many = evaluate(
-        Popular(train, 9),
-        part,
-        [1, 5, 20],
-        metrics=names,
-        item_vectors=train,
-        batch_size=batch_size,
-        threads=1,
-    )
+    options = {"metrics": names, "item_vectors": train, "batch_size": batch_size, "threads": 1}
+    many = evaluate(Popular(train, 9), part, [1, 5, 20], **options)
     assert_frame_equal(once.to_frame(), many.to_frame(), check_exact=True)
     assert_frame_equal(once.per_user, many.per_user, check_exact=True)
 
@@ -197,8 +192,6 @@ def test_diversity_takes_training_columns_or_vectors(drinks):
     expected = 1 - np.mean([units[i] @ units[j] for i, j in pairs])
     assert result["diversity@2"] == again["diversity@2"] == pytest.approx(expected)
     assert result["active_diversity@2"] == pytest.approx(1 - units[0] @ units[3])
-    with pytest.raises(SettingError, match=r"diversity needs item_vectors"):
-        evaluate(model, part, metrics="diversity")
     with pytest.raises(DataError, match=r"item_vectors has 2 rows for 6 items"):
         evaluate(model, part, metrics="diversity", item_vectors=vectors[:2])
 
@@ -243,3 +236,126 @@ def test_values_per_user_are_those_the_means_are_made_of(synthetic):
     lists = Popular(train, 9).rank(part.history, 5).items
     hits = metrics.find_hits(lists, part.target.matrix)
     assert_array_equal(result.per_user["ndcg@5"].to_numpy(), metrics.ndcg(hits, 5))
+
+
+@pytest.mark.parametrize("protocol", ["strong", "weak", "session"])
+def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
+    train, part = halves(synthetic, protocol)
+    model = Popular(train, 9)
+    result = evaluate(model, part, [5, 20])
+    lists = model.rank(part.history, 20, exclude_seen=protocol != "session").items
+    assert ListMetrics.of(part, train.item_counts, result).measure(lists) == result.values
+    some = ["ndcg@20", "gini@5", "tail_recall@20", "lift@5"]
+    found = ListMetrics.of(part, train.item_counts, some).measure(lists)
+    assert found == {name: result[name] for name in some}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "reason"),
+    [
+        ({"k": 0}, SettingError, "k must be a whole number >= 1, got 0"),
+        ({"k": -3}, SettingError, "k must be a whole number >= 1, got -3"),
+        ({"k": [5, 0]}, SettingError, "k must be a whole number >= 1, got 0"),
+        ({"k": 2.0}, SettingError, r"k must be a whole number >= 1, got 2\.0"),
+        ({"k": "20"}, SettingError, "k must be a whole number >= 1, got '20'"),
+        ({"k": True}, SettingError, "k must be a whole number >= 1, got True"),
+        ({"k": []}, SettingError, "k is empty"),
+        ({"metrics": ["tail_ndgc"]}, SettingError, "'tail_ndgc'; did you mean 'tail_ndcg'"),
+        ({"metrics": "diversity"}, SettingError, "diversity needs item_vectors"),
+        ({"groups": {"head": ["tea"]}}, SettingError, "cannot be called 'head'"),
+        ({"groups": {"dry": np.array([True, False])}}, DataError, "has 2 flags for 6 items"),
+        ({"groups": {"dry": ["gin"]}}, UnknownIdError, "unknown item 'gin'"),
+        ({"batch_size": 0}, SettingError, "batch_size must be"),
+        ({"bootstrap": -1}, SettingError, "bootstrap must be"),
+        ({"bootstrap": 1.5}, SettingError, "bootstrap must be"),
+        ({"threads": 0}, SettingError, "threads must be"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused(drinks, settings, error, reason):
+    with pytest.raises(error, match=reason):
+        evaluate(*drinks, **settings)
+
+
+def test_numpy_cut_offs_are_fine(drinks):
+    assert evaluate(*drinks, k=np.array([3, 2, 3])).k == (2, 3)
+
+
+def test_items_the_model_does_not_know_are_named_with_the_remedy(drinks):
+    part = drinks[1]
+    small = Interactions(np.ones((2, 4)), None, ["tea", "milk", "salt", "rice"])
+    with pytest.raises(
+        UnknownIdError,
+        match=r"does not know 2 of 5 items in the targets \('soap', 'wine'\); fit it on the train",
+    ):
+        evaluate(Popular(small), part)
+    target = part.target.with_items(small.item_index, unknown="skip")
+    with pytest.raises(UnknownIdError, match=r"1 of 4 items in the histories \('wine'\)"):
+        evaluate(Popular(small), (part.history, target))
+    history = part.history.with_items(small.item_index, unknown="skip")
+    assert evaluate(Popular(small), (history, target), 3).n_items == 4
+
+
+def test_a_model_fitted_on_other_items_is_refused(drinks, synthetic):
+    with pytest.raises(UnknownIdError, match=r"fitted on other items in the targets \('milk', "):
+        evaluate(Popular(synthetic), drinks[1])
+
+
+def test_users_without_targets_are_counted_with_the_remedy(drinks):
+    model, part = drinks
+    target = part.target.entries(np.arange(6) > 1)
+    with pytest.raises(DataError, match=r"1 of 3 users have no target \('ann'\); keep the others"):
+        evaluate(model, (part.history, target))
+    some = target.user_counts > 0
+    assert evaluate(model, (part.history.rows(some), target.rows(some))).n_users == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "reason"),
+    [
+        (lambda p: (p.history, p.target.rows([0, 2, 1])), DataError, "same users in the same"),
+        (lambda p: (p.history.rows([]), p.target.rows([])), DataError, "no users"),
+        (lambda p: (p.history, "target"), SettingError, r"a pair must be \(history, target\)"),
+        (lambda p: "test", SettingError, r"split\.test, split\.valid or a pair, got str"),
+    ],
+)
+def test_parts_that_cannot_be_evaluated_are_refused(drinks, part, error, reason):
+    with pytest.raises(error, match=reason):
+        evaluate(drinks[0], part(drinks[1]))
+
+
+def test_a_model_that_is_not_fitted_is_refused(drinks):
+    with pytest.raises(NotFittedError, match=r"object has no item_index_"):
+        evaluate(object(), drinks[1])
+
+
+def test_scores_with_nan_are_refused(drinks):
+    model, part = drinks
+    model.item_counts_ = np.array([6, 5, np.nan, 3, 2, 1])
+    with pytest.raises(DataError, match=r"scores NaN for 2 users \('ann', 'cleo'\)"):
+        evaluate(model, part)
+
+
+class Broken(Popular):
+    """Returns the lists it was given, whatever was asked."""
+
+    lists: np.ndarray
+
+    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Lists:
+        return Lists(self.lists, np.zeros(self.lists.shape))
+
+
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        ([[0, 1], [4, 4], [0, 1]], r"an item twice for 'bob'"),
+        ([[0, 1], [4, 6], [0, 1]], r"unknown items; each position must occur once, below 6"),
+        ([[0, 1], [4, 5]], r"2 lists for 3 users"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused(drinks, lists, reason):
+    train = Interactions(np.ones((1, 6)), None, drinks[1].history.items)
+    model = Broken(train)
+    model.lists = np.array(lists, np.int32)
+    with pytest.raises(DataError, match=reason):
+        evaluate(model, drinks[1])

@@ -24,7 +24,7 @@ from equipoise.results import Result
 from equipoise.solve import tiled
 from equipoise.solve.tiled import TileFolder
 from equipoise.split import Split
-from equipoise.storage import describe_file
+from equipoise.storage import file_entry
 from tests.mutants import damaged, mutants, near_misses, write
 
 
@@ -223,7 +223,7 @@ def test_files_that_are_not_what_was_saved_are_refused_or_harmless(
                 file.write_bytes(content)
             else:
                 np.save(file, content)
-            changed = {**sound["files"], part: describe_file(file)}
+            changed = {**sound["files"], part: file_entry(file)}
             write(path / "manifest.json", {**sound, "files": changed})
             with said(f"{part}: {damage}"):
                 refused_or_sound(case, path)

@@ -51,11 +51,8 @@ def test_ids_at_the_ends_of_the_integers_are_found(ids: list[int]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        pd.Series([3, 1]),
-        pl.Series([3, 1]),
-        np.array([3, 1], np.uint8),
-        np.array([3, 1], np.uint64),
-        (3, np.int32(1)),
+        *(pd.Series([3, 1]), pl.Series([3, 1]), (3, np.int32(1))),
+        *(np.array([3, 1], np.uint8), np.array([3, 1], np.uint64)),
     ],
     ids=str,
 )
@@ -142,14 +139,13 @@ def test_integers_are_not_found_among_text_ids() -> None:
     assert 1 not in index
 
 
-@pytest.mark.parametrize("single", ["ann", np.str_("ann"), np.array("ann")])
-def test_a_single_id_in_place_of_a_list_is_one_id(single: object) -> None:
-    assert IdIndex(["a", "n", "ann"], "user").positions(single).tolist() == [2]
-
-
-@pytest.mark.parametrize("single", [7, np.int64(7), np.array(7)])
-def test_a_single_number_in_place_of_a_list_is_one_id(single: object) -> None:
-    assert IdIndex([5, 7], "user").positions(single).tolist() == [1]
+@pytest.mark.parametrize(
+    ("ids", "single"),
+    [(["n", "ann"], each) for each in ("ann", np.str_("ann"), np.array("ann"))]
+    + [([5, 7], each) for each in (7, np.int64(7), np.array(7))],
+)
+def test_a_single_id_in_place_of_a_list_is_one_id(ids: list[object], single: object) -> None:
+    assert IdIndex(ids, "user").positions(single).tolist() == [1]
 
 
 def test_bytes_are_one_id_of_a_foreign_kind() -> None:

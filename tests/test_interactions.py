@@ -1,6 +1,11 @@
-"""Interactions: what they hold, and what slices of them carry along."""
+"""Interactions: what they hold, what is made of them, and how they come back from disk."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,9 +14,15 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise import storage
+from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.matrix import Sequences
+
+Cells = dict[tuple[int, int], int]
+cells = st.dictionaries(
+    st.tuples(st.integers(0, 5), st.integers(0, 5)), st.integers(1, 9), max_size=20
+)
 
 
 def sessions() -> Interactions:
@@ -54,16 +65,22 @@ def test_counts_and_sizes_are_those_of_the_matrix(toy: Interactions) -> None:
     assert toy.history("finn") == ["tea", "milk", "rice"]
 
 
-def test_ids_default_to_positions_and_must_fit_the_matrix() -> None:
+def test_ids_default_to_positions() -> None:
     assert Interactions(np.ones((2, 3))).items.tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match="1 user ids for 2 users"):
-        Interactions(np.ones((2, 3)), ["a"])
-    with pytest.raises(DataError, match="labels has 1 rows for 3 items"):
-        Interactions(np.ones((2, 3)), labels=pl.DataFrame({"title": ["x"]}))
-    with pytest.raises(DataError, match="sequences has 1 rows for 2 users"):
-        Interactions(np.ones((2, 3)), sequences=Sequences(np.int32([0]), np.array([0, 1])))
-    with pytest.raises(DataError, match="positions from 0 to 2"):
-        Interactions(np.ones((1, 3)), sequences=Sequences(np.int32([3]), np.array([0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"users": ["a"]}, "1 user ids for 2 users"),
+        ({"labels": pl.DataFrame({"title": ["x"]})}, "labels has 1 rows for 3 items"),
+        ({"sequences": Sequences(np.int32([0]), np.array([0, 1]))}, "has 1 rows for 2 users"),
+        ({"sequences": Sequences(np.int32([3]), np.array([0, 1, 1]))}, "positions from 0 to 2"),
+    ],
+)
+def test_everything_must_fit_the_matrix(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        Interactions(np.ones((2, 3)), **changes)
 
 
 def test_history_of_a_session_keeps_order_and_repeats() -> None:
@@ -213,3 +230,329 @@ def test_a_text_in_place_of_ids_is_one_id() -> None:
     assert data.select(users="ab").users.tolist() == ["ab"]
     assert data.select(items="ab").items.tolist() == ["ab"]
     assert data.with_items("ab", unknown="skip").items.tolist() == ["ab"]
+
+
+def build(content: Cells) -> Interactions:
+    """Users and items as they occur, so that each side has its own order of ids."""
+    users = list(dict.fromkeys(user for user, _ in content))
+    items = list(dict.fromkeys(item for _, item in content))
+    dense = np.zeros((len(users), len(items)))
+    times = np.zeros_like(dense)
+    for (user, item), value in content.items():
+        dense[users.index(user), items.index(item)] = value
+        times[users.index(user), items.index(item)] = value * 100
+    ids = (np.array(users, np.int64), np.array(items, np.int64))
+    return Interactions(dense, *ids, times=times[dense > 0])
+
+
+def content_of(data: Interactions) -> Cells:
+    frame = data.to_frame()
+    if "time" in frame.columns:
+        assert (frame["time"] == frame["weight"] * 100).all()
+    return {(user, item): int(weight) for user, item, weight, *_ in frame.iter_rows()}
+
+
+@given(cells, cells)
+@settings(max_examples=80, deadline=None)
+def test_union_is_that_of_the_pairs_and_the_other_wins(first: Cells, second: Cells) -> None:
+    one, two = build(first), build(second)
+    both = one.union(two)
+    assert content_of(both) == first | second
+    assert both.users.tolist() == list(dict.fromkeys([*one.users.tolist(), *two.users.tolist()]))
+    assert both.items.tolist() == list(dict.fromkeys([*one.items.tolist(), *two.items.tolist()]))
+
+
+@given(cells, cells)
+@settings(max_examples=80, deadline=None)
+def test_difference_is_that_of_the_pairs_and_keeps_the_axes(first: Cells, second: Cells) -> None:
+    one = build(first)
+    rest = one.difference(build(second))
+    assert content_of(rest) == {pair: value for pair, value in first.items() if pair not in second}
+    assert rest.users.tolist() == one.users.tolist()
+    assert rest.items.tolist() == one.items.tolist()
+
+
+@given(cells, cells)
+@settings(max_examples=40, deadline=None)
+def test_taking_away_what_was_added_gives_the_rest_back(first: Cells, second: Cells) -> None:
+    one, two = build(first), build(second)
+    assert content_of(one.union(two).difference(two)) == content_of(one.difference(two))
+    assert content_of(one.union(one)) == first
+    assert content_of(one.difference(one)) == {}
+
+
+@given(cells, st.integers(0, 4), st.integers(0, 4))
+@settings(max_examples=80, deadline=None)
+def test_filter_is_the_iterated_core(content: Cells, min_user: int, min_item: int) -> None:
+    data = build(content)
+    left = set(content)
+    while True:
+        users = [user for user, _ in left]
+        items = [item for _, item in left]
+        fine = {
+            (u, i) for u, i in left if users.count(u) >= min_user and items.count(i) >= min_item
+        }
+        if fine == left:
+            break
+        left = fine
+    if not left:
+        with pytest.raises(DataError, match="nothing is left with min_user="):
+            data.filter(min_user=min_user, min_item=min_item)
+        return
+    core = data.filter(min_user=min_user, min_item=min_item)
+    assert content_of(core) == {pair: content[pair] for pair in left}
+    assert (core.user_counts >= min_user).all()
+    assert (core.item_counts >= min_item).all()
+
+
+def test_filter_says_what_it_left_out(toy: Interactions) -> None:
+    core = toy.filter(min_user=2, min_item=3)
+    assert core.notes == (
+        "users with fewer than 2 items and items with fewer than 3 users were left out: "
+        "2 users, 1 items",
+    )
+    assert toy.filter(min_user=1, min_item=1).notes == ()
+    with pytest.raises(SettingError, match="min_user must be a whole number >= 0, got -1"):
+        toy.filter(min_user=-1)
+
+
+def test_union_and_difference_need_ids_of_one_kind(toy: Interactions) -> None:
+    numbered = Interactions(np.ones((2, 2)))
+    for combine in (toy.union, toy.difference, numbered.union, numbered.difference):
+        other = numbered if combine.__self__ is toy else toy
+        with pytest.raises(DataError, match="user ids are integers on one side and text"):
+            combine(other)
+    nothing = Interactions(np.zeros((0, 0)))
+    assert nothing.union(toy).fingerprint == toy.fingerprint
+    assert toy.union(nothing).fingerprint == toy.fingerprint
+
+
+def test_union_joins_labels_and_the_other_wins() -> None:
+    one = Interactions([[1, 1]], [1], ["a", "b"], labels=pl.DataFrame({"t": ["A", None]}))
+    two = Interactions(
+        [[1, 1]], [1], ["c", "a"], labels=pl.DataFrame({"t": ["C", "AA"], "year": [3, 1]})
+    )
+    labels = one.union(two).labels
+    assert labels is not None
+    assert labels.rows() == [("AA", 1), (None, None), ("C", 3)]
+    plain = Interactions([[1]], [1], ["z"])
+    after, before = one.union(plain).labels, plain.union(one).labels
+    assert after is not None
+    assert before is not None
+    assert after["t"].to_list() == ["A", None, None]
+    assert before["t"].to_list() == [None, "A", None]
+    odd = Interactions([[1]], [1], ["a"], labels=pl.DataFrame({"t": [7]}))
+    with pytest.raises(DataError, match="label column 't' is String on one side and Int64"):
+        one.union(odd)
+
+
+def test_union_appends_the_events_of_sessions() -> None:
+    one = Interactions(
+        [[1, 1]], ["s"], ["a", "b"], sequences=Sequences(np.int32([1, 0, 1]), np.array([0, 3]))
+    )
+    two = Interactions(
+        [[1], [1]], ["t", "s"], ["c"], sequences=Sequences(np.int32([0, 0]), np.array([0, 1, 2]))
+    )
+    both = one.union(two)
+    assert both.history("s") == ["b", "a", "b", "c"]
+    assert both.history("t") == ["c"]
+
+
+def test_union_says_when_times_or_sequences_are_lost() -> None:
+    events = Sequences(np.int32([0]), np.array([0, 1]))
+    timed = Interactions([[1]], times=[5], sequences=events, notes=["first"])
+    both = timed.union(Interactions([[1]], notes=["second"]))
+    assert both.times is None
+    assert both.sequences is None
+    assert both.notes == (
+        "first",
+        "second",
+        "times were left out of a union, because one side has none",
+        "sequences were left out of a union, because one side has none",
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.3, 1.0])
+def test_noise_replaces_exactly_its_share_by_unobserved_pairs(
+    synthetic: Interactions, ratio: float
+) -> None:
+    noisy = synthetic.with_noise(ratio, seed=3)
+    before = set(synthetic.to_frame().select("user", "item").iter_rows())
+    after = set(noisy.to_frame().select("user", "item").iter_rows())
+    assert len(after) == len(before) == noisy.n_interactions
+    assert len(after - before) == round(ratio * len(before))
+    assert noisy.matrix.shape == synthetic.matrix.shape
+    assert (noisy.matrix.data == 1).all()
+    assert f"({ratio:.0%}) replaced by unobserved ones" in noisy.notes[-1]
+
+
+def test_noise_follows_its_seed_alone(synthetic: Interactions) -> None:
+    first = synthetic.with_noise(0.2, seed=1)
+    np.random.default_rng(5).random(3)
+    assert synthetic.with_noise(0.2, seed=1).fingerprint == first.fingerprint
+    assert synthetic.with_noise(0.2, seed=2).fingerprint != first.fingerprint
+
+
+def test_noise_is_drawn_evenly_over_the_free_cells() -> None:
+    data = Interactions(np.eye(4, 5))
+    total = sum(data.with_noise(0.5, seed=seed).matrix.toarray() for seed in range(600))
+    free = total[data.matrix.toarray() == 0]
+    # 2 of 16 free cells in each of 600 draws: 75 each, standard deviation 8.1; 5 of these.
+    assert free.min() > 75 - 41
+    assert free.max() < 75 + 41
+
+
+def test_noise_works_on_a_nearly_full_matrix_and_says_when_it_cannot() -> None:
+    data = Interactions(1 - np.eye(4))
+    assert data.with_noise(1 / 3).matrix.diagonal().tolist() == [1, 1, 1, 1]
+    with pytest.raises(DataError, match="5 pairs cannot be replaced: fewer are unobserved"):
+        data.with_noise(5 / 12)
+    assert Interactions(np.zeros((0, 3))).with_noise(0.5).n_interactions == 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "seed", "reason"),
+    [(ratio, 0, "ratio must") for ratio in (-0.1, 1.1, float("nan"))]
+    + [(0.1, seed, "seed must be an integer >= 0") for seed in (-1, 1.5, "a", None, True)],
+)
+def test_noise_refuses_other_ratios_and_seeds(
+    toy: Interactions, ratio: float, seed: Any, reason: str
+) -> None:
+    with pytest.raises(SettingError, match=reason):
+        toy.with_noise(ratio, seed)
+
+
+def everything() -> Interactions:
+    return Interactions(
+        np.array([[1, 0.5, 0], [0, 0, 2]]),
+        ["ann", "Zoë\n"],
+        [2**60, -7, 0],
+        times=[1.5, 2.5, -3],
+        labels=pl.DataFrame({"title": ["a", None, "c"], "year": [1990, 1991, None]}),
+        sequences=Sequences(np.int32([1, 0, 1, 2]), np.array([0, 3, 4])),
+        notes=["one", "two"],
+    )
+
+
+def test_everything_survives_a_round_trip(tmp_path: Path) -> None:
+    data = everything()
+    data.save(tmp_path / "saved")
+    back = Interactions.load(tmp_path / "saved")
+    assert back.fingerprint == data.fingerprint
+    assert back.users.tolist() == ["ann", "Zoë\n"]
+    assert back.items.tolist() == [2**60, -7, 0]
+    assert back.notes == data.notes
+    assert back.labels is not None
+    assert back.labels.equals(data.labels)
+    assert back.history("ann") == [-7, 2**60, -7]
+    assert back.times is not None
+    assert back.times.tolist() == [1.5, 2.5, -3]
+
+
+@given(
+    st.lists(st.text(max_size=4), unique=True, min_size=1, max_size=5)
+    | st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=1, max_size=5)
+)
+@settings(max_examples=25, deadline=None)
+def test_ids_survive_a_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, ids: list[Any]
+) -> None:
+    path = tmp_path_factory.mktemp("ids")
+    data = Interactions(np.ones((len(ids), 1)), ids)
+    data.save(path)
+    back = Interactions.load(path)
+    assert back.users.tolist() == ids
+    assert back.users.dtype == data.users.dtype
+    assert back.fingerprint == data.fingerprint
+
+
+def test_an_empty_matrix_survives_a_round_trip(tmp_path: Path) -> None:
+    Interactions(np.zeros((0, 2)), items=["a", "b"]).save(tmp_path)
+    back = Interactions.load(tmp_path)
+    assert back.matrix.shape == (0, 2)
+    assert (back.times, back.labels, back.sequences) == (None, None, None)
+
+
+def test_ids_that_no_file_can_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not valid Unicode"):
+        Interactions([[1]], ["\ud800"]).save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def tampered(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest of a saved directory."""
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text())
+    change(manifest)
+    file.write_text(json.dumps(manifest))
+
+
+SHAPES = (None, [2], [2, 3, 4], "23", [2.0, 3], [True, 3], [-1, 3], [3, 3], [2, 2], [10**30, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shape", shape) for shape in SHAPES] + [("notes", notes) for notes in ("abc", [1], None)],
+    ids=str,
+)
+def test_wrong_settings_in_the_manifest_are_refused(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    everything().save(tmp_path)
+    tampered(tmp_path, lambda manifest: manifest["meta"].update({name: value}))
+    with pytest.raises(FileFormatError, match="is damaged"):
+        Interactions.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("indptr", np.array([0, 2, 1])),
+        ("indptr", np.array([0, 9, 3])),
+        ("indptr", np.array([1, 2, 3])),
+        ("indptr", np.array([0, 2, -3])),
+        ("indptr", np.array([0.0, 2.0, 3.0])),
+        ("indices", np.array([0, 1, 9], np.int32)),
+        ("indices", np.array([0, -1, 2], np.int32)),
+        ("indices", np.array([0, 0, 2], np.int32)),
+        ("indices", np.array([0, 1], np.int32)),
+        ("weights", np.array([1, np.nan, 1], np.float32)),
+        ("weights", np.array([1, -1, 1], np.float32)),
+        ("weights", np.array(["a", "b", "c"])),
+        ("times", np.array([1.0, np.inf, 1.0])),
+        ("times", np.array([1.0])),
+        ("offsets", np.array([0, 5, 4])),
+        ("offsets", np.array([1, 3, 4])),
+        ("events", np.array([0, 1, 2, 3], np.int32)),
+        ("events", np.array([0, 1, 2, -1], np.int32)),
+        ("users", pl.DataFrame({"id": ["ann", "ann"]})),
+        ("users", pl.DataFrame({"id": ["ann", None]})),
+        ("users", pl.DataFrame({"id": [1.5, 2.5]})),
+        ("users", pl.DataFrame({"name": ["a", "b"]})),
+        ("users", pl.DataFrame({"id": ["a"]})),
+        ("labels", pl.DataFrame({"title": ["a"]})),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_content_with_matching_checksums_is_refused(
+    tmp_path: Path, name: str, content: Any
+) -> None:
+    everything().save(tmp_path)
+    (file,) = tmp_path.glob(f"{name}-*")
+    if isinstance(content, pl.DataFrame):
+        content.write_parquet(file)
+    else:
+        with file.open("wb") as stream:
+            np.save(stream, content)
+    entry = storage.file_entry(file)
+    tampered(tmp_path, lambda manifest: manifest["files"].update({name: entry}))
+    with pytest.raises(FileFormatError, match="is damaged"):
+        Interactions.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["indptr", "indices", "weights", "users", "items", "events"])
+def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
+    everything().save(tmp_path)
+    tampered(tmp_path, lambda manifest: manifest["files"].pop(name))
+    with pytest.raises(FileFormatError, match=f"has no (array|table) '{name}'"):
+        Interactions.load(tmp_path)

@@ -1,7 +1,9 @@
+"""Metrics against fractions computed by hand and against other tools; resampling; names."""
+
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import permutations
+from itertools import combinations, permutations, product
 from math import log2
 
 import ir_measures
@@ -16,7 +18,8 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from equipoise import metrics
 from equipoise.errors import DataError, SettingError
-from equipoise.metrics.named import FORMULAS, known, parse
+from equipoise.metrics.named import FORMULAS, at_cutoff, known, look_up
+from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
 
 NAN = float("nan")
 ACCURACY = [
@@ -137,15 +140,19 @@ def test_equal_propensities_make_unbiased_recall_the_plain_one(hits):
     assert_allclose(metrics.unbiased_recall(hits, 3, flat), metrics.recall(hits, 3))
 
 
-def test_wrong_lists_and_groups_are_refused():
-    with pytest.raises(DataError, match=r"do not fit 5 target rows"):
-        metrics.find_hits(LISTS[:3], TARGET)
-    with pytest.raises(DataError, match=r"between 0 and 5"):
-        metrics.find_hits(np.full((5, 1), 6), TARGET)
-    with pytest.raises(DataError, match=r"row 1 holds an item twice"):
-        metrics.find_hits([[0, 1], [2, 2], [0, 1], [0, 1], [0, 1]], TARGET)
-    with pytest.raises(DataError, match=r"6 flags"):
-        metrics.find_hits(LISTS, TARGET).within([True, False])
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: metrics.find_hits(LISTS[:3], TARGET), "do not fit 5 target rows"),
+        (lambda: metrics.find_hits(np.full((5, 1), 6), TARGET), "between 0 and 5"),
+        (lambda: metrics.find_hits([[0, 1], [2, 2], *[[0, 1]] * 3], TARGET), "row 1 .* twice"),
+        (lambda: metrics.find_hits(LISTS, TARGET).within([True, False]), "6 flags"),
+        (lambda: metrics.unit_rows([[1.0, NAN]]), "item vectors must be finite"),
+    ],
+)
+def test_wrong_lists_groups_and_vectors_are_refused(call, reason):
+    with pytest.raises(DataError, match=reason):
+        call()
 
 
 def test_targets_in_any_order_give_the_same_hits():
@@ -258,12 +265,137 @@ def test_every_known_name_has_a_definition():
     assert known()["recall"].definition("recall_full") == FORMULAS["recall_full"]
 
 
-def test_names_are_looked_up_and_the_nearest_is_offered():
-    assert [named.name for named in parse(["ndcg", "tail_mrr"])] == ["ndcg", "tail_mrr"]
-    assert [named.name for named in parse("mine_map", ["mine"])] == ["mine_map"]
-    with pytest.raises(SettingError, match=r"unknown metric 'ndgc'; did you mean 'ndcg'\?"):
-        parse(["ndgc"])
-    with pytest.raises(SettingError, match=r"write 'ndcg' and give the cut-off as k"):
-        parse(["ndcg@20"])
-    with pytest.raises(SettingError, match=r"metrics is empty"):
-        parse([])
+def test_names_are_looked_up():
+    assert [named.name for named in look_up(["ndcg", "tail_mrr"])] == ["ndcg", "tail_mrr"]
+    assert [named.name for named in look_up("mine_map", ["mine"])] == ["mine_map"]
+    assert at_cutoff("tail_mrr@7") == (known()["tail_mrr"], 7)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "reason"),
+    [
+        (look_up, ["ndgc"], r"unknown metric 'ndgc'; did you mean 'ndcg'\?"),
+        (look_up, ["ndcg@20"], "write 'ndcg' and give the cut-off as k"),
+        (look_up, [], "metrics is empty"),
+        (at_cutoff, "ndgc@20", r"unknown metric 'ndgc@20'; did you mean 'ndcg'\?"),
+        (at_cutoff, "ndcg", "must look like 'ndcg@20', got 'ndcg'"),
+        (at_cutoff, "ndcg@0", "must look like 'ndcg@20'"),
+        (at_cutoff, None, "must look like 'ndcg@20'"),
+    ],
+)
+def test_unknown_names_are_refused_with_a_hint(function, name, reason):
+    with pytest.raises(SettingError, match=reason):
+        function(name)
+
+
+def test_the_head_is_a_fifth_of_the_items_rounded_up_with_ties_by_position():
+    assert_array_equal(np.flatnonzero(metrics.head_items([5, 9, 9, 1, 9, 0])), [1, 2])
+    assert metrics.head_items(np.ones(35)).sum() == 7  # ceil(0.2 * 35) in floats would be 8
+    assert metrics.head_items([3]).all()
+
+
+def test_exposure_coverage_and_gini_of_lists():
+    shown = metrics.exposure(LISTS, 2, 6)
+    assert_array_equal(shown, [2, 2, 1, 1, 1, 1])
+    assert metrics.coverage(shown) == 1
+    assert metrics.coverage(metrics.exposure(LISTS, 1, 6)) == 4 / 6
+    # Ascending 1 1 1 1 2 2 with weights -5 -3 -1 1 3 5: (-8 + 16) / (6 * 8).
+    assert metrics.exposure_gini(shown) == pytest.approx(8 / 48)
+    assert metrics.exposure_gini([0, 0, 7]) == pytest.approx(2 / 3)
+
+
+def test_list_mean_averages_what_a_list_holds_at_every_cut_off():
+    counts = [10, 20, 30, 40, 50, 60]
+    got = metrics.list_mean(LISTS, counts, (1, 3, 100))
+    expected = [[40, 110 / 3, 30], [10, 20, 30], [60, 55, 55], [20, 20, 25], [NAN] * 3]
+    assert_allclose(got, expected)
+    assert np.isnan(metrics.list_mean(np.empty((2, 0), np.int32), counts, (1,))).all()
+
+
+def test_self_information_counts_bits():
+    assert_allclose(metrics.self_information([8, 4, 4, 0]), [1, 2, 2, 4])
+
+
+def test_popularity_lift_compares_list_with_history():
+    history = metrics.row_mean(sp.csr_array([[1, 1, 0], [0, 0, 1], [0, 0, 0]]), [2, 4, 0])
+    assert_allclose(history, [3, 0, NAN])
+    lift = metrics.popularity_lift(np.array([6.0, 5.0, 5.0]), history)
+    assert_allclose(lift, [1, NAN, NAN])
+
+
+def test_diversity_is_the_mean_distance_over_all_pairs(rng):
+    vectors = rng.random((6, 4)) * (rng.random((6, 4)) < 0.6)
+    vectors[3] = 0
+    units = metrics.unit_rows(vectors)
+    for k in (1, 2, 3, 10):
+        expected = []
+        for row in LISTS:
+            shown = [item for item in row[:k] if item >= 0]
+            length = {i: np.linalg.norm(vectors[i]) or 1 for i in shown}
+            gaps = [
+                1 - vectors[i] @ vectors[j] / length[i] / length[j]
+                for i, j in combinations(shown, 2)
+            ]
+            expected.append(np.mean(gaps) if gaps else NAN)
+        # atol: cosines near 1 cancel in 1 - cosine.
+        assert_allclose(metrics.diversity(LISTS, units, k), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_diversity_of_copies_is_zero_and_of_unrelated_items_one():
+    lists = np.array([[0, 1], [0, 2]])
+    units = metrics.unit_rows(sp.csr_array([[1, 1, 0], [2, 2, 0], [0, 0, 5]]))
+    assert_allclose(metrics.diversity(lists, units, 2), [0, 1], atol=1e-15)
+
+
+def test_bootstrap_interval_agrees_with_the_normal_one_on_many_users(rng):
+    values = rng.normal(3, 2, (4000, 1))
+    low, high = bootstrap_interval(values, 4000, 1)
+    middle, half = values.mean(), 1.96 * values.std() / np.sqrt(4000)
+    # 4,000 resamples leave the ends uncertain by about 1% of the width.
+    assert_allclose([low[0], high[0]], [middle - half, middle + half], atol=0.05 * 2 * half)
+
+
+def test_bootstrap_interval_ignores_undefined_users_and_is_repeatable(rng):
+    column = rng.random(50)
+    column[::3] = NAN
+    table = np.stack([column, np.full(50, NAN), np.full(50, 0.5)], axis=1)
+    low, high = bootstrap_interval(table, 300, 5)
+    assert_array_equal(np.stack([low, high]), np.stack(bootstrap_interval(table, 300, 5)))
+    assert low[0] < np.nanmean(column) < high[0]
+    assert np.isnan([low[1], high[1]]).all()
+    assert low[2] == high[2] == 0.5
+    rare = np.full((50, 1), NAN)
+    rare[7] = 2.0  # most resamples miss the only user; the others agree
+    assert bootstrap_interval(rare, 300, 5) == (2.0, 2.0)
+
+
+def test_bootstrap_of_0_resamples_gives_no_interval():
+    assert np.isnan(bootstrap_interval(np.ones((3, 2)), 0, 0)).all()
+
+
+def test_sign_flip_test_agrees_with_all_flips_counted():
+    values = np.array([0.5, 0.25, -0.125, 0.75, 0.5, 0.0, 0.375])
+    signs = np.array(list(product([1, -1], repeat=7)))
+    exact = np.mean(np.abs(signs @ values) >= abs(values.sum()))
+    # 40,000 flips: the standard error of p = 0.05 is 0.001.
+    assert sign_flip_test(values, 40_000, 3) == pytest.approx(exact, abs=0.005)
+    assert sign_flip_test(-values, 40_000, 3) == sign_flip_test(values, 40_000, 3)
+
+
+def test_sign_flip_test_of_equal_models_is_1_and_of_clear_ones_the_least():
+    assert sign_flip_test(np.zeros(9), 100, 0) == 1
+    assert sign_flip_test(np.ones(200), 99, 0) == 1 / 100
+
+
+def test_sign_flip_p_values_are_evenly_spread_without_a_difference():
+    rng = np.random.default_rng(2)
+    p = [sign_flip_test(rng.normal(size=40), 500, trial) for trial in range(400)]
+    # 400 trials: the standard error of a share near 0.5 is 0.025, near 0.05 it is 0.011.
+    assert np.mean(np.array(p) <= 0.5) == pytest.approx(0.5, abs=0.1)
+    assert np.mean(np.array(p) <= 0.05) == pytest.approx(0.05, abs=0.045)
+
+
+def test_holm_multiplies_and_never_falls():
+    assert_allclose(holm([0.01, 0.02, 0.5]), [0.03, 0.04, 0.5])
+    assert_allclose(holm([0.3, 0.29, 0.28]), [0.84, 0.84, 0.84])
+    assert_allclose(holm([0.9, 0.8]), [1, 1])

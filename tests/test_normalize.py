@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.automatic import alpha_from_gini, beta_from_homophily
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.normalize import power
@@ -48,14 +47,6 @@ def test_dial_takes_the_place_of_alpha(toy: Interactions) -> None:
         np.testing.assert_allclose(target, toy.item_counts**-0.7)
 
 
-def test_automatic_numbers_follow_the_papers_advice() -> None:
-    ginis = np.linspace(0, 1, 11)
-    alphas = [alpha_from_gini(gini) for gini in ginis]
-    assert alphas == sorted(alphas, reverse=True)
-    betas = [beta_from_homophily(h) for h in np.linspace(0, 1, 11)]
-    assert betas == sorted(betas)
-
-
 def test_auto_is_resolved_on_data_only(toy: Interactions) -> None:
     with pytest.raises(SettingError, match="resolved on data"):
         eq.DAN().exponents()
@@ -63,20 +54,24 @@ def test_auto_is_resolved_on_data_only(toy: Interactions) -> None:
     assert eq.DAN().resolve(toy) == eq.DAN().resolve(toy)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, "high", None, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf, "high", None, True, 10**400, -(10**400)])
 def test_exponents_must_be_finite_numbers(value: object) -> None:
     for make in (eq.ColumnNorm, eq.UserNorm, eq.ItemNorm, lambda x: eq.DAN(x, 0.1)):
-        with pytest.raises(SettingError, match="must be"):
+        with pytest.raises(SettingError, match=r"(alpha|beta|gamma) must be (finite|a number)"):
             make(value)
 
 
-@pytest.mark.parametrize("users", [[1.0, -1.0], [0.0], [np.nan], [[1.0]]])
-def test_own_weights_must_be_positive_lists(users: list) -> None:
+@pytest.mark.parametrize(
+    "users",
+    [[1.0, -1.0], [0.0], [np.nan], [[1.0]], "abc", ["a"], [10**400], [1.0, None], {}, 3.0],
+    ids=lambda users: str(users)[:20],
+)
+def test_given_weights_must_be_positive_lists(users: object) -> None:
     with pytest.raises(SettingError, match="users must be a list of finite numbers > 0"):
         eq.CustomNorm(users=users)
 
 
-def test_own_weights_must_fit_the_data(toy: Interactions) -> None:
+def test_given_weights_must_fit_the_data(toy: Interactions) -> None:
     with pytest.raises(DataError, match="users has 3 weights for 7"):
         eq.LAE(l2=1.0, normalizer=eq.CustomNorm(users=[1.0, 2.0, 3.0])).fit(toy)
 
@@ -85,15 +80,3 @@ def test_normalizers_are_frozen_and_comparable() -> None:
     assert eq.DAN(0.1, 0.2) == eq.DAN(0.1, 0.2)
     with pytest.raises(AttributeError):
         eq.DAN(0.1, 0.2).alpha = 0.3
-
-
-@pytest.mark.parametrize("wrong", ["abc", ["a"], [[1.0]], [10**400], [1.0, None], {}, 3.0])
-def test_weights_that_are_no_list_of_numbers_are_refused(wrong: object) -> None:
-    with pytest.raises(SettingError, match="users must be a list of finite numbers > 0"):
-        eq.CustomNorm(users=wrong)
-
-
-@pytest.mark.parametrize("large", [10**400, -(10**400)], ids=["plus", "minus"])
-def test_numbers_that_no_float_can_hold_are_refused(large: int) -> None:
-    with pytest.raises(SettingError, match="alpha must be finite"):
-        eq.DAN(alpha=large)

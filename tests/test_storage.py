@@ -1,13 +1,15 @@
-"""Saved directories: whole or not at all, and never trusted when read."""
+"""Saved directories: whole or not at all; damaged and hostile ones are refused, nothing is run."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import polars as pl
 import pytest
 
 from equipoise import storage
-from equipoise.errors import DataError
-from equipoise.storage import is_directory_of, read_directory, write_directory
+from equipoise.errors import DataError, FileFormatError
+from equipoise.storage import Stored, is_directory_of, load_directory, write_directory
 
 KIND = "test-kind"
 
@@ -31,8 +33,12 @@ def save(path: Path, value: float = 1.0, **changes: Any) -> None:
     write_directory(path, KIND, 1, **(content | changes))
 
 
+def read(path: Path, kind: str = KIND, *, verify: bool = False) -> Stored:
+    return load_directory(path, kind, 1, lambda stored: stored, verify=verify)
+
+
 def value_in(path: Path) -> float:
-    stored = read_directory(path, KIND, 1)
+    stored = read(path)
     numbers = stored.finite("numbers", (3, 2))
     assert (numbers == stored.meta["value"]).all()
     assert stored.frame("names", 2)["id"].to_list() == ["a", "b"]
@@ -50,7 +56,7 @@ def test_a_directory_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_saving_again_replaces_the_content_and_leaves_no_rests(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    held = read_directory(tmp_path, KIND, 1).arrays["numbers"]
+    held = read(tmp_path).arrays["numbers"]
     save(tmp_path, 2)
     assert value_in(tmp_path) == 2
     assert (held == 1).all(), "what a reader has mapped stays"
@@ -119,7 +125,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_old_content(tmp_path: Path) -> N
     script = """
         import resource, sys
         import numpy as np, polars as pl
-        from equipoise.errors import DataError
+        from equipoise.errors import DataError, FileFormatError
         from equipoise.storage import write_directory
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -209,7 +215,7 @@ def test_long_lists_of_numbers_are_kept_beside_the_manifest(tmp_path: Path) -> N
         "short": [1, 2],
     }
     save(tmp_path, meta=meta)
-    stored = read_directory(tmp_path, KIND, 1)
+    stored = read(tmp_path)
     assert stored.meta == meta
     assert [type(each) for each in stored.meta["mixed"][:2]] == [int, float]
     assert set(stored.arrays) == {"numbers", "empty"}
@@ -226,7 +232,7 @@ def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     assert value_in(tmp_path) == 1
 
 
-def test_a_directory_or_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+def test_a_directory_or_file_of_another_owner_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").write_text("mine")
@@ -252,3 +258,185 @@ def test_arrays_of_objects_and_odd_names_are_not_written(tmp_path: Path) -> None
         with pytest.raises(ValueError, match="cannot name a file"):
             save(tmp_path / "new", arrays={name: np.ones(2)})
     assert not (tmp_path / "new").exists()
+
+
+def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../x-0123456789ab.npy", "/etc/passwd", "manifest.json", "x.npy"),
+        *("", None, 7, ["a"], {}),
+        *("numbers-0123456789ab.pkl", "a/../b-0123456789ab.npy", "x-0123456789ab.npy\n"),
+    ],
+)
+def test_a_manifest_may_name_only_files_of_its_own(tmp_path: Path, name: object) -> None:
+    save(tmp_path / "saved")
+    (tmp_path / "x-0123456789ab.npy").write_bytes(b"secret")
+    edit_manifest(tmp_path / "saved", lambda m: m["files"]["numbers"].update(file=name))
+    with pytest.raises(FileFormatError, match="names a file that is not allowed"):
+        read(tmp_path / "saved")
+
+
+def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("numbers-*.npy")
+    file.rename(tmp_path / "outside.npy")
+    file.symlink_to(tmp_path / "outside.npy")
+    with pytest.raises(FileFormatError, match="is missing"):
+        read(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "7",
+        "{",
+        '{"format": "test-kind"}',
+        '{"format": 1, "version": 1, "meta": {}, "files": {}}',
+        '{"format": "test-kind", "version": "1", "meta": {}, "files": {}}',
+        '{"format": "test-kind", "version": true, "meta": {}, "files": {}}',
+        '{"format": "test-kind", "version": 1, "meta": [], "files": {}}',
+        '{"format": "test-kind", "version": 1, "meta": {}, "files": []}',
+        "[" * 200_000,
+        '{"format": ' + "9" * 10_000 + "}",
+        "\x00",
+        b"\xff\xfe\x00",
+    ],
+    ids=lambda text: str(text)[:40],
+)
+def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, text: str | bytes) -> None:
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"manifest\.json is damaged"):
+        read(tmp_path)
+
+
+def test_a_manifest_that_is_endless_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    os.truncate(tmp_path / "manifest.json", storage.LARGEST_MANIFEST + 1)
+    with pytest.raises(FileFormatError, match="larger than any manifest"):
+        read(tmp_path)
+
+
+def test_other_kinds_newer_versions_and_no_directory_are_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(FileFormatError, match="holds 'test-kind', expected 'model'"):
+        read(tmp_path, "model")
+    edit_manifest(tmp_path, lambda manifest: manifest.update(version=2))
+    with pytest.raises(FileFormatError, match="version 2, this equipoise reads up to 1; upgrade"):
+        read(tmp_path)
+    with pytest.raises(FileFormatError, match=r"it has no manifest\.json"):
+        read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("entry", [None, 3, "x", [], {}, {"file": "gone-0123456789ab.npy"}])
+def test_a_damaged_entry_is_an_error(tmp_path: Path, entry: object) -> None:
+    save(tmp_path)
+    edit_manifest(tmp_path, lambda manifest: manifest["files"].update(numbers=entry))
+    with pytest.raises(FileFormatError):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["numbers-*.npy", "names-*.parquet"])
+def test_shortened_edited_and_missing_files_are_refused(tmp_path: Path, pattern: str) -> None:
+    save(tmp_path)
+    (file,) = tmp_path.glob(pattern)
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-1])
+    with pytest.raises(FileFormatError, match="bytes, the manifest says"):
+        read(tmp_path)
+    file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    with pytest.raises(FileFormatError, match="was changed after it was saved"):
+        read(tmp_path)
+    file.unlink()
+    with pytest.raises(FileFormatError, match="is missing"):
+        read(tmp_path)
+
+
+def test_large_files_are_sampled_and_verified_whole_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "SMALL", 1000)
+    monkeypatch.setattr(storage, "BLOCK", 64)
+    save(tmp_path, arrays={"numbers": np.zeros(4000)})
+    (file,) = tmp_path.glob("numbers-*.npy")
+    content = bytearray(file.read_bytes())
+    content[200] ^= 1  # between the sampled blocks
+    file.write_bytes(content)
+    assert read(tmp_path).arrays["numbers"].shape == (4000,)
+    with pytest.raises(FileFormatError, match="was changed"):
+        read(tmp_path, verify=True)
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FileFormatError, match="was changed"):
+        read(tmp_path)
+
+
+class Trap:
+    """What would make a pickle run code."""
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return (os.mkdir, ("trapped",))
+
+
+@pytest.mark.parametrize("hostile", ["objects", "pickle", "zip", "shape", "parquet", "noise"])
+def test_hostile_files_with_matching_checksums_are_refused(
+    tmp_path: Path, hostile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("names-*" if hostile == "parquet" else "numbers-*")
+    sound = file.read_bytes()
+    if hostile == "objects":
+        with file.open("wb") as stream:
+            np.save(stream, np.array([Trap()], object), allow_pickle=True)
+    elif hostile == "zip":
+        with file.open("wb") as stream:
+            np.savez(stream, numbers=np.ones((3, 2)))
+    else:
+        file.write_bytes(
+            {
+                "pickle": pickle.dumps(Trap()),
+                "shape": sound.replace(b"(3, 2)", b"(9**9,)"[:6]).replace(b"3, 2", b"9e9 "),
+                "parquet": sound[:8] + b"\xff" * (len(sound) - 12) + sound[-4:],
+                "noise": b"\x93NUMPY\x01\x00" + bytes(range(200)),
+            }[hostile]
+        )
+    entry = storage.file_entry(file)
+    name = "names" if hostile == "parquet" else "numbers"
+    edit_manifest(tmp_path / "saved", lambda manifest: manifest["files"].update({name: entry}))
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read(tmp_path / "saved")
+    assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "reason"),
+    [
+        ("array", ("other", (1,), "f"), "no array 'other'"),
+        ("array", ("numbers", (2, 2), "f"), r"should have shape \(2, 2\)"),
+        ("array", ("numbers", (3, 2), "iu"), "found float64"),
+        ("array", ("swapped", (2,), "f"), "found >f8"),
+        ("finite", ("numbers", (3, 2)), "NaN or infinite"),
+        ("frame", ("other", 2), "no table 'other'"),
+        ("frame", ("names", 3), "should have 3 rows, found 2"),
+    ],
+)
+def test_stored_arrays_and_tables_are_checked(
+    tmp_path: Path, method: str, arguments: tuple[Any, ...], reason: str
+) -> None:
+    numbers = np.array([[np.nan, 1], [1, 1], [1, 1]])
+    save(tmp_path, arrays={"numbers": numbers, "swapped": np.ones(2, ">f8")})
+    stored = read(tmp_path)
+    with pytest.raises(FileFormatError, match=reason):
+        getattr(stored, method)(*arguments)
+    with pytest.raises(ValueError, match="read-only"):
+        stored.arrays["numbers"][0, 0] = 1

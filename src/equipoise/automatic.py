@@ -1,7 +1,7 @@
 """Settings from the data: what "auto" stands for.
 
-Rules with constants that `benchmarks/calibrate_auto.py` fits to real data sets. docs/tuning.md has
-its table, and tells how far the rules are from tuning on data they were not fitted to.
+`benchmarks/calibrate_auto.py` fits the constants of these rules to real data sets; docs/tuning.md
+says how far the rules are from tuning on data they were not fitted to.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def penalty_from_counts(
 
     With mean counts m of items and k of users, l2 = c1 w sqrt(k) and p/(1-p) = c2 w / m^(1/4).
     A ridge penalty is the noise of one user divided by the variance of a weight. Neither depends
-    on how many users there are, so l2 does not either: more data outweigh it. k items share a
-    score, so longer histories mean smaller weights. The part in proportion to an item's count
-    falls as counts become reliable. w brings both to the scale of user weights.
+    on the number of users, so l2 does not either. The longer the histories, the more items share
+    a score and the smaller the weights are. The dropout, in proportion to an item's count, falls
+    as counts become reliable. w brings both to the scale of user weights.
 
     Parameters
     ----------
@@ -86,10 +86,11 @@ def penalty_numbers(
     if l2 != "auto" and dropout != "auto":
         return float(l2), float(dropout)
     matrix = interactions.matrix
-    square = np.add.reduceat(
-        np.append(matrix.data.astype(np.float64) ** 2, 0.0), matrix.indptr[:-1]
+    squares = np.append(matrix.data.astype(np.float64) ** 2, 0.0)
+    # `reduceat` gives an empty row the value of the next one
+    square = np.where(
+        np.diff(matrix.indptr) > 0, np.add.reduceat(squares, matrix.indptr[:-1]), 0.0
     )
-    square = np.where(np.diff(matrix.indptr) > 0, square, 0.0)  # of an empty row nothing is summed
     total = float(square.sum())
     n_items, n_users = (
         max(int((counts > 0).sum()), 1)

@@ -1,4 +1,4 @@
-"""Compare results user by user: a better model, or one that was luckier with these users."""
+"""Compare results user by user: a better model, or a difference that chance explains."""
 
 from __future__ import annotations
 
@@ -12,39 +12,33 @@ import numpy.typing as npt
 import polars as pl
 from scipy import stats
 
+from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
 from equipoise.metrics.named import nearest
 from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
-from equipoise.results import Result
+from equipoise.results import Result, markdown_table
 
 Floats = npt.NDArray[np.float64]
 Test = Literal["permutation", "t"]
 Correction = Literal["holm", "bonferroni", "none"]
 Pairs = Literal["first", "all"]
 TESTS = {"permutation": "sign-flip permutation test", "t": "paired t-test"}
+CORRECTIONS = {
+    "holm": "Holm's correction",
+    "bonferroni": "Bonferroni's correction",
+    "none": "uncorrected",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Differences between models on the same users. Made by `compare`.
-
-    Attributes
-    ----------
-    metric
-        What was compared.
-    table
-        One row per pair of models; see `to_frame`.
-    test, correction
-        How the p-values were made.
-    fingerprint
-        Of the part all results share.
-    """
+    """Differences between models on the same users. Made by `compare`."""
 
     metric: str
-    table: pl.DataFrame
+    table: pl.DataFrame  # one row per pair of models, see `to_frame`
     test: str
     correction: str
-    fingerprint: str
+    fingerprint: str  # of the part all results share
 
     def to_frame(self) -> pl.DataFrame:
         """One row per pair: model, baseline, both means, difference, interval and p-values.
@@ -55,31 +49,32 @@ class Comparison:
         return self.table
 
     def to_markdown(self) -> str:
-        """A table for people."""
+        """A Markdown table, a row per pair of models."""
         head = ["model", "against", self.metric, "difference [95%]", "p", "p adjusted", "users"]
-        lines = [head, ["---", "---", *["---:"] * 5]]
+        rows = [head]
         for row in self.table.iter_rows(named=True):
-            interval = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-            chances = [f"{row['p']:.2g}", f"{row['p_adjusted']:.2g}"]
+            p_values = [f"{row['p']:.2g}", f"{row['p_adjusted']:.2g}"]
             means = f"{row['mean']:.4f} / {row['baseline_mean']:.4f}"
             names = [row["model"], row["baseline"]]
-            lines.append([*names, means, interval, *chances, f"{row['n_users']:,}"])
-        return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + f"\n\n{self._how}\n"
+            rows.append([*names, means, _interval(row), *p_values, f"{row['n_users']:,}"])
+        return f"{markdown_table(rows)}\n\n{self._how}\n"
 
     def __repr__(self) -> str:
         lines = [f"Comparison by {self.metric} on part {self.fingerprint}"]
         for row in self.table.iter_rows(named=True):
-            change = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
             pair = f"{row['model']} against {row['baseline']}"
-            lines.append(f"  {pair}: {change}, p = {row['p_adjusted']:.2g}")
+            lines.append(f"  {pair}: {_interval(row)}, p = {row['p_adjusted']:.2g}")
         return "\n".join([*lines, self._how])
 
     @property
     def _how(self) -> str:
-        tests = "test" if self.table.height == 1 else "tests"
-        corrected = {"none": "uncorrected", "holm": "Holm's correction"}
-        method = corrected.get(self.correction, "Bonferroni's correction")
-        return f"Two-sided {TESTS[self.test]} per user, {method} for {self.table.height} {tests}."
+        tests = f"{self.table.height} test{'s' if self.table.height > 1 else ''}"
+        test, correction = TESTS[self.test], CORRECTIONS[self.correction]
+        return f"Two-sided {test} per user, {correction} for {tests}."
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
 
 
 def compare(
@@ -97,8 +92,7 @@ def compare(
     Parameters
     ----------
     results
-        Two or more results on the same part, the baseline first; with names of your own as a
-        mapping.
+        Two or more results on the same part, the baseline first; a mapping gives them names.
     metric
         Any with a value per user, such as "ndcg@20" or "tail_recall@20".
     correction
@@ -111,44 +105,45 @@ def compare(
     resamples
         Random flips; the smallest p-value is 1 / (resamples + 1). The interval uses 1,000 draws.
     seed
-        Of flips and draws.
+        Seed of the flips and draws.
     """
-    allowed = {"correction": ("holm", "bonferroni", "none"), "test": TESTS}
-    chosen = {"correction": correction, "test": test, "pairs": pairs}
-    for name, options in {**allowed, "pairs": ("first", "all")}.items():
-        if chosen[name] not in options:
-            raise SettingError(f"{name} must be one of {', '.join(options)}, got {chosen[name]!r}")
-    if resamples < 1:
-        raise SettingError(f"resamples must be >= 1, got {resamples}")
-    named = _named(results)
-    _refuse_strangers(named, metric)
-    order = list(named)
-    couples = [(order[0], other) for other in order[1:]]
-    if pairs == "all":
-        couples = list(combinations(order, 2))
-    values = {name: _values(result, metric) for name, result in named.items()}
-    rows = [_row(values, base, other, test, resamples, seed) for base, other in couples]
-    table = pl.DataFrame(rows)
-    adjusted = _adjusted(table["p"].to_numpy(), correction)
-    place = table.columns.index("n_users")
-    table = table.insert_column(place, pl.Series("p_adjusted", adjusted))
-    return Comparison(metric, table, test, correction, named[order[0]].fingerprint)
-
-
-def _named(results: Sequence[Result] | Mapping[str, Result]) -> dict[str, Result]:
-    if isinstance(results, Mapping):
-        named = dict(results)
-    else:
-        named = {}
-        for result in results:
-            same = sum(other.label == result.label for other in named.values())
-            named[f"{result.label} #{same + 1}" if same else result.label] = result
+    choice("correction", correction, CORRECTIONS)
+    choice("test", test, TESTS)
+    choice("pairs", pairs, ("first", "all"))
+    count("resamples", resamples)
+    named = dict(results) if isinstance(results, Mapping) else _by_label(results)
     if len(named) < 2:
         raise SettingError(f"compare needs at least two results, got {len(named)}")
+    _check_comparable(named, metric)
+    couples = list(combinations(named, 2))
+    if pairs == "first":
+        couples = couples[: len(named) - 1]
+    values = {
+        name: result.per_user[metric].fill_null(float("nan")).to_numpy()
+        for name, result in named.items()
+    }
+    rows = [_row(values, base, other, test, resamples, seed) for base, other in couples]
+    table = pl.DataFrame(rows)
+    p_values = table["p"].to_numpy()
+    adjusted = {
+        "holm": holm(p_values),
+        "bonferroni": np.minimum(p_values * len(p_values), 1.0),
+        "none": p_values,
+    }[correction]
+    place = table.columns.index("n_users")
+    table = table.insert_column(place, pl.Series("p_adjusted", adjusted))
+    return Comparison(metric, table, test, correction, next(iter(named.values())).fingerprint)
+
+
+def _by_label(results: Sequence[Result]) -> dict[str, Result]:
+    named: dict[str, Result] = {}
+    for result in results:
+        same = sum(other.label == result.label for other in named.values())
+        named[f"{result.label} #{same + 1}" if same else result.label] = result
     return named
 
 
-def _refuse_strangers(named: Mapping[str, Result], metric: str) -> None:
+def _check_comparable(named: Mapping[str, Result], metric: str) -> None:
     first_name, first = next(iter(named.items()))
     for name, result in named.items():
         if result.fingerprint != first.fingerprint:
@@ -169,10 +164,6 @@ def _refuse_strangers(named: Mapping[str, Result], metric: str) -> None:
             raise DataError(f"only one of {name!r} and {first_name!r} kept seen items out")
         if not result.per_user["user"].equals(first.per_user["user"]):
             raise DataError(f"{name!r} and {first_name!r} hold other users; evaluate both again")
-
-
-def _values(result: Result, metric: str) -> Floats:
-    return result.per_user[metric].fill_null(float("nan")).to_numpy()
 
 
 def _row(
@@ -204,11 +195,3 @@ def _p_value(difference: Floats, test: Test, resamples: int, seed: int) -> float
         # A constant difference has no variance to measure it by; no difference is no evidence.
         return 1.0 if len(difference) < 2 or difference[0] == 0 else 0.0
     return float(stats.ttest_1samp(difference, 0.0).pvalue)
-
-
-def _adjusted(p_values: Floats, correction: Correction) -> Floats:
-    if correction == "none":
-        return p_values
-    if correction == "bonferroni":
-        return np.minimum(p_values * len(p_values), 1.0)
-    return holm(p_values)

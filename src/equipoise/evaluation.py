@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import polars as pl
 
 import equipoise
 from equipoise import metrics as formulas
+from equipoise.checks import count
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
 from equipoise.ids import IdIndex, as_list, some
 from equipoise.interactions import Interactions
@@ -38,7 +38,7 @@ from equipoise.metrics.named import (
     Named,
     at_cutoff,
     known,
-    parse,
+    look_up,
 )
 from equipoise.metrics.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
@@ -49,6 +49,7 @@ __all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Lists = npt.NDArray[np.int32]  # item positions (m, k), best first, padded with -1
+Exposure = dict[int, npt.NDArray[np.int64]]  # how often each item is shown, by cut-off
 
 log = logging.getLogger(__name__)
 
@@ -69,18 +70,14 @@ class Rankable(Protocol):
         """Fingerprint of the training data."""
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Any:
-        """Return the k best items of each row as `items` and their `scores`.
-
-        `items` are positions in the model's items, best first, padded with -1 at the end. An empty
-        row is ranked as the model recommends to it.
-        """
+        """Return `items`, positions of the k best of each row padded with -1, and `scores`."""
 
     def settings(self) -> dict[str, Any]:
         """Return "name" and the hyper-parameters as plain values."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class GivenPart:
     """A part that was given as (history, target)."""
 
     history: Interactions
@@ -167,9 +164,9 @@ def evaluate(
     """
     ks = _cutoffs(k)
     given = _checked_part(part)
-    as_count(batch_size, "batch_size", 1)
-    as_count(bootstrap, "bootstrap", 0)
-    wanted = parse(metrics, groups or ())
+    count("batch_size", batch_size)
+    count("bootstrap", bootstrap, 0)
+    wanted = look_up(metrics, groups or ())
     items = _model_items(model)
     history, target = _aligned(given, items)
     if exclude_seen is None:
@@ -185,23 +182,10 @@ def evaluate(
     if "diversity" in measured.bases:
         measured.units = _units(item_vectors, items)
     seconds = {"rank": 0.0}
-
-    def batches() -> Iterator[Lists]:
-        depth = min(ks[-1], len(items))
-        for start in range(0, history.n_users, batch_size):
-            stop = min(start + batch_size, history.n_users)
-            whole = stop - start == history.n_users
-            rows = history if whole else history.rows(np.arange(start, stop))
-            began = time.perf_counter()
-            ranked = model.rank(rows, depth, exclude_seen=exclude_seen)
-            seconds["rank"] += time.perf_counter() - began
-            yield _checked_lists(ranked, rows, depth, len(items))
-            if progress is not None:
-                progress(stop, history.n_users)
-
+    batches = _ranked(model, history, ks[-1], exclude_seen, batch_size, seconds, progress)
     with limited(threads):
         started = time.perf_counter()
-        per_user, exposure = measured.per_user(batches())
+        per_user, exposure = measured.per_user(batches)
         ended = time.perf_counter()
         seconds["metrics"] = ended - started - seconds["rank"]
         intervals = _intervals(per_user, bootstrap, seed)
@@ -288,10 +272,8 @@ class ListMetrics:
         found = self.summaries(*self.per_user([lists]))
         return {named.at(k): value for (named, k), (value, _) in found}
 
-    def per_user(
-        self, batches: Iterable[Lists]
-    ) -> tuple[dict[str, Floats], npt.NDArray[np.int64]]:
-        """Return values per user by name, and how often each item is shown at each cut-off.
+    def per_user(self, batches: Iterable[Lists]) -> tuple[dict[str, Floats], Exposure]:
+        """Return values per user by name, and exposures for the metrics that have none.
 
         Parameters
         ----------
@@ -300,16 +282,17 @@ class ListMetrics:
         """
         hits: list[formulas.Hits] = []
         means: dict[str, list[Floats]] = defaultdict(list)
-        exposure = np.zeros((len(self.ks), len(self.counts)), np.int64)
+        n_items = len(self.counts)
+        shown_at = {k for named, k in self.wanted if named.base in AGGREGATE}
+        exposure = {k: np.zeros(n_items, np.int64) for k in shown_at}
         start = 0
         for lists in batches:
             whole = len(lists) == self.target.n_users
             rows = self.target.matrix if whole else self.target.matrix[start : start + len(lists)]
             start += len(lists)
             hits.append(formulas.find_hits(lists, rows))
-            if self.bases & set(AGGREGATE):
-                for place, k in enumerate(self.ks):
-                    exposure[place] += formulas.exposure(lists, k, len(self.counts))
+            for k in exposure:
+                exposure[k] += formulas.exposure(lists, k, n_items)
             if self.bases & {"popularity", "lift"}:
                 means["popularity"].append(formulas.list_mean(lists, self.counts, self.ks))
             if "novelty" in self.bases:
@@ -345,14 +328,13 @@ class ListMetrics:
         return out
 
     def summaries(
-        self, per_user: Mapping[str, Floats], exposure: npt.NDArray[np.int64]
+        self, per_user: Mapping[str, Floats], exposure: Exposure
     ) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
         """Each metric and cut-off with its value and how many users that is over."""
         aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
         for named, k in self.wanted:
             if named.base in AGGREGATE:
-                shown = exposure[self.ks.index(k)]
-                yield (named, k), (aggregate[named.base](shown), self.target.n_users)
+                yield (named, k), (aggregate[named.base](exposure[k]), self.target.n_users)
             else:
                 values = per_user[named.at(k)]
                 defined = values[~np.isnan(values)]
@@ -381,37 +363,24 @@ class ListMetrics:
         return active
 
 
-def as_count(value: Any, name: str, least: int) -> int:
-    """Return a whole number that is at least `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)):
-        raise SettingError(f"{name} must be a whole number, got {value!r}")
-    if number < least:
-        raise SettingError(f"{name} must be >= {least}, got {number}")
-    return number
-
-
 def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     """Return the cut-offs in ascending order, each once."""
     listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
     if not listed:
         raise SettingError("k is empty; give at least one cut-off")
-    return tuple(sorted({as_count(one, "k", 1) for one in listed}))
+    return tuple(sorted({count("k", one) for one in listed}))
 
 
-def _checked_part(part: Any) -> Part | Pair:
+def _checked_part(part: Any) -> Part | GivenPart:
     """Return a part whose histories and targets belong to the same users."""
     if isinstance(part, tuple):
         if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):
             raise SettingError("a pair must be (history, target), both Interactions")
-        part = Pair(*part)
+        part = GivenPart(*part)
     if not all(hasattr(part, name) for name in ("history", "target", "protocol", "fingerprint")):
         kind = type(part).__name__
         raise SettingError(f"evaluate needs split.test, split.valid or a pair, got {kind}")
-    checked: Part | Pair = part
+    checked: Part | GivenPart = part
     history, target = checked.history, checked.target
     if not history.user_index.same_as(target.user_index):
         raise DataError(
@@ -444,7 +413,7 @@ def _model_items(model: Rankable) -> IdIndex:
     return items
 
 
-def _aligned(part: Part | Pair, items: IdIndex) -> tuple[Interactions, Interactions]:
+def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
     """Return history and target over the model's items; unknown ones are refused."""
     for side, data in (("targets", part.target), ("histories", part.history)):
         if data.item_index.same_as(items):
@@ -495,6 +464,30 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
     if units.shape[0] != len(items):
         raise DataError(f"item_vectors has {units.shape[0]} rows for {len(items)} items")
     return units
+
+
+def _ranked(
+    model: Rankable,
+    history: Interactions,
+    k: int,
+    exclude_seen: bool,
+    batch_size: int,
+    seconds: dict[str, float],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Lists]:
+    """Rank batch after batch, adding the time to ``seconds["rank"]``."""
+    n_items = len(model.item_counts_)
+    depth = min(k, n_items)
+    for start in range(0, history.n_users, batch_size):
+        stop = min(start + batch_size, history.n_users)
+        whole = stop - start == history.n_users
+        rows = history if whole else history.rows(np.arange(start, stop))
+        began = time.perf_counter()
+        ranked = model.rank(rows, depth, exclude_seen=exclude_seen)
+        seconds["rank"] += time.perf_counter() - began
+        yield _checked_lists(ranked, rows, depth, n_items)
+        if progress is not None:
+            progress(stop, history.n_users)
 
 
 def _checked_lists(ranked: Any, rows: Interactions, depth: int, n_items: int) -> Lists:

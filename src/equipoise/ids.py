@@ -14,21 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.checks import choice
+from equipoise.errors import DataError, UnknownIdError
 
 Unknown = Literal["error", "skip"]
+UNKNOWN = ("error", "skip")
 SHOWN = 5  # how many offending ids an error message names
 
 
 def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
-    """Check ids and return them as an int64 array or as an object array of `str`.
+    """Return ids as an int64 array or as an object array of `str`.
 
-    Parameters
-    ----------
-    values
-        Integers or text. Floats, booleans, nulls and mixtures are refused.
-    axis
-        "user" or "item", for the error message.
+    Floats, booleans, nulls and mixtures are refused; `axis` is "user" or "item".
     """
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     if array.ndim != 1:
@@ -78,14 +75,9 @@ def some(ids: npt.NDArray[Any]) -> str:
 
 
 class IdIndex:
-    """Unique ids of one axis with look-up in both directions.
+    """Unique ids of one axis, "user" or "item", with look-up in both directions.
 
-    Parameters
-    ----------
-    values
-        The ids, position by position. Copied, unless the array is already read-only.
-    axis
-        "user" or "item", for error messages.
+    The values are copied, unless the array is already read-only.
     """
 
     def __init__(self, values: Any, axis: str) -> None:
@@ -124,6 +116,10 @@ class IdIndex:
     @property
     def _are_integers(self) -> bool:
         return bool(self.values.dtype == np.int64)
+
+    @property
+    def _types(self) -> tuple[type, ...]:
+        return (int, np.integer) if self._are_integers else (str,)
 
     def _are_unique(self) -> bool:
         if not self._are_integers:
@@ -184,9 +180,11 @@ class IdIndex:
         An id is found only under its own type: 1 is neither 1.0 nor True nor "1". A text is one
         id, not a list of its letters.
         """
-        check_unknown(unknown)
-        if self._are_integers and _is_integer_array(wanted):
-            listed: Any = wanted
+        choice("unknown", unknown, UNKNOWN)
+        listed: Any = wanted
+        kind = wanted.dtype if isinstance(wanted, np.ndarray) and wanted.ndim == 1 else None
+        # uint64, which int64 cannot hold, goes the slow, exact way
+        if self._are_integers and kind is not None and kind.kind in "iu" and kind != np.uint64:
             found = self._integer_positions(listed.astype(np.int64, copy=False))
         else:
             listed = as_list(wanted)
@@ -211,10 +209,9 @@ class IdIndex:
         return out
 
     def _listed_positions(self, wanted: Sequence[Any]) -> npt.NDArray[np.int64]:
-        kind = (int, np.integer) if self._are_integers else str
         # Testing each type once keeps the common case, all of one type, a plain look-up.
         kinds = set(map(type, wanted))
-        fit = {each for each in kinds if issubclass(each, kind) and each is not bool}
+        fit = {each for each in kinds if issubclass(each, self._types) and each is not bool}
         if kinds == fit:
             found = (self._position.get(value, -1) for value in wanted)
         else:
@@ -226,8 +223,7 @@ class IdIndex:
         shown = [wanted[place] for place in places[:SHOWN]]
         named = ", ".join(repr(v.item() if isinstance(v, np.generic) else v) for v in shown)
         more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
-        kind = (int, np.integer) if self._are_integers else str
-        if not any(isinstance(value, kind) for value in shown):
+        if not any(isinstance(value, self._types) for value in shown):
             hint = f"the ids of this data are {'integers' if self._are_integers else 'text'}"
         plural = "s" if len(places) > 1 else ""
         return f"unknown {self.axis}{plural} {named}{more}; {hint}"
@@ -236,23 +232,6 @@ class IdIndex:
 def unchecked(values: npt.NDArray[Any], axis: str) -> IdIndex:
     """Index of int64 or `str` ids that are known to be unique; their look-up is built on use."""
     index = IdIndex.__new__(IdIndex)
-    index.axis = axis
-    index.values = values
+    index.axis, index.values = axis, values
     index.values.flags.writeable = False
     return index
-
-
-def _is_integer_array(values: object) -> bool:
-    """Whether the values are an array that int64 holds; uint64 goes the slow, exact way."""
-    return (
-        isinstance(values, np.ndarray)
-        and values.ndim == 1
-        and values.dtype.kind in "iu"
-        and values.dtype != np.uint64
-    )
-
-
-def check_unknown(unknown: str) -> None:
-    """Refuse a setting other than "error" and "skip"."""
-    if unknown not in ("error", "skip"):
-        raise SettingError(f"unknown must be 'error' or 'skip', got {unknown!r}")

@@ -1,8 +1,7 @@
-"""Interactions on disk: a directory of `.npy` arrays and Parquet ids.
+"""Interactions: which user used which item, as a checked sparse matrix with the raw ids.
 
-Interactions made from other interactions: union, difference, k-core and noise.
-
-Interactions: who used what, as a checked sparse matrix with the raw ids on both axes.
+Everything that makes interactions from interactions keeps times, labels and sequences with it. On
+disk they are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.ids import IdIndex, Unknown, check_unknown, is_id
+from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.manifest import Fields
 from equipoise.matrix import (
     Sequences,
@@ -36,307 +36,7 @@ from equipoise.matrix import (
 from equipoise.storage import Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
-
-
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Interactions as a directory holds them: settings, arrays and tables."""
-
-    meta: dict[str, Any]
-    arrays: dict[str, npt.NDArray[Any]]
-    frames: dict[str, pl.DataFrame]
-
-
-def save_interactions(data: Interactions, path: str | os.PathLike[str]) -> None:
-    """Write the directory atomically."""
-    packed = pack(data)
-    write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames, _restored)
-
-
-def load_interactions(path: str | os.PathLike[str]) -> Interactions:
-    """Read the directory; everything is checked before it is used."""
-    return load_directory(path, KIND, VERSION, _restored)
-
-
-def _restored(stored: Stored) -> Interactions:
-    return unpack(stored, stored.meta)
-
-
-def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
-    """Return what to save, under names that start with `prefix`.
-
-    Items and labels that `like` has too are left out; `unpack` takes them from there.
-    """
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "indptr": data.matrix.indptr.astype(np.int64),
-        "indices": data.matrix.indices.astype(np.int32),
-        "weights": data.matrix.data,
-    }
-    if data.times is not None:
-        arrays["times"] = data.times
-    if data.sequences is not None:
-        arrays["events"] = data.sequences.items.astype(np.int32)
-        arrays["offsets"] = data.sequences.offsets.astype(np.int64)
-    frames = {"users": id_frame(data.user_index)}
-    if like is None or not like.item_index.same_as(data.item_index):
-        frames["items"] = id_frame(data.item_index)
-    if data.labels is not None and (like is None or like.labels is not data.labels):
-        frames["labels"] = data.labels
-    meta = {
-        "shape": [data.n_users, data.n_items],
-        "notes": list(data.notes),
-        "labelled": data.labels is not None,
-        "fingerprint": data.fingerprint,
-    }
-    return Packed(
-        meta,
-        {prefix + name: array for name, array in arrays.items()},
-        {prefix + name: frame for name, frame in frames.items()},
-    )
-
-
-def unpack(
-    stored: Stored, meta: Fields, prefix: str = "", like: Interactions | None = None
-) -> Interactions:
-    """Return what `pack` was given; anything wrong with it is a `DataError`."""
-    shape = meta.wholes("shape")
-    if len(shape) != 2:
-        raise FileFormatError(f"the field {meta.path + 'shape'!r} must be two sizes, got {shape}")
-    meta.text("fingerprint")
-    n_users, n_items = shape
-    indptr = np.array(stored.array(f"{prefix}indptr", (n_users + 1,), "i"))
-    pairs = (int(indptr[-1]),)
-    weights = np.array(stored.finite(f"{prefix}weights", pairs))
-    indices = np.array(stored.array(f"{prefix}indices", pairs, "i"))
-    times = None
-    if f"{prefix}times" in stored.arrays:
-        times = np.array(stored.finite(f"{prefix}times", pairs))
-    data = Interactions(
-        _csr(weights, indices, indptr, (n_users, n_items)),
-        frame_ids(stored.frame(f"{prefix}users", n_users)),
-        _items(stored, prefix, n_items, like),
-        times=times,
-        labels=_labels(stored, prefix, n_items, like if meta.flag("labelled") else None),
-        sequences=_sequences(stored, prefix, n_users),
-        notes=meta.texts("notes"),
-    )
-    if data.n_interactions != pairs[0]:
-        raise FileFormatError("a user-item pair occurs twice or with a weight of 0")
-    if meta["labelled"] != (data.labels is not None):
-        raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
-    return data
-
-
-def _csr(weights: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
-    try:
-        return sp.csr_array((weights, indices, indptr), shape=shape)
-    except ValueError as error:
-        raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
-
-
-def _items(stored: Stored, prefix: str, n_items: int, like: Interactions | None) -> Any:
-    if like is not None and f"{prefix}items" not in stored.frames:
-        return like.item_index
-    return frame_ids(stored.frame(f"{prefix}items", n_items))
-
-
-def _labels(
-    stored: Stored, prefix: str, n_items: int, like: Interactions | None
-) -> pl.DataFrame | None:
-    if f"{prefix}labels" in stored.frames:
-        return stored.frame(f"{prefix}labels", n_items)
-    return None if like is None else like.labels
-
-
-def _sequences(stored: Stored, prefix: str, n_users: int) -> Sequences | None:
-    if f"{prefix}offsets" not in stored.arrays:
-        return None
-    offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
-    events = np.array(stored.array(f"{prefix}events", (int(offsets[-1]),), "i"))
-    return Sequences(events, offsets)
-
-
-def id_frame(index: IdIndex) -> pl.DataFrame:
-    """Return the ids as a one-column frame, for Parquet."""
-    return pl.DataFrame({"id": index.to_series()})
-
-
-def frame_ids(frame: pl.DataFrame) -> npt.NDArray[Any]:
-    """Return the ids of a frame that `id_frame` made."""
-    if "id" not in frame.columns or frame["id"].dtype not in (pl.Int64, pl.String):
-        raise FileFormatError("a table of ids needs a column 'id' of integers or text")
-    if frame["id"].null_count():
-        raise FileFormatError("a table of ids holds empty ids")
-    return frame["id"].to_numpy()
-
-
-def generator(seed: int) -> np.random.Generator:
-    """Random numbers of this seed alone, whatever the global state of numpy."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise SettingError(f"seed must be an integer >= 0, got {seed!r}")
-    return np.random.default_rng(int(seed))
-
-
-def union(first: Interactions, second: Interactions) -> Interactions:
-    """All pairs of both; new users and items are appended; the second's values win.
-
-    Times and sequences need both sides to have them. Where both have sequences, a user's events
-    of the second follow those of the first.
-    """
-    users = _appended(first.user_index, second.user_index)
-    items = _appended(first.item_index, second.item_index)
-    old = first.difference(second)
-    parts = [part.with_items(items) for part in (old, second)]
-    rows = [users.positions(part.users)[entry_rows(part.matrix)] for part in parts]
-    row = np.concatenate(rows)
-    column = np.concatenate([part.matrix.indices for part in parts])
-    value = np.concatenate([part.matrix.data for part in parts])
-    # a stable sort merges the two sides, which are mostly in order, in linear time
-    order = np.argsort(row * len(items) + column, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(users)))])
-    notes = list(dict.fromkeys([*first.notes, *second.notes]))
-    times = None
-    if first.times is not None and second.times is not None:
-        times = np.concatenate([part.times for part in parts if part.times is not None])[order]
-    elif first.times is not None or second.times is not None:
-        notes.append("times were left out of a union, because one side has none")
-    sequences = None
-    if first.sequences is not None and second.sequences is not None:
-        sequences = _joined(first, second, users, items)
-    elif first.sequences is not None or second.sequences is not None:
-        notes.append("sequences were left out of a union, because one side has none")
-    return Interactions(
-        sp.csr_array((value[order], column[order], offsets), shape=(len(users), len(items))),
-        users,
-        items,
-        times=times,
-        labels=_merged_labels(parts[0].labels, parts[1].labels),
-        sequences=sequences,
-        notes=notes,
-    )
-
-
-def difference(data: Interactions, other: Interactions) -> Interactions:
-    """Return the pairs that `other` does not hold; users and items stay."""
-    for mine, yours in ((data.user_index, other.user_index), (data.item_index, other.item_index)):
-        _check_same_kind(mine, yours)
-    theirs = other.with_items(data.item_index, unknown="skip")
-    row = data.user_index.positions(theirs.users, unknown="skip")[entry_rows(theirs.matrix)]
-    gone = (row * data.n_items + theirs.matrix.indices)[row >= 0]
-    return data.entries(~in_ascending(cell_keys(data.matrix), np.sort(gone)))
-
-
-def k_core(data: Interactions, min_user: int, min_item: int) -> Interactions:
-    """Keep users with `min_user` items and items with `min_item` users, until both hold."""
-    for name, least in (("min_user", min_user), ("min_item", min_item)):
-        if least < 0:
-            raise SettingError(f"{name} must be >= 0, got {least}")
-    users, items = entry_rows(data.matrix), data.matrix.indices
-    while True:
-        user_fine = np.bincount(users, minlength=data.n_users) >= min_user
-        item_fine = np.bincount(items, minlength=data.n_items) >= min_item
-        fine = user_fine[users] & item_fine[items]
-        if fine.all():
-            break
-        users, items = users[fine], items[fine]
-    if not users.size:
-        asked = f"min_user={min_user} and min_item={min_item}"
-        raise DataError(f"nothing is left with {asked}; lower them")
-    kept = data.rows(user_fine).columns(item_fine)
-    gone = (data.n_users - kept.n_users, data.n_items - kept.n_items)
-    if any(gone):
-        asked = (
-            f"users with fewer than {min_user} items and items with fewer than {min_item} users"
-        )
-        kept.notes += (f"{asked} were left out: {gone[0]:,} users, {gone[1]:,} items",)
-    return kept
-
-
-def with_noise(data: Interactions, ratio: float, seed: int) -> Interactions:
-    """Replace a share of the pairs by pairs that were not observed, drawn evenly.
-
-    Fresh pairs have weight 1; times and sequences, which they lack, are left out.
-    """
-    if not 0 <= ratio <= 1:
-        raise SettingError(f"ratio must lie between 0 and 1, got {ratio}")
-    rng = generator(seed)
-    keys = cell_keys(data.matrix)
-    n_new = round(ratio * len(keys))
-    if n_new > data.n_users * data.n_items - len(keys):
-        raise DataError(f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio")
-    kept = np.ones(len(keys), bool)
-    kept[rng.permutation(len(keys))[:n_new]] = False
-    cell = np.concatenate([keys[kept], _unobserved(data, keys, n_new, rng)])
-    value = np.concatenate([data.matrix.data[kept], np.ones(n_new, np.float32)])
-    place = (cell // max(data.n_items, 1), cell % max(data.n_items, 1))
-    return Interactions(
-        sp.csr_array((value, place), shape=data.matrix.shape),
-        data.user_index,
-        data.item_index,
-        labels=data.labels,
-        notes=[*data.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
-    )
-
-
-def _unobserved(
-    data: Interactions, keys: npt.NDArray[np.int64], count: int, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """Draw this many cells evenly from those that hold no pair."""
-    n_cells = data.n_users * data.n_items
-    if n_cells <= 4 * len(keys):
-        free = np.delete(np.arange(n_cells), keys)
-        return rng.permutation(free)[:count]
-    # At least 3 of 4 cells are free here, so a round of draws brings in most of what is missing.
-    fresh = np.empty(0, np.int64)
-    while len(fresh) < count:
-        drawn = rng.integers(0, n_cells, 2 * (count - len(fresh)) + 16)
-        fresh = np.unique(np.concatenate([fresh, drawn[~in_ascending(drawn, keys)]]))
-    return rng.permutation(fresh)[:count]
-
-
-def _check_same_kind(first: IdIndex, second: IdIndex) -> None:
-    if len(first) and len(second) and first.values.dtype != second.values.dtype:
-        raise DataError(f"{first.axis} ids are integers on one side and text on the other")
-
-
-def _appended(first: IdIndex, second: IdIndex) -> IdIndex:
-    _check_same_kind(first, second)
-    fresh = second.values[first.positions(second.values, unknown="skip") < 0]
-    if not len(first):
-        return second
-    return IdIndex(np.concatenate([first.values, fresh]), first.axis) if len(fresh) else first
-
-
-def _joined(
-    first: Interactions, second: Interactions, users: IdIndex, items: IdIndex
-) -> Sequences:
-    """Put each user's events of the second side after those of the first."""
-    parts = [part.with_items(items) for part in (first, second)]
-    sides = [part.sequences for part in parts if part.sequences is not None]
-    row = np.concatenate(
-        [users.positions(part.users)[side.rows] for part, side in zip(parts, sides, strict=True)]
-    )
-    order = np.argsort(row, kind="stable")
-    event = np.concatenate([side.items for side in sides])[order]
-    counts = np.bincount(row, minlength=len(users))
-    return Sequences(event, segments(np.zeros_like(counts), counts)[1])
-
-
-def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
-    """Columns of both, row by row over the same items; the second's values win."""
-    if first is None or second is None:
-        return second if first is None else first
-    for name in first.columns:
-        if name in second.columns and first[name].dtype != second[name].dtype:
-            kinds = f"{first[name].dtype} on one side and {second[name].dtype} on the other"
-            raise DataError(f"label column {name!r} is {kinds}; make them the same")
-    return first.with_columns(
-        pl.coalesce(column, first[column.name]) if column.name in first.columns else column
-        for column in second
-    )
 
 
 class Interactions:
@@ -467,14 +167,11 @@ class Interactions:
         where = as_positions(positions, self.n_users)
         places, offsets = segments(self.matrix.indptr[where], self.user_counts[where])
         csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
-        return Interactions(
+        return self._rebuilt(
             sp.csr_array(csr, shape=(len(where), self.n_items)),
-            self.user_index.take(where),
-            self.item_index,
-            times=self.times[places] if self.times is not None else None,
-            labels=self.labels,
+            places,
+            users=self.user_index.take(where),
             sequences=self.sequences.take(where) if self.sequences is not None else None,
-            notes=self.notes,
         )
 
     def columns(self, positions: npt.ArrayLike) -> Interactions:
@@ -498,22 +195,14 @@ class Interactions:
         sequences = self.sequences
         if sequences is not None and not kept.all():
             sequences = sequences.without(cell_keys(self.matrix)[~kept], self.n_items)
-        return Interactions(
-            keep_entries(self.matrix, kept),
-            self.user_index,
-            self.item_index,
-            times=self.times[kept] if self.times is not None else None,
-            labels=self.labels,
-            sequences=sequences,
-            notes=self.notes,
-        )
+        return self._rebuilt(keep_entries(self.matrix, kept), kept, sequences=sequences)
 
     def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
         """Return the same users over another list of items, such as a model's.
 
         Used items that the list lacks are an error, or left out with ``unknown="skip"``.
         """
-        check_unknown(unknown)
+        choice("unknown", unknown, UNKNOWN)
         if isinstance(items, IdIndex):
             index = items
         else:
@@ -536,34 +225,117 @@ class Interactions:
         kept = new[self.matrix.indices] >= 0
         part = keep_entries(self.matrix, kept)
         csr = (part.data, new[part.indices], part.indptr)
-        return Interactions(
+        return self._rebuilt(
             sp.csr_array(csr, shape=(self.n_users, len(items))),
-            self.user_index,
-            items,
-            times=self.times[kept] if self.times is not None else None,
+            kept,
+            items=items,
             labels=labels,
             sequences=self.sequences.recode(new) if self.sequences is not None else None,
-            notes=self.notes,
         )
+
+    def _rebuilt(self, matrix: Any, places: npt.NDArray[Any], **changes: Any) -> Interactions:
+        """Return a part of the data: `places` are those of its pairs in this matrix."""
+        kept = {
+            "users": self.user_index,
+            "items": self.item_index,
+            "times": self.times[places] if self.times is not None else None,
+            "labels": self.labels,
+            "notes": self.notes,
+        }
+        return Interactions(matrix, **{**kept, **changes})
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
-        return k_core(self, min_user, min_item)
+        count("min_user", min_user, 0)
+        count("min_item", min_item, 0)
+        users, items = entry_rows(self.matrix), self.matrix.indices
+        while True:
+            user_fine = np.bincount(users, minlength=self.n_users) >= min_user
+            item_fine = np.bincount(items, minlength=self.n_items) >= min_item
+            fine = user_fine[users] & item_fine[items]
+            if fine.all():
+                break
+            users, items = users[fine], items[fine]
+        if not users.size:
+            asked = f"min_user={min_user} and min_item={min_item}"
+            raise DataError(f"nothing is left with {asked}; lower them")
+        kept = self.rows(user_fine).columns(item_fine)
+        gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
+        if any(gone):
+            kept.notes += (
+                f"users with fewer than {min_user} items and items with fewer than {min_item} "
+                f"users were left out: {gone[0]:,} users, {gone[1]:,} items",
+            )
+        return kept
 
     def union(self, other: Interactions) -> Interactions:
-        """All pairs of both; new users and items are appended; the other's values win."""
-        return union(self, other)
+        """All pairs of both; new users and items are appended; the other's values win.
+
+        Times and sequences need both sides to have them. A user's events of the other side follow
+        those of this one.
+        """
+        users = _appended(self.user_index, other.user_index)
+        items = _appended(self.item_index, other.item_index)
+        parts = [part.with_items(items) for part in (self.difference(other), other)]
+        rows = [users.positions(part.users)[entry_rows(part.matrix)] for part in parts]
+        row = np.concatenate(rows)
+        column = np.concatenate([part.matrix.indices for part in parts])
+        value = np.concatenate([part.matrix.data for part in parts])
+        # a stable sort merges the two sides, which are mostly in order, in linear time
+        order = np.argsort(row * len(items) + column, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(users)))])
+        notes = list(dict.fromkeys([*self.notes, *other.notes]))
+        times = [part.times for part in parts if part.times is not None]
+        events = [each.sequences for each in (self, other) if each.sequences is not None]
+        for name, held in (("times", times), ("sequences", events)):
+            if len(held) == 1:
+                notes.append(f"{name} were left out of a union, because one side has none")
+        return Interactions(
+            sp.csr_array((value[order], column[order], offsets), shape=(len(users), len(items))),
+            users,
+            items,
+            times=np.concatenate(times)[order] if len(times) == 2 else None,
+            labels=_merged_labels(parts[0].labels, parts[1].labels),
+            sequences=_joined((self, other), users, items) if len(events) == 2 else None,
+            notes=notes,
+        )
 
     def difference(self, other: Interactions) -> Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
-        return difference(self, other)
+        _check_same_kind(self.user_index, other.user_index)
+        _check_same_kind(self.item_index, other.item_index)
+        theirs = other.with_items(self.item_index, unknown="skip")
+        row = self.user_index.positions(theirs.users, unknown="skip")[entry_rows(theirs.matrix)]
+        gone = (row * self.n_items + theirs.matrix.indices)[row >= 0]
+        return self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
         """Replace a share of the pairs by pairs that were not observed, drawn evenly.
 
-        The number of pairs stays; this is the paper's robustness experiment.
+        The number of pairs stays; this is the paper's robustness experiment. New pairs have
+        weight 1; times and sequences, which they lack, are left out.
         """
-        return with_noise(self, ratio, seed)
+        fraction("ratio", ratio)
+        rng = generator(seed)
+        keys = cell_keys(self.matrix)
+        n_new = round(ratio * len(keys))
+        n_cells = self.n_users * self.n_items
+        if n_new > n_cells - len(keys):
+            raise DataError(
+                f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio"
+            )
+        kept = np.ones(len(keys), bool)
+        kept[rng.permutation(len(keys))[:n_new]] = False
+        cell = np.concatenate([keys[kept], _unobserved(keys, n_cells, n_new, rng)])
+        value = np.concatenate([self.matrix.data[kept], np.ones(n_new, np.float32)])
+        place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
+        return Interactions(
+            sp.csr_array((value, place), shape=self.matrix.shape),
+            self.user_index,
+            self.item_index,
+            labels=self.labels,
+            notes=[*self.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
+        )
 
     def to_frame(self) -> pl.DataFrame:
         """One row per pair: user, item, weight, and time where known."""
@@ -581,12 +353,13 @@ class Interactions:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.read` opens again."""
-        save_interactions(self, path)
+        packed = pack(self)
+        write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames, _restored)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Interactions:
         """Read what `save` wrote; damaged or foreign directories are refused."""
-        return load_interactions(path)
+        return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
         size = f"{self.n_users:,} users x {self.n_items:,} items"
@@ -599,6 +372,13 @@ class Interactions:
         return f"<p><b>{html.escape(repr(self))}</b></p><ul>{notes}</ul>{head}"
 
 
+def generator(seed: int) -> np.random.Generator:
+    """Random numbers of this seed alone, whatever the global state of numpy."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise SettingError(f"seed must be an integer >= 0, got {seed!r}")
+    return np.random.default_rng(int(seed))
+
+
 def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if isinstance(ids, IdIndex):
         index = ids
@@ -607,3 +387,160 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if len(index) != size:
         raise DataError(f"{len(index)} {axis} ids for {size} {axis}s")
     return index
+
+
+def _check_same_kind(first: IdIndex, second: IdIndex) -> None:
+    if len(first) and len(second) and first.values.dtype != second.values.dtype:
+        raise DataError(f"{first.axis} ids are integers on one side and text on the other")
+
+
+def _appended(first: IdIndex, second: IdIndex) -> IdIndex:
+    _check_same_kind(first, second)
+    fresh = second.values[first.positions(second.values, unknown="skip") < 0]
+    if not len(first):
+        return second
+    return IdIndex(np.concatenate([first.values, fresh]), first.axis) if len(fresh) else first
+
+
+def _joined(sides: tuple[Interactions, ...], users: IdIndex, items: IdIndex) -> Sequences:
+    """Put each user's events of the second side after those of the first."""
+    rows, events = [], []
+    for side in sides:
+        sequences = side.with_items(items).sequences
+        assert sequences is not None
+        rows.append(users.positions(side.users)[sequences.rows])
+        events.append(sequences.items)
+    row = np.concatenate(rows)
+    counts = np.bincount(row, minlength=len(users))
+    order = np.argsort(row, kind="stable")
+    return Sequences(np.concatenate(events)[order], np.concatenate([[0], np.cumsum(counts)]))
+
+
+def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
+    """Columns of both, row by row over the same items; the second's values win."""
+    if first is None or second is None:
+        return second if first is None else first
+    for name in first.columns:
+        if name in second.columns and first[name].dtype != second[name].dtype:
+            kinds = f"{first[name].dtype} on one side and {second[name].dtype} on the other"
+            raise DataError(f"label column {name!r} is {kinds}; make them the same")
+    return first.with_columns(
+        pl.coalesce(column, first[column.name]) if column.name in first.columns else column
+        for column in second
+    )
+
+
+def _unobserved(
+    keys: npt.NDArray[np.int64], n_cells: int, size: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw this many cells evenly from those that are not among the ascending keys."""
+    if n_cells <= 4 * len(keys):
+        free = np.delete(np.arange(n_cells), keys)
+        return rng.permutation(free)[:size]
+    # At least 3 of 4 cells are free here, so a round of draws brings in most of what is missing.
+    fresh = np.empty(0, np.int64)
+    while len(fresh) < size:
+        drawn = rng.integers(0, n_cells, 2 * (size - len(fresh)) + 16)
+        fresh = np.unique(np.concatenate([fresh, drawn[~in_ascending(drawn, keys)]]))
+    return rng.permutation(fresh)[:size]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Interactions as a directory holds them: settings, arrays and tables."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    frames: dict[str, pl.DataFrame]
+
+
+def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
+    """Return what to save, under names that start with `prefix`.
+
+    Items and labels that `like` has too are left out; `unpack` takes them from there.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "indptr": data.matrix.indptr.astype(np.int64),
+        "indices": data.matrix.indices.astype(np.int32),
+        "weights": data.matrix.data,
+    }
+    if data.times is not None:
+        arrays["times"] = data.times
+    if data.sequences is not None:
+        arrays["events"] = data.sequences.items.astype(np.int32)
+        arrays["offsets"] = data.sequences.offsets.astype(np.int64)
+    frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
+    if like is None or not like.item_index.same_as(data.item_index):
+        frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
+    if data.labels is not None and (like is None or like.labels is not data.labels):
+        frames["labels"] = data.labels
+    meta = {
+        "shape": [data.n_users, data.n_items],
+        "notes": list(data.notes),
+        "labelled": data.labels is not None,
+        "fingerprint": data.fingerprint,
+    }
+    return Packed(
+        meta,
+        {prefix + name: array for name, array in arrays.items()},
+        {prefix + name: frame for name, frame in frames.items()},
+    )
+
+
+def unpack(
+    stored: Stored, meta: Fields, prefix: str = "", like: Interactions | None = None
+) -> Interactions:
+    """Return what `pack` was given; anything wrong with it is a `DataError`."""
+    shape = meta.wholes("shape")
+    if len(shape) != 2:
+        raise FileFormatError(f"the field {meta.path + 'shape'!r} must be two sizes, got {shape}")
+    meta.text("fingerprint")
+    n_users, n_items = shape
+    indptr = np.array(stored.array(f"{prefix}indptr", (n_users + 1,), "i"))
+    pairs = (int(indptr[-1]),)
+    weights = np.array(stored.finite(f"{prefix}weights", pairs))
+    indices = np.array(stored.array(f"{prefix}indices", pairs, "i"))
+    try:
+        matrix = sp.csr_array((weights, indices, indptr), shape=(n_users, n_items))
+    except ValueError as error:
+        raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
+    times = sequences = labels = None
+    if f"{prefix}times" in stored.arrays:
+        times = np.array(stored.finite(f"{prefix}times", pairs))
+    if f"{prefix}offsets" in stored.arrays:
+        offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
+        events = np.array(stored.array(f"{prefix}events", (int(offsets[-1]),), "i"))
+        sequences = Sequences(events, offsets)
+    if f"{prefix}labels" in stored.frames:
+        labels = stored.frame(f"{prefix}labels", n_items)
+    elif like is not None and meta.flag("labelled"):
+        labels = like.labels
+    items: Any = like.item_index if like is not None else None
+    if like is None or f"{prefix}items" in stored.frames:
+        items = _ids(stored.frame(f"{prefix}items", n_items))
+    data = Interactions(
+        matrix,
+        _ids(stored.frame(f"{prefix}users", n_users)),
+        items,
+        times=times,
+        labels=labels,
+        sequences=sequences,
+        notes=meta.texts("notes"),
+    )
+    if data.n_interactions != pairs[0]:
+        raise FileFormatError("a user-item pair occurs twice or with a weight of 0")
+    if meta.flag("labelled") != (data.labels is not None):
+        raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
+    return data
+
+
+def _restored(stored: Stored) -> Interactions:
+    return unpack(stored, stored.meta)
+
+
+def _ids(frame: pl.DataFrame) -> npt.NDArray[Any]:
+    if "id" not in frame.columns or frame["id"].dtype not in (pl.Int64, pl.String):
+        raise FileFormatError("a table of ids needs a column 'id' of integers or text")
+    if frame["id"].null_count():
+        raise FileFormatError("a table of ids holds empty ids")
+    return frame["id"].to_numpy()

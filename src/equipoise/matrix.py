@@ -1,7 +1,4 @@
-"""Checks and index arithmetic on CSR matrices, shared by `Interactions` and what builds them.
-
-Ordered events, repeats included: what a session is beyond a set of items.
-"""
+"""Checked CSR matrices, index arithmetic on them, and ordered events of sessions."""
 
 from __future__ import annotations
 
@@ -67,10 +64,8 @@ def lost_in_single(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Mark the finite values that single precision turns into infinity or into zero."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         single = values.astype(np.float32)
-    lost: npt.NDArray[np.bool_] = np.isfinite(values) & (
-        ~np.isfinite(single) | ((single == 0) & (values != 0))
-    )
-    return lost
+    changed = ~np.isfinite(single) | ((single == 0) & (values != 0))
+    return np.asarray(np.isfinite(values) & changed)
 
 
 def _first_cell(csr: Csr, wrong: npt.NDArray[np.bool_]) -> str:
@@ -99,7 +94,7 @@ def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDAr
     return csr, times
 
 
-def entry_rows(csr: Csr) -> npt.NDArray[np.int64]:
+def entry_rows(csr: sp.csr_array[Any, tuple[int, int]]) -> npt.NDArray[np.int64]:
     """Return the row of each stored value."""
     return np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
 
@@ -115,10 +110,8 @@ def in_ascending(
     """Mark the values that occur among ascending keys; many times faster than `numpy.isin`."""
     if not len(keys):
         return np.zeros(len(values), bool)
-    found: npt.NDArray[np.bool_] = (
-        keys[np.searchsorted(keys, values).clip(max=len(keys) - 1)] == values
-    )
-    return found
+    place = np.searchsorted(keys, values).clip(max=len(keys) - 1)
+    return np.asarray(keys[place] == values)
 
 
 def keep_entries(csr: Csr, kept: npt.NDArray[np.bool_]) -> Csr:
@@ -157,14 +150,9 @@ def segments(
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Ordered events of each user, repeats included.
+    """Ordered events of each user, repeats included: what a session is beyond a set of items.
 
-    Parameters
-    ----------
-    items
-        Item positions, user after user, in the order of the events.
-    offsets
-        User u's events are ``items[offsets[u]:offsets[u + 1]]``.
+    The item positions of user u's events are ``items[offsets[u]:offsets[u + 1]]``.
     """
 
     items: npt.NDArray[np.int32]

@@ -10,18 +10,20 @@ so every named normalization is a point (alpha, beta, gamma). A count of 0 gives
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.automatic import Auto, alpha_from_gini, beta_from_homophily
 from equipoise.checks import number
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
+from equipoise.statistics import gini, homophily
 
 Vector = npt.NDArray[np.float64]
-Auto = Literal["auto"]
+EXPONENTS = ("alpha", "beta", "gamma")
 
 
 def power(counts: npt.NDArray[Any], exponent: float) -> Vector:
@@ -32,11 +34,23 @@ def power(counts: npt.NDArray[Any], exponent: float) -> Vector:
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Base of all normalizers: a point (alpha, beta, gamma) that a subclass names."""
+    """Base of all normalizers: a point (alpha, beta, gamma) that a subclass names.
+
+    A subclass has fields of these names, or sets the point. One that weights by something else
+    than powers of counts has its own `user_weights` and `item_scales`.
+    """
+
+    _point: ClassVar[tuple[float, float, float]] = (0.0, 0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        for name in EXPONENTS:
+            number(name, getattr(self, name, 0.0))
 
     def exponents(self) -> tuple[float, float, float]:
         """Alpha (items, both sides), beta (users) and gamma (target items only)."""
-        return 0.0, 0.0, 0.0
+        named = zip(EXPONENTS, self._point, strict=True)
+        alpha, beta, gamma = (float(getattr(self, name, fixed)) for name, fixed in named)
+        return alpha, beta, gamma
 
     def resolve(self, interactions: Interactions) -> Normalizer:
         """Return the same normalizer with every "auto" replaced by a number from the data."""
@@ -47,7 +61,7 @@ class Normalizer:
         return power(interactions.user_counts, -self.exponents()[1])
 
     def penalty_scale(self, n_items: int) -> Vector:
-        """Return the factor of `l2` for each item; 1 without weights of the caller."""
+        """Return the factor of `l2` for each item; 1 except for `CustomNorm`."""
         return np.ones(n_items)
 
     def item_scales(
@@ -76,18 +90,14 @@ class NoNorm(Normalizer):
 class RandomWalk(Normalizer):
     """Random-walk normalization: alpha 0, beta 1. Use it with ``l2=0`` and a `dropout`."""
 
-    def exponents(self) -> tuple[float, float, float]:
-        """Return (0, 1, 0)."""
-        return 0.0, 1.0, 0.0
+    _point = (0.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Symmetric(Normalizer):
     """Symmetric normalization: alpha 1/2, beta 1. Use it with ``l2=0`` and a `dropout`."""
 
-    def exponents(self) -> tuple[float, float, float]:
-        """Return (1/2, 1, 0)."""
-        return 0.5, 1.0, 0.0
+    _point = (0.5, 1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -102,13 +112,6 @@ class ColumnNorm(Normalizer):
 
     gamma: float = 0.5
 
-    def __post_init__(self) -> None:
-        number("gamma", self.gamma)
-
-    def exponents(self) -> tuple[float, float, float]:
-        """Return (0, 0, gamma)."""
-        return 0.0, 0.0, self.gamma
-
 
 @dataclass(frozen=True)
 class UserNorm(Normalizer):
@@ -122,13 +125,6 @@ class UserNorm(Normalizer):
 
     beta: float = 0.5
 
-    def __post_init__(self) -> None:
-        number("beta", self.beta)
-
-    def exponents(self) -> tuple[float, float, float]:
-        """Return (0, beta, 0)."""
-        return 0.0, self.beta, 0.0
-
 
 @dataclass(frozen=True)
 class ItemNorm(Normalizer):
@@ -141,13 +137,6 @@ class ItemNorm(Normalizer):
     """
 
     alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        number("alpha", self.alpha)
-
-    def exponents(self) -> tuple[float, float, float]:
-        """Return (alpha, 0, 0)."""
-        return self.alpha, 0.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -174,33 +163,29 @@ class DAN(Normalizer):
     beta: float | Auto = "auto"
 
     def __post_init__(self) -> None:
-        if self.alpha != "auto":
-            number("alpha", self.alpha)
-        if self.beta != "auto":
-            number("beta", self.beta)
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if value != "auto":
+                number(name, value)
 
     def exponents(self) -> tuple[float, float, float]:
         """Return (alpha, beta, 0); "auto" must have been resolved."""
-        if self.alpha == "auto" or self.beta == "auto":
+        if "auto" in (self.alpha, self.beta):
             raise SettingError("DAN with 'auto' has numbers only once it is resolved on data")
-        return float(self.alpha), float(self.beta), 0.0
+        return super().exponents()
 
     def resolve(self, interactions: Interactions) -> DAN:
         """Replace "auto" by numbers from the data's Gini index and weighted homophily."""
-        from equipoise.automatic import alpha_from_gini, beta_from_homophily
-        from equipoise.statistics import gini, homophily
-
-        out = self
-        if out.alpha == "auto":
-            out = replace(out, alpha=alpha_from_gini(gini(interactions.item_counts)))
-        if out.beta == "auto":
-            out = replace(out, beta=beta_from_homophily(homophily(interactions)))
-        return out
+        alpha, beta = self.alpha, self.beta
+        if alpha == "auto":
+            alpha = alpha_from_gini(gini(interactions.item_counts))
+        if beta == "auto":
+            beta = beta_from_homophily(homophily(interactions))
+        return DAN(alpha, beta)
 
 
 @dataclass(frozen=True, eq=False)
 class CustomNorm(Normalizer):
-    """The paper's generalised objective, for weights of your own.
+    """The paper's generalised objective, with given weights.
 
     Minimises ||W_U (X W_1 - X W_1 B)||^2 + l2 ||W_2 B||^2 with diagonal W_U, W_1, W_2.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -37,56 +37,28 @@ class Result:
 
     ``result["ndcg@20"]`` is a number; ``"ndcg@20" in result`` asks for it.
 
-    Attributes
-    ----------
-    name
-        Of the model.
-    table
-        One row per metric, cut-off and slice; see `to_frame`.
-    per_user
-        One row per user of the part: "user", then every metric that has a value per user.
-    k
-        Cut-offs, ascending.
-    protocol, part, fingerprint
-        How the part was split off, which one it is, and its exact content.
-    data_fingerprint
-        Of the data the model was fitted on.
-    n_users, n_items
-        Users of the part (events for sessions) and items of the model.
-    exclude_seen
-        Whether items of the history were kept out of the lists.
-    settings
-        Of the model.
-    definitions
-        What each metric means, in words.
-    tuned_on_test
-        Whether settings were chosen on this very part.
-    bootstrap, seed
-        Of the intervals: 95%, over users.
-    seconds
-        Spent on "rank", "metrics" and "bootstrap".
-    version
-        Of equipoise.
+    `table` has one row per metric, cut-off and slice (see `to_frame`), `per_user` one row per user
+    of the part: "user", then every metric that has a value per user.
     """
 
-    name: str
+    name: str  # of the model
     table: pl.DataFrame
     per_user: pl.DataFrame
-    k: tuple[int, ...]
-    protocol: str
-    part: str
-    fingerprint: str
-    data_fingerprint: str
-    n_users: int
-    n_items: int
-    exclude_seen: bool
-    settings: dict[str, Any]
-    definitions: dict[str, str]
-    tuned_on_test: bool
-    bootstrap: int
-    seed: int
-    seconds: dict[str, float]
-    version: str
+    k: tuple[int, ...]  # cut-offs, ascending
+    protocol: str  # how the part was split off
+    part: str  # which part it is
+    fingerprint: str  # of the part
+    data_fingerprint: str  # of the data the model was fitted on
+    n_users: int  # users of the part, events for sessions
+    n_items: int  # items of the model
+    exclude_seen: bool  # whether items of the history were kept out of the lists
+    settings: dict[str, Any]  # of the model
+    definitions: dict[str, str]  # what each metric means, in words
+    tuned_on_test: bool  # whether settings were chosen on this very part
+    bootstrap: int  # resamples behind the intervals: 95%, over users
+    seed: int  # of the resamples
+    seconds: dict[str, float]  # spent on "rank", "metrics" and "bootstrap"
+    version: str  # of equipoise
 
     @property
     def label(self) -> str:
@@ -139,22 +111,14 @@ class Result:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def to_markdown(self) -> str:
-        """A table for people: a row per metric and slice, a column per cut-off."""
-        rows = [
-            ["metric", "over", *(f"@{k}" for k in self.k)],
-            ["---", "---", *["---:"] * len(self.k)],
-        ]
-        rows += [[base, part, *cells] for base, part, cells in self._rows("{} [{}, {}]")]
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([f"**{self.label}**, {self._where}.", "", *lines, *self._footer()]) + "\n"
+        """A Markdown table: a row per metric and slice, a column per cut-off."""
+        table = markdown_table(self._rows("{} [{}, {}]"))
+        return "\n".join([f"**{self.label}**, {self._where}.", "", table, *self._footer()]) + "\n"
 
     def to_latex(self) -> str:
         """The same table for a paper; needs the package booktabs."""
-        body = [
-            " & ".join([_tex(base), _tex(part), *cells]) + r" \\"
-            for base, part, cells in self._rows(r"{} {{\scriptsize [{}, {}]}}")
-        ]
-        head = " & ".join(["metric", "over", *(f"@{k}" for k in self.k)]) + r" \\"
+        rows = self._rows(r"{} {{\scriptsize [{}, {}]}}")
+        head, *body = (" & ".join(row).replace("_", r"\_") + r" \\" for row in rows)
         top = [f"% {self.label}, {self._where}", rf"\begin{{tabular}}{{ll{'r' * len(self.k)}}}"]
         notes = [f"% {line}" for line in self._footer() if line]
         lines = [*top, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
@@ -172,9 +136,8 @@ class Result:
         return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
-        rows = [(name, value) for name, value in self.values.items()]
-        width = max((len(name) for name, _ in rows), default=0)
-        lines = [f"  {name:<{width}}  {_number(value)}" for name, value in rows]
+        width = max(map(len, self.values), default=0)
+        lines = [f"  {name:<{width}}  {_number(value)}" for name, value in self.values.items()]
         return "\n".join([f"{self.label}: {self._where}", *lines, *self.notes])
 
     @property
@@ -182,15 +145,16 @@ class Result:
         rows = "events" if self.protocol == "session" else "users"
         return f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
 
-    def _rows(self, with_interval: str) -> Iterator[tuple[str, str, list[str]]]:
-        pairs = self.table.select("metric", "slice").unique(maintain_order=True).rows()
-        cells = {
-            (row["metric"], row["slice"], row["k"]): row
-            for row in self.table.iter_rows(named=True)
-        }
-        for base, part in pairs:
-            found = [cells[base, part, k] for k in self.k]
-            yield base, part, [_cell(row, with_interval) for row in found]
+    def _rows(self, with_interval: str) -> list[list[str]]:
+        """Cells of the table, its head first."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        for base, _, part, *numbers, _ in self.table.sort("k", maintain_order=True).rows():
+            value, low, high = map(_number, numbers)
+            cell = value if numbers[1] is None else with_interval.format(value, low, high)
+            rows.setdefault((base, part), [base, part]).append(cell)
+        order = self.table.select("metric", "slice").unique(maintain_order=True).rows()
+        head = ["metric", "over", *(f"@{k}" for k in self.k)]
+        return [head, *(rows[base, part] for base, part in order)]
 
     def _footer(self) -> list[str]:
         recall = self.definitions.get("recall")
@@ -211,7 +175,7 @@ def _restored(stored: Stored) -> Result:
         meta.text(name)
     for name in ("exclude_seen", "tuned_on_test"):
         meta.flag(name)
-    for name in ("n_items", "bootstrap"):
+    for name in ("n_users", "n_items", "bootstrap"):
         meta.whole(name)
     meta.whole("seed", most=LARGEST_SEED)
     meta.group("settings")
@@ -221,7 +185,7 @@ def _restored(stored: Stored) -> Result:
     content["k"] = tuple(meta.wholes("k", least=1))
     if not content["k"] or list(content["k"]) != sorted(set(content["k"])):
         raise FileFormatError(f"its cut-offs must ascend, got {meta['k']}")
-    stored.frame("per_user", meta.whole("n_users"))
+    stored.frame("per_user", meta["n_users"])
     result = Result(**content)
     _check_tables(result)
     return result
@@ -253,18 +217,13 @@ def _check_tables(result: Result) -> None:
         raise FileFormatError("its table counts more users than there are")
 
 
-def _cell(row: dict[str, Any], with_interval: str) -> str:
-    value = _number(row["value"])
-    if row["low"] is None:
-        return value
-    return with_interval.format(value, _number(row["low"]), _number(row["high"]))
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of a Markdown table, its head first; columns after the second are right-aligned."""
+    ruler = ["---", "---", *["---:"] * (len(rows[0]) - 2)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ruler, *rows[1:]))
 
 
 def _number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
-
-
-def _tex(text: str) -> str:
-    return text.replace("_", r"\_")

@@ -1,7 +1,7 @@
 """Statistics of interactions: sizes, concentration, homophily, popularity curve.
 
 The definitions are those of "Why is Normalization Necessary for Linear Recommenders?" (SIGIR
-2025), Table 1. Only who used what counts; weights are ignored.
+2025), Table 1. They use only the pattern of the matrix; weights are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import run
-from equipoise.matrix import Csr
+from equipoise.matrix import entry_rows
 
 HEAD = 0.2  # share of the items that counts as the head
 BLOCK = 256  # items a thread takes at a time
@@ -29,41 +29,25 @@ CURVE_POINTS = 51
 class Statistics:
     """What `describe` found out about a data set.
 
-    Attributes
-    ----------
-    n_users, n_items, n_interactions, density
-        The size of the matrix and the share of it that is filled.
-    gini_items, gini_users
-        Gini index of the item counts and of the user counts; 0 is even, near 1 is concentrated.
-    homophily
-        Weighted homophily ratio, see `homophily`.
-    head_share
-        Share of the interactions that fall on the most used 20% of the items (rounded up).
-    median_user, min_user, max_user
-        Items per user.
-    median_item, min_item, max_item
-        Users per item.
-    delta
-        The exponent that `homophily` was computed with.
-    popularity
-        A frame of 51 points: share of the items, most used first, and of the interactions on them.
+    A Gini index of 0 is even, near 1 it is concentrated. `popularity` is a frame of 51 points: the
+    share of the items, most used first, and of the interactions on them.
     """
 
     n_users: int
     n_items: int
     n_interactions: int
-    density: float
-    gini_items: float
-    gini_users: float
-    homophily: float
-    head_share: float
-    median_user: float
+    density: float  # share of the matrix that is filled
+    gini_items: float  # of the number of users of each item
+    gini_users: float  # of the number of items of each user
+    homophily: float  # weighted homophily ratio
+    head_share: float  # share of the interactions on the most used 20% of the items (rounded up)
+    median_user: float  # items per user
     min_user: int
     max_user: int
-    median_item: float
+    median_item: float  # users per item
     min_item: int
     max_item: int
-    delta: float
+    delta: float  # exponent of the homophily ratio
     popularity: pl.DataFrame = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +84,7 @@ def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
     Parameters
     ----------
     interactions
-        The data; only the pattern of the matrix is used, not the weights.
+        The data; weights are ignored.
     delta
         Exponent of the number of shared users in the weights of the homophily ratio.
 
@@ -158,28 +142,25 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     items with c > 0 common users, weighted by w_ij = c^delta * c / min(n_i, n_j), where n_i users
     have item i. Without such a pair it is 0.
 
-    Exact, and the same for every number of threads. It takes one row of counts per thread
-    instead of an items x items matrix.
-
-    Parameters
-    ----------
-    interactions
-        The data; only the pattern of the matrix is used, not the weights.
-    delta
-        How much more weight a pair with many common users gets, from 0 to 50.
+    `delta`, from 0 to 50, is how much more weight a pair with many common users gets. Exact, and
+    the same for every number of threads; takes a row of counts per thread, no square matrix.
     """
     if not 0 <= delta <= 50:
         raise SettingError(f"delta must lie between 0 and 50, got {delta}")
     counts = interactions.item_counts
     if not interactions.n_interactions:
         return 0.0
-    users, places, starts = _transposed(interactions.matrix, counts)
+    matrix = interactions.matrix
+    # users of each item, and where each of these pairs stands in the CSR arrays
+    places = np.argsort(matrix.indices, kind="stable")
+    users = entry_rows(matrix).astype(np.int32)[places]
+    starts = np.concatenate([[0], np.cumsum(counts)])
     # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
     power = (np.arange(counts.max() + 1) / counts.max()) ** (delta + 1)
     sums = np.zeros((2, interactions.n_items))
     # One dtype for all data, so that the kernel is compiled once.
-    row_ends = interactions.matrix.indptr[1:].astype(np.int64)
-    items = interactions.matrix.indices.astype(np.int32, copy=False)
+    row_ends = matrix.indptr[1:].astype(np.int64)
+    items = matrix.indices.astype(np.int32, copy=False)
 
     def add_block(number: int) -> None:
         start, stop = number * BLOCK, min((number + 1) * BLOCK, interactions.n_items)
@@ -188,16 +169,6 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     run(add_block, -(-interactions.n_items // BLOCK))
     similar, total = math.fsum(sums[0]), math.fsum(sums[1])
     return similar / total if total > 0 else 0.0
-
-
-def _transposed(
-    matrix: Csr, counts: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Users of each item, where each of these pairs stands in the CSR arrays, item offsets."""
-    places = np.argsort(matrix.indices, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
-    return rows[places], places, starts
 
 
 @compiled

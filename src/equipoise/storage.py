@@ -1,6 +1,4 @@
-"""Checksums of saved files: all of a small file, samples of a large one.
-
-A directory of arrays and tables that is written atomically and read without trust.
+"""A directory of arrays and tables that is written atomically and read without trust.
 
 A directory holds `manifest.json` and the files it names: `.npy` arrays (memory-mapped when read)
 and Parquet tables. New files get new names, and replacing the manifest is the one step that makes
@@ -38,74 +36,18 @@ from equipoise.errors import (
 )
 from equipoise.manifest import Fields, check_seal, parse, sealed
 
-SMALL = 16 << 20  # files up to this size are hashed whole at every load
-
-
-BLOCK = 4096
-
-
-def describe_file(file: Path) -> dict[str, Any]:
-    """Name, size and checksums of a file, for the manifest."""
-    size = file.stat().st_size
-    entry = {"file": file.name, "bytes": size, "sha256": _digest(file)}
-    if size > SMALL:
-        entry["sample"] = _sample_digest(file, size)
-    return entry
-
-
-def check_file(file: Path, entry: dict[str, Any], *, verify: bool) -> None:
-    """Refuse a file that differs from its description; ``verify`` hashes large files whole."""
-    size = file.stat().st_size
-    if size != entry.get("bytes"):
-        raise FileFormatError(f"{file} has {size:,} bytes, the manifest says {entry.get('bytes')}")
-    if verify or size <= SMALL:
-        sound = _digest(file) == entry.get("sha256")
-    else:
-        sound = _sample_digest(file, size) == entry.get("sample")
-    if not sound:
-        raise FileFormatError(f"{file} was changed after it was saved: its checksum differs")
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sample_digest(file: Path, size: int) -> str:
-    """Hash both ends and 62 blocks spread evenly over the file."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        for place in np.linspace(0, size - BLOCK, 64).astype(np.int64):
-            stream.seek(int(place))
-            digest.update(stream.read(BLOCK))
-    return digest.hexdigest()
-
-
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-
-
 FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{12}\.(npy|parquet)")
-
-
 OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
-
-
 LARGEST_MANIFEST = 16 << 20
-
-
+SMALL = 16 << 20  # files up to this size are hashed whole at every load, larger ones by samples
+BLOCK = 4096  # bytes of a sample
 CHECKED_CELLS = 1 << 22  # arrays up to this size are looked through when they are loaded
-
-
 LONGEST_LIST = 64  # numbers that stand in the manifest itself; longer lists become arrays
-
-
 LISTED = "$array"
-
-
 LIST_NAME = re.compile(r"list_[0-9]+")
-
 
 # what reading values that are not as they should be can raise
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -186,7 +128,7 @@ def write_directory(
             files = _write_files(root, token, chain(arrays.items(), lists.items()), frames)
             manifest = {"format": kind, "version": version, "meta": content, "files": files}
             _write(fresh, json.dumps(sealed(manifest), indent=1).encode())
-            _restored(root, _read_json(fresh), kind, version, restore, verify=False)
+            _restored(root, read_manifest(fresh), kind, version, restore, verify=False)
             os.replace(fresh, root / MANIFEST)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -249,30 +191,59 @@ def _write_files(
 ) -> dict[str, Any]:
     files: dict[str, Any] = {}
 
-    def place(name: str, ending: str) -> Path:
+    def write(name: str, ending: str, head: Any, blocks: Iterable[Any] = ()) -> None:
         file = f"{name}-{token}.{ending}"
         if name in files or not FILE_NAME.fullmatch(file):
             raise ValueError(f"{name!r} cannot name a file of a saved directory")
-        return root / file
+        _write(root / file, head, blocks)
+        files[name] = file_entry(root / file)
 
     for name, array in arrays:
         if array.dtype.hasobject:
             raise TypeError(f"array {name!r} would need pickle")
-        target = place(name, "npy")
         # The bytes go through `write`, whose errors give the reason; numpy's `tofile` hides it.
         blocks = array.blocks() if hasattr(array, "blocks") else (np.ascontiguousarray(array),)
         header = io.BytesIO()
         layout = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
         np.lib.format.write_array_header_1_0(header, layout)
-        _write(target, header.getvalue(), (b.reshape(-1).view(np.uint8) for b in blocks))
-        files[name] = describe_file(target)
+        write(name, "npy", header.getvalue(), (b.reshape(-1).view(np.uint8) for b in blocks))
     for name, frame in frames.items():
-        target = place(name, "parquet")
         content = io.BytesIO()
         frame.write_parquet(content)
-        _write(target, content.getbuffer())
-        files[name] = describe_file(target)
+        write(name, "parquet", content.getbuffer())
     return files
+
+
+def _write(target: Path, head: Any, blocks: Iterable[Any] = ()) -> None:
+    with target.open("wb") as stream:
+        for block in chain([head], blocks):
+            stream.write(block)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def file_entry(file: Path) -> dict[str, Any]:
+    """Name, size and checksums of a file, for the manifest."""
+    size = file.stat().st_size
+    entry = {"file": file.name, "bytes": size, "sha256": _digest(file)}
+    if size > SMALL:
+        entry["sample"] = _sample_digest(file, size)
+    return entry
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sample_digest(file: Path, size: int) -> str:
+    """Hash both ends and 62 blocks spread evenly over the file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        for place in np.linspace(0, size - BLOCK, 64).astype(np.int64):
+            stream.seek(int(place))
+            digest.update(stream.read(BLOCK))
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -288,7 +259,7 @@ def _locked(root: Path, kind: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Failing to tidy up does not undo a save: Windows keeps a file that somebody has mapped.
+        # Failing to tidy up does not undo a save: Windows keeps a file that is mapped.
         with suppress(OSError):
             if handle is not None:
                 os.fsync(handle)  # the new manifest is on the disk before the old files go
@@ -334,10 +305,10 @@ def _sweep(root: Path) -> None:
     The manifest on disk decides, so an interrupt at any moment never takes a file it names.
     """
     try:
-        listed = {entry.get("file") for entry in read_manifest(root)["files"].values()}
+        listed = {entry.get("file") for entry in read_manifest(root / MANIFEST)["files"].values()}
     except (FileFormatError, AttributeError, TypeError):
         if (root / MANIFEST).exists():
-            return  # damaged by somebody: keep everything
+            return  # damaged: keep everything
         listed = set()
     for file in root.iterdir():
         if file.name not in listed | {MANIFEST} and OURS.fullmatch(file.name):
@@ -358,23 +329,16 @@ def load_directory(
     always checked, large files by sampled blocks; ``verify=True`` hashes everything.
     """
     root = Path(path)
-    manifest = read_manifest(root)
+    manifest = read_manifest(root / MANIFEST)
     while True:
         try:
             return _restored(root, manifest, kind, version, restore, verify=verify)
         except FileFormatError:
             # A save that finished in between has removed the files of the manifest read before.
-            newer = read_manifest(root)
+            newer = read_manifest(root / MANIFEST)
             if newer == manifest:
                 raise
             manifest = newer
-
-
-def read_directory(
-    path: str | os.PathLike[str], kind: str, version: int, *, verify: bool = False
-) -> Stored:
-    """Return the checked files of a directory, as `load_directory` gives them to `restore`."""
-    return load_directory(path, kind, version, lambda stored: stored, verify=verify)
 
 
 def _restored(
@@ -403,31 +367,10 @@ def _restored(
     return found
 
 
-def _read_files(
-    root: Path, files: Fields, *, verify: bool
-) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pl.DataFrame]]:
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    frames: dict[str, pl.DataFrame] = {}
-    for name, entry in files.items():
-        file = _checked_file(root, name, entry, verify=verify)
-        try:
-            if file.suffix == ".npy":
-                arrays[name] = np.lib.format.open_memmap(file, mode="r")
-            else:
-                frames[name] = pl.read_parquet(file, glob=False)
-        except (Exception, pl.exceptions.PanicException) as error:
-            raise FileFormatError(f"{file} cannot be read: {error}") from error
-    return arrays, frames
-
-
-def read_manifest(root: Path) -> Fields:
+def read_manifest(file: Path) -> Fields:
     """Return the checked manifest of a directory."""
-    if not (root / MANIFEST).is_file():
-        raise FileFormatError(f"{root} is not a saved directory: it has no {MANIFEST}")
-    return _read_json(root / MANIFEST)
-
-
-def _read_json(file: Path) -> Fields:
+    if not file.is_file():
+        raise FileFormatError(f"{file.parent} is not a saved directory: it has no {MANIFEST}")
     try:
         if file.stat().st_size > LARGEST_MANIFEST:
             raise FileFormatError("it is larger than any manifest")
@@ -445,22 +388,31 @@ def _read_json(file: Path) -> Fields:
 
 def is_directory_of(path: str | os.PathLike[str], kind: str) -> bool:
     """Whether the path is a saved directory of this kind."""
-    root = Path(path)
     try:
-        return (root / MANIFEST).is_file() and read_manifest(root)["format"] == kind
+        return bool(read_manifest(Path(path) / MANIFEST)["format"] == kind)
     except (FileFormatError, OSError):
         return False
 
 
-def _write(target: Path, head: Any, blocks: Iterable[Any] = ()) -> None:
-    with target.open("wb") as stream:
-        for block in chain([head], blocks):
-            stream.write(block)
-        stream.flush()
-        os.fsync(stream.fileno())
+def _read_files(
+    root: Path, files: Fields, *, verify: bool
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pl.DataFrame]]:
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    frames: dict[str, pl.DataFrame] = {}
+    for name, entry in files.items():
+        file = _checked_file(root, name, entry, verify=verify)
+        try:
+            if file.suffix == ".npy":
+                arrays[name] = np.lib.format.open_memmap(file, mode="r")
+            else:
+                frames[name] = pl.read_parquet(file, glob=False)
+        except (Exception, pl.exceptions.PanicException) as error:
+            raise FileFormatError(f"{file} cannot be read: {error}") from error
+    return arrays, frames
 
 
 def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
+    """Return the file of an entry, if it is as the entry says; `verify` hashes all of it."""
     listed = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(listed, str) or not FILE_NAME.fullmatch(listed):
         raise FileFormatError(f"{root / MANIFEST} names a file that is not allowed: {listed!r}")
@@ -470,7 +422,15 @@ def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
     if file.is_symlink() or not file.is_file():
         raise FileFormatError(f"{file}, which the manifest names as {name!r}, is missing")
     try:
-        check_file(file, entry, verify=verify)
+        size, said = file.stat().st_size, entry.get("bytes")
+        if size != said:
+            raise FileFormatError(f"{file} has {size:,} bytes, the manifest says {said}")
+        if verify or size <= SMALL:
+            sound = _digest(file) == entry.get("sha256")
+        else:
+            sound = _sample_digest(file, size) == entry.get("sample")
     except OSError as error:
         raise FileFormatError(f"{file} cannot be read: {error.strerror}") from error
+    if not sound:
+        raise FileFormatError(f"{file} was changed after it was saved: its checksum differs")
     return file

@@ -1,7 +1,6 @@
-"""Where the targets stand in the ranked lists: found once, used by every accuracy metric.
+"""Accuracy of ranked lists: one value per user, NaN without targets.
 
-Accuracy of ranked lists: each function gives one value per user, NaN without targets.
-
+The targets are found in the lists once (`find_hits`); every metric is a short formula on the hits.
 Notation: h hits among the first k of the list, t targets, r the rank of a hit (from 1).
 """
 
@@ -21,31 +20,17 @@ from equipoise.kernels import compiled
 from equipoise.matrix import Csr, entry_rows, keep_entries
 
 Floats = npt.NDArray[np.float64]
-
-
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Targets that stand in the lists, user by user and in order of rank.
+    """Targets that stand in the lists, user by user and in order of rank."""
 
-    Parameters
-    ----------
-    user
-        Row of each hit, ascending.
-    rank
-        Its rank in the full list, from 1.
-    item
-        Its item position.
-    target
-        The items to be found, a row per user.
-    """
-
-    user: Ints
-    rank: Ints
-    item: Ints
-    target: Csr
+    user: Ints  # row of each hit, ascending
+    rank: Ints  # its rank in the full list, from 1
+    item: Ints  # its item position
+    target: Csr  # the items to be found, a row per user
 
     @property
     def n_users(self) -> int:
@@ -64,19 +49,8 @@ class Hits:
         before = np.cumsum(n_hits) - n_hits
         return np.arange(1, len(self.user) + 1) - before[self.user]
 
-    @cached_property
-    def target_row(self) -> Ints:
-        """Row of each target."""
-        return entry_rows(self.target)
-
     def within(self, group: npt.ArrayLike) -> Hits:
-        """Restrict hits and targets to a group of items; ranks stay those of the full list.
-
-        Parameters
-        ----------
-        group
-            A flag per item.
-        """
+        """Restrict hits and targets to the flagged items; ranks stay those of the full list."""
         mask = np.asarray(group)
         if mask.dtype != bool or mask.shape != (self.target.shape[1],):
             wanted = self.target.shape[1]
@@ -122,15 +96,12 @@ def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
 
 def join_hits(parts: Sequence[Hits], target: Csr) -> Hits:
     """Put the hits of consecutive batches of users together; `target` holds all of them."""
+    if len(parts) == 1:
+        return parts[0]
     starts = np.cumsum([0, *(part.n_users for part in parts)])
     users = [part.user + start for part, start in zip(parts, starts[:-1], strict=True)]
-    empty = [np.empty(0, np.int64)]
-    return Hits(
-        np.concatenate(empty + users),
-        np.concatenate(empty + [part.rank for part in parts]),
-        np.concatenate(empty + [part.item for part in parts]),
-        target,
-    )
+    ranks, items = [part.rank for part in parts], [part.item for part in parts]
+    return Hits(np.concatenate(users), np.concatenate(ranks), np.concatenate(items), target)
 
 
 @compiled
@@ -165,17 +136,17 @@ def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any
 
 
 def recall(hits: Hits, k: int) -> Floats:
-    """Hits by their largest number, h / min(k, t): 1 for the best list, also where t > k."""
-    return _ratio(hits.total(k), np.minimum(hits.n_targets, k))
+    """Hits divided by how many there can be, h / min(k, t): 1 for the best list, also if t > k."""
+    return ratio(hits.total(k), np.minimum(hits.n_targets, k))
 
 
 def recall_full(hits: Hits, k: int) -> Floats:
-    """Hits by targets, h / t, the LightGCN form: at most k / t where a user has t > k."""
-    return _ratio(hits.total(k), hits.n_targets)
+    """Hits divided by targets, h / t, the LightGCN form: at most k / t where t > k."""
+    return ratio(hits.total(k), hits.n_targets)
 
 
 def precision(hits: Hits, k: int) -> Floats:
-    """Hits by k, h / k, also where the list is shorter than k."""
+    """Hits divided by k, h / k, also where the list is shorter than k."""
     return _defined(hits, hits.total(k) / k)
 
 
@@ -186,7 +157,7 @@ def hit_rate(hits: Hits, k: int) -> Floats:
 
 def ndcg(hits: Hits, k: int) -> Floats:
     """Sum over hits of 1 / log2(r + 1), divided by that sum for min(k, t) hits in front."""
-    return _ratio(hits.total(k, _discount(hits.rank)), _ideal(hits, k))
+    return ratio(hits.total(k, _discount(hits.rank)), _ideal(hits, k))
 
 
 def reciprocal_rank(hits: Hits, k: int) -> Floats:
@@ -196,15 +167,14 @@ def reciprocal_rank(hits: Hits, k: int) -> Floats:
 
 def average_precision(hits: Hits, k: int) -> Floats:
     """Sum over hits of the precision at r, divided by min(k, t); its mean is MAP."""
-    return _ratio(hits.total(k, hits.ordinal / hits.rank), np.minimum(hits.n_targets, k))
+    return ratio(hits.total(k, hits.ordinal / hits.rank), np.minimum(hits.n_targets, k))
 
 
 def propensities(counts: npt.ArrayLike, power: float = 0.5, floor: float = 0.01) -> Floats:
-    """Chance of an item to be observed, rho = max((count / largest count)^power, floor)."""
+    """Probability that an item is observed, rho = max((count / largest count)^power, floor)."""
     count = np.asarray(counts, np.float64)
     largest = max(float(count.max(initial=0.0)), 1.0)
-    out: Floats = np.maximum((count / largest) ** power, floor)
-    return out
+    return np.asarray(np.maximum((count / largest) ** power, floor))
 
 
 def unbiased_recall(hits: Hits, k: int, rho: npt.ArrayLike) -> Floats:
@@ -215,7 +185,7 @@ def unbiased_recall(hits: Hits, k: int, rho: npt.ArrayLike) -> Floats:
     exceed 1.
     """
     weight = 1 / np.asarray(rho, np.float64)
-    return _ratio(hits.total(k, weight[hits.item]), _target_weight(hits, k, weight))
+    return ratio(hits.total(k, weight[hits.item]), _target_weight(hits, k, weight))
 
 
 def unbiased_ndcg(hits: Hits, k: int, rho: npt.ArrayLike) -> Floats:
@@ -226,12 +196,11 @@ def unbiased_ndcg(hits: Hits, k: int, rho: npt.ArrayLike) -> Floats:
     """
     weight = 1 / np.asarray(rho, np.float64)
     gain = hits.total(k, weight[hits.item] * _discount(hits.rank))
-    return _ratio(gain, _target_weight(hits, k, weight) * _ideal(hits, k))
+    return ratio(gain, _target_weight(hits, k, weight) * _ideal(hits, k))
 
 
 def _discount(rank: npt.NDArray[np.int64]) -> Floats:
-    out: Floats = 1 / np.log2(rank + 1.0)
-    return out
+    return np.asarray(1 / np.log2(rank + 1.0))
 
 
 def _ideal(hits: Hits, k: int) -> Floats:
@@ -243,14 +212,14 @@ def _ideal(hits: Hits, k: int) -> Floats:
 
 def _target_weight(hits: Hits, k: int, weight: Floats) -> Floats:
     """Return S = min(k, t) * mean of the weights of the targets."""
-    sums = np.bincount(
-        hits.target_row, weight[hits.target.indices], minlength=hits.n_users
-    ).astype(np.float64)
-    return sums * np.minimum(1.0, k / np.maximum(hits.n_targets, 1))
+    rows = entry_rows(hits.target)
+    sums = np.bincount(rows, weight[hits.target.indices], minlength=hits.n_users)
+    return np.asarray(sums * np.minimum(1.0, k / np.maximum(hits.n_targets, 1)))
 
 
-def _ratio(top: Floats, bottom: npt.NDArray[np.number]) -> Floats:
-    out = np.full(len(top), np.nan)
+def ratio(top: npt.NDArray[Any], bottom: npt.NDArray[Any]) -> Floats:
+    """Divide; NaN where the divisor is 0."""
+    out = np.full(top.shape, np.nan)
     np.divide(top, bottom, out=out, where=bottom > 0)
     return out
 

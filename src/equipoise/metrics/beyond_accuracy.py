@@ -10,13 +10,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.matrix import Csr
-from equipoise.metrics.accuracy import Floats, Ints
+from equipoise.matrix import Csr, entry_rows
+from equipoise.metrics.accuracy import Floats, Ints, ratio
 from equipoise.statistics import gini
 
 Lists = npt.NDArray[np.int32]
-
-
 Vectors = sp.csr_array[np.float64, tuple[int, int]]
 
 
@@ -54,47 +52,32 @@ def list_mean(lists: Lists, values: npt.ArrayLike, ks: Sequence[int]) -> Floats:
     present = lists >= 0
     value = np.where(present, np.asarray(values, np.float64)[lists], 0.0)
     sums, sizes = np.cumsum(value, axis=1), np.cumsum(present, axis=1)
-    out = np.full((len(lists), len(ks)), np.nan)
-    for column, k in enumerate(ks):
-        last = min(k, lists.shape[1]) - 1
-        if last >= 0:
-            size = sizes[:, last]
-            np.divide(sums[:, last], size, out=out[:, column], where=size > 0)
-    return out
+    if not lists.shape[1]:
+        return np.full((len(lists), len(ks)), np.nan)
+    last = [min(k, lists.shape[1]) - 1 for k in ks]
+    return ratio(sums[:, last], sizes[:, last])
 
 
 def self_information(counts: npt.ArrayLike) -> Floats:
     """Bits of surprise of each item, -log2(count / all interactions); count 0 is taken as 1."""
     count = np.maximum(np.asarray(counts, np.float64), 1.0)
-    out: Floats = np.log2(max(float(np.sum(counts)), 1.0)) - np.log2(count)
-    return out
+    return np.asarray(np.log2(max(float(np.sum(counts)), 1.0)) - np.log2(count))
 
 
 def row_mean(matrix: Csr, values: npt.ArrayLike) -> Floats:
     """Mean of a value per item over each user's items; NaN for an empty row."""
-    sizes = np.diff(matrix.indptr)
-    rows = np.repeat(np.arange(matrix.shape[0]), sizes)
     value = np.asarray(values, np.float64)[matrix.indices]
-    out = np.full(matrix.shape[0], np.nan)
-    sums = np.bincount(rows, value, minlength=matrix.shape[0])
-    np.divide(sums, sizes, out=out, where=sizes > 0)
-    return out
+    sums = np.bincount(entry_rows(matrix), value, minlength=matrix.shape[0])
+    return ratio(sums, np.diff(matrix.indptr))
 
 
 def popularity_lift(listed: Floats, history: Floats) -> Floats:
     """(a - b) / b, with a the mean training count of a user's list and b that of the history.
 
     0: the list is as popular as what the user chose; 1: twice as popular. NaN where b is 0 or a
-    side is empty.
-
-    Parameters
-    ----------
-    listed, history
-        Means per user, from `list_mean` (one column) and `row_mean`.
+    side is empty. The means come from `list_mean` (one column) and `row_mean`.
     """
-    out = np.full(len(listed), np.nan)
-    np.divide(listed - history, history, out=out, where=history > 0)
-    return out
+    return ratio(listed - history, history)
 
 
 def unit_rows(vectors: Any) -> Vectors:
@@ -103,7 +86,7 @@ def unit_rows(vectors: Any) -> Vectors:
     csr.eliminate_zeros()
     if not np.isfinite(csr.data).all():
         raise DataError("item vectors must be finite")
-    rows = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
+    rows = entry_rows(csr)
     length = np.sqrt(np.bincount(rows, csr.data**2, minlength=csr.shape[0]))
     return sp.csr_array((csr.data / length[rows], csr.indices, csr.indptr), shape=csr.shape)
 
@@ -111,15 +94,9 @@ def unit_rows(vectors: Any) -> Vectors:
 def diversity(lists: Lists, units: Vectors, k: int) -> Floats:
     """Mean of 1 - cosine over all pairs of items among the first k of each list.
 
-    NaN for a list of fewer than two items. Uses sum of cosines over ordered pairs
-    = |sum of unit vectors|^2 - number of non-zero vectors, so no pair is formed.
-
-    Parameters
-    ----------
-    lists
-        Item positions, padded with -1.
-    units
-        Item vectors of length 1, from `unit_rows`.
+    `units` are item vectors of length 1, from `unit_rows`. NaN for a list of fewer than two items.
+    No pair is formed: the sum of cosines over ordered pairs is |sum of unit vectors|^2 - number of
+    non-zero vectors.
     """
     shown = lists[:, :k]
     present = shown >= 0
@@ -131,7 +108,4 @@ def diversity(lists: Lists, units: Vectors, k: int) -> Floats:
     summed = member @ units
     squares = np.asarray(summed.multiply(summed).sum(axis=1)).ravel()
     non_zero = member @ (np.diff(units.indptr) > 0).astype(np.float64)
-    out = np.full(len(lists), np.nan)
-    pairs = sizes * (sizes - 1)
-    np.divide(squares - non_zero, pairs, out=out, where=pairs > 0)
-    return 1 - out
+    return 1 - ratio(squares - non_zero, sizes * (sizes - 1))

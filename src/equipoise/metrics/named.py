@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from equipoise.errors import SettingError
@@ -72,13 +72,7 @@ class Named:
         return f"{self.name}@{k}"
 
     def definition(self, recall_form: str) -> str:
-        """Say in words what is computed.
-
-        Parameters
-        ----------
-        recall_form
-            What "recall" stands for, "recall_capped" or "recall_full".
-        """
+        """Say in words what is computed; "recall" stands for `recall_form`."""
         base = recall_form if self.base == "recall" else self.base
         if self.slice == "unbiased":
             base = "recall_capped" if self.base == "recall" else self.base
@@ -107,7 +101,7 @@ def default(groups: Iterable[str] = ()) -> list[Named]:
     return out + [Named("all", base) for base in (*AGGREGATE, "popularity", "novelty", "lift")]
 
 
-def parse(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list[Named]:
+def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list[Named]:
     """Look the names up; an unknown one is an error with the nearest name."""
     groups = list(groups)
     if names is None:
@@ -118,7 +112,11 @@ def parse(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list
         raise SettingError("metrics is empty; leave it out for the usual ones")
     for name in listed:
         if name not in everything:
-            raise SettingError(f"unknown metric {name!r}; {_hint(name, everything)}")
+            bare = str(name).partition("@")[0]
+            hint = nearest(name, everything)
+            if bare in everything:
+                hint = f"write {bare!r} and give the cut-off as k"
+            raise SettingError(f"unknown metric {name!r}; {hint}")
     return [everything[name] for name in listed]
 
 
@@ -141,9 +139,3 @@ def nearest(name: object, names: Iterable[str]) -> str:
     """Return the end of a sentence that names what was probably meant."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"
-
-
-def _hint(name: str, names: Mapping[str, Named]) -> str:
-    if isinstance(name, str) and "@" in name and name.split("@")[0] in names:
-        return f"write {name.split('@')[0]!r} and give the cut-off as k"
-    return nearest(name, names)

@@ -1,4 +1,4 @@
-"""Chance: bootstrap intervals of means, sign-flip tests, correction for many tests."""
+"""Resampling of users: bootstrap intervals, sign-flip tests, correction for many tests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ BLOCK = 1 << 21  # cells of the weight matrix made at a time, 16 MB
 def bootstrap_interval(
     values: npt.ArrayLike, resamples: int, seed: int, level: float = 0.95
 ) -> tuple[Floats, Floats]:
-    """Percentile interval of the mean of each column when the users are drawn anew.
+    """Percentile interval of the mean of each column of `values`, which has a row per user.
 
     A resample draws as many users as there are, with replacement; all columns share the draw. NaN
-    stands for a user a column is not defined for, and takes no part in its mean.
-
-    Parameters
-    ----------
-    values
-        (m, columns), a row per user.
-    resamples
-        How many draws; 1,000 makes the ends of a 95% interval good to about 2% of its width.
-    seed
-        Of the draws.
-    level
-        Share of the resampled means that lies inside.
+    stands for a user a column is not defined for, and takes no part in its mean. 1,000 resamples
+    make the ends of a 95% interval good to about 2% of its width.
     """
     table = np.asarray(values, np.float64)
     defined = ~np.isnan(table)
@@ -91,7 +81,7 @@ def sign_flip_test(difference: npt.ArrayLike, resamples: int, seed: int) -> floa
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
-    """Holm's step-down adjustment: the chance of any false alarm among all tests stays bounded.
+    """Holm's step-down adjustment: the probability of any false alarm stays bounded.
 
     The i-th smallest of n p-values is multiplied by n - i + 1; none may fall below a smaller one.
 

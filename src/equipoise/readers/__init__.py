@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
-from equipoise.interactions import KIND, Interactions, load_interactions
+from equipoise.interactions import KIND, Interactions
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
 from equipoise.readers.files import existing_file, first_bytes, is_blank, json_parts, parquet_parts
@@ -155,7 +155,7 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
         options.refuse(
             (*COLUMNS, "min_rating", "labels", "format"), f"saved interactions ({path})"
         )
-        return load_interactions(path)
+        return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)
     return to_interactions(_table(path, options), options) if research is None else research

@@ -14,8 +14,9 @@ from typing import Any
 
 import polars as pl
 
+from equipoise.checks import count
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import ListMetrics, as_count
+from equipoise.evaluation import ListMetrics
 from equipoise.machine import duration, limited
 from equipoise.metrics.named import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
@@ -125,7 +126,7 @@ def tune(
             "the split has no valid part to tune on; make one with valid=0.1, as in "
             "eq.split.strong(data, valid=0.1)"
         )
-    as_count(trials, "trials", 1)
+    count("trials", trials)
     extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
     metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
