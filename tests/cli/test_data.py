@@ -61,27 +61,21 @@ def test_k_core_options_filter(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "same"),
+    ("options", "same", "settings"),
     [
-        (["-p", "strong", "--seed", 3, "--history", 0.5], eq.split.strong),
-        (["-p", "weak", "--test", 0.3, "--seed", 3], eq.split.weak),
-        (["-p", "last", "-n", 1], eq.split.leave_last_out),
-        (["-p", "time", "--test", 0.2], eq.split.time_cut),
+        ("-p strong --seed 3 --history 0.5", eq.split.strong, {"seed": 3, "history": 0.5}),
+        ("-p weak --test 0.3 --seed 3", eq.split.weak, {"test": 0.3, "seed": 3}),
+        ("-p last -n 1", eq.split.leave_last_out, {"test": 1}),
+        ("-p time --test 0.2", eq.split.time_cut, {"test": 0.2}),
     ],
 )
 def test_split_saves_what_the_function_gives(
-    options: list[Any], same: Any, shop: Path, tmp_path: Path, answer: Answer
+    options: str, same: Any, settings: dict[str, Any], shop: Path, tmp_path: Path, answer: Answer
 ) -> None:
-    settings: dict[str, dict[str, Any]] = {
-        "strong": {"seed": 3, "history": 0.5},
-        "weak": {"test": 0.3, "seed": 3},
-        "leave_last_out": {"valid": 1, "test": 1},
-        "time_cut": {"test": 0.2},
-    }
-    found = answer("split", "events.csv", tmp_path / "out", *options)
-    expected = same(eq.read(shop / "events.csv"), **settings[same.__name__])
+    found = answer("split", "events.csv", tmp_path / "out", *options.split())
+    expected = same(eq.read(shop / "events.csv"), **settings)
     assert found["fingerprint"] == expected.fingerprint
-    assert eq.split.Split.load(tmp_path / "out").fingerprint == expected.fingerprint
+    assert eq.Split.load(tmp_path / "out").fingerprint == expected.fingerprint
     assert found["test"]["users"] == expected.test.n_users
 
 

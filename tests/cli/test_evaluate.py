@@ -10,7 +10,7 @@ import equipoise as eq
 
 def test_evaluate_prints_what_the_library_finds(shop: Path, answer: Answer) -> None:
     found = answer("evaluate", "model", "split", "-k", 2, "-k", 5)
-    split = eq.split.Split.load(shop / "split")
+    split = eq.Split.load(shop / "split")
     expected = eq.evaluate(eq.load(shop / "model"), split.test, k=[2, 5])
     assert found["values"] == expected.to_dict()["values"]
     assert found["k"] == [2, 5]
@@ -20,10 +20,7 @@ def test_the_table_explains_its_words(run: Run) -> None:
     shown = run("evaluate", "model", "split", "-k", 3).stdout
     assert shown.splitlines()[0] == "EASE l2=5"
     for word in ("all", "head", "tail", "unbiased", "coverage", "gini", "novelty", "lift"):
-        assert any(
-            line.startswith(f"{word} ") or f"{word}:" in line or f"{word} " in line
-            for line in shown.splitlines()
-        )
+        assert f"{word}:" in shown or f"{word} " in shown
     assert "recall: hits among the first k / min(k, number of targets)" in shown
     assert "95% interval" in shown
     assert "test part, 9 users, lists of 3" in shown

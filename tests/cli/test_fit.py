@@ -54,7 +54,7 @@ def test_options_describe_the_model(
 
 def test_fit_on_a_split_uses_its_train_part(shop: Path, run: Run, tmp_path: Path) -> None:
     done = run("fit", "split", tmp_path / "model")
-    train = eq.split.Split.load(shop / "split").train
+    train = eq.Split.load(shop / "split").train
     assert eq.load(tmp_path / "model").data_fingerprint_ == train.fingerprint
     assert "its train part is used" in done.stderr
 
@@ -89,7 +89,7 @@ def test_plan_tells_bytes_and_verdict(run: Run, answer: Answer) -> None:
 def test_update_equals_a_refit(shop: Path, answer: Answer, tmp_path: Path) -> None:
     out = tmp_path / "model"
     found = answer("update", "model", "--add", "new.csv", "--out", out)
-    train = eq.split.Split.load(shop / "split").train
+    train = eq.Split.load(shop / "split").train
     changed = train.union(eq.read(shop / "new.csv", on_bad="skip"))
     assert found["users"] == train.n_users + 1
     refit = eq.EASE(l2=5.0, dropout=0.0).fit(changed)
@@ -106,7 +106,7 @@ def test_a_user_named_twice_is_forgotten_once(shop: Path, answer: Answer, tmp_pa
 
 
 def test_update_forgets_and_removes(shop: Path, answer: Answer, tmp_path: Path) -> None:
-    train = eq.split.Split.load(shop / "split").train
+    train = eq.Split.load(shop / "split").train
     first, second = train.users[:2].tolist()
     item = train.history(second)[0]
     (tmp_path / "gone.csv").write_text(f"user_id,item_id\n{second},{item}\n")

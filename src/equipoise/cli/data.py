@@ -342,14 +342,10 @@ def split(
     facts = {"protocol": made.protocol, "seed": made.seed, "fingerprint": made.fingerprint}
     train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
     items = {"items": made.train.n_items, "notes": list(made.notes), "path": str(out)}
-    parts = {
-        part.name: {
-            "users": part.n_users,
-            "known": part.history.n_interactions,
-            "to_find": part.target.n_interactions,
-        }
-        for part in made.parts
-    }
+    parts = {}
+    for part in made.parts:
+        known, hidden = part.history.n_interactions, part.target.n_interactions
+        parts[part.name] = {"users": part.n_users, "known": known, "to_find": hidden}
     emit({**facts, **items, "train": train, **parts})
 
 
@@ -359,14 +355,9 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
     if protocol == "given":
         with working(f"reading {data}"):
             return _published(Path(data))
-    cuts: dict[str, Any] = {
-        "strong": splits.strong,
-        "weak": splits.weak,
-        "last": splits.leave_last_out,
-        "time": splits.time_cut,
-        "session": splits.sessions,
-    }
-    made: Split = cuts[protocol](reading.load(data), **settings)
+    names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}
+    cut = getattr(splits, names.get(protocol, protocol))
+    made: Split = cut(reading.load(data), **settings)
     return made
 
 
@@ -377,15 +368,9 @@ def _published(folder: Path) -> Split:
 
     multvae = (folder / "unique_sid.txt").is_file()
     if multvae or (folder / "test_in.npz").is_file():
-        parts = read_multvae(folder) if multvae else read_strong(folder)
-        return from_parts(
-            parts["train"],
-            valid=(parts["valid_in"], parts["valid_target"]),
-            test=(parts["test_in"], parts["test_target"]),
-            protocol="strong",
-            unknown="skip",
-        )
-    parts = read_weak(folder)
-    return from_parts(
-        parts["train"], test=(parts["train"], parts["test"]), protocol="weak", unknown="skip"
-    )
+        read = read_multvae(folder) if multvae else read_strong(folder)
+        valid, test = ((read[f"{name}_in"], read[f"{name}_target"]) for name in ("valid", "test"))
+        return from_parts(read["train"], valid=valid, test=test, protocol="strong", unknown="skip")
+    read = read_weak(folder)
+    test = (read["train"], read["test"])
+    return from_parts(read["train"], test=test, protocol="weak", unknown="skip")

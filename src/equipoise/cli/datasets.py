@@ -41,15 +41,10 @@ def listing(as_json: Json = False) -> None:
     if as_json:
         emit([_facts(entry) for entry in entries])
         return
-    rows = [
-        (
-            entry.name,
-            *(entry.published or (None, None, None)),
-            "fetched" if entry.fetched else "bring your own",
-            entry.licence,
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        how = "fetched" if entry.fetched else "bring your own"
+        rows.append((entry.name, *(entry.published or [None] * 3), how, entry.licence))
     show(rows, "name", "users", "items", "interactions", "how", "licence")
     say(
         f"\nfetched: downloaded on first use and kept in {cache_folder()} (set EQUIPOISE_DATA)\n"

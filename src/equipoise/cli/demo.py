@@ -134,29 +134,18 @@ def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
     def is_tail(item: Any) -> bool:
         return not head[model.item_index_.position(item)]
 
-    def films(chosen: EASE) -> list[dict[str, Any]]:
-        return [
-            {
-                "item": item,
-                "title": label(item),
-                "tail": is_tail(item),
-                "hit": item in hidden,
-                "why": strongest(chosen.explain(history, item)),
-            }
-            for item in chosen.recommend([history], k=SHOWN).items[0]
-        ]
-
+    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
+    for name, each in models.items():
+        for item in each.recommend([history], k=SHOWN).items[0]:
+            film = {"item": item, "title": label(item), "tail": is_tail(item)}
+            why = strongest(each.explain(history, item))
+            lists[name].append({**film, "hit": item in hidden, "why": why})
     dial = {}
     for alpha in DIAL:
         (items,) = model.recommend([history], k=K, alpha=alpha).items
         dial[f"{alpha:g}"] = sum(is_tail(item) for item in items)
-    return {
-        "user": user,
-        "history": [label(item) for item in history],
-        "hidden": [label(item) for item in hidden],
-        "lists": {name: films(each) for name, each in models.items()},
-        "dial": dial,
-    }
+    titles = {"history": [*map(label, history)], "hidden": [*map(label, hidden)]}
+    return {"user": user, **titles, "lists": lists, "dial": dial}
 
 
 def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], users: int) -> None:

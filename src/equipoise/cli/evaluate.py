@@ -164,9 +164,5 @@ def compare(
         rows.append((*means, *change, f"{row['p_adjusted']:.2g}", verdict))
     heads = ("model", "against", metric, "before", "difference", "95% interval", "p", "verdict")
     show(rows, *heads)
-    legend(
-        {
-            "p": "chance of so large a difference if the models were equally good, corrected for "
-            f"{frame.height} test(s); two-sided, paired by user"
-        }
-    )
+    chance = "chance of so large a difference if the models were equally good"
+    legend({"p": f"{chance}, corrected for {frame.height} test(s); two-sided, paired by user"})

@@ -67,7 +67,7 @@ def clean(text: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number for a table, such as "0.1250", "-3.0000" or "1,234.5"."""
+    """Return a number for a table, such as "0.1250" or "1,234.5"."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"

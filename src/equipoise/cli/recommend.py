@@ -82,10 +82,10 @@ def recommend(
     if why:
         with working("looking for reasons"):
             for one, each in zip(wanted, lists, strict=True):
-                known = each["source"] == "model"
                 for row in each["items"]:
-                    reasons = fitted.explain(one, row["item"], alpha=alpha) if known else None
-                    row["why"] = strongest(reasons) if reasons is not None else []
+                    row["why"] = []
+                    if each["source"] == "model":
+                        row["why"] = strongest(fitted.explain(one, row["item"], alpha=alpha))
     if as_json:
         emit(lists)
         return
