@@ -37,7 +37,7 @@ from equipoise.models.base import Recommender
 from equipoise.ranking.terms import Adder, LowRank, Rows
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 from equipoise.split.parts import Part
-from equipoise.storage import MANIFEST, Stored, check_ours, read_directory, write_directory
+from equipoise.storage import MANIFEST, Stored, check_ours, load_directory, write_directory
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Training:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings, data and device."""
-        stored = read_directory(path, KIND, VERSION, verify=True)
+        stored = load_directory(path, KIND, VERSION, lambda stored: stored, verify=True)
         for name, mine in self.identity.items():
             theirs = stored.meta.get(name)
             if theirs != mine:
