@@ -172,7 +172,7 @@ def _table(path: str | os.PathLike[str], options: ReadOptions) -> Source:
         return _parts(
             text, _matching(place), f"no file matches {text}; check the pattern", options
         )
-    return OPENERS[_kind(existing_file(place), options)](text, [place], options)
+    return OPENERS[_kind(place, options)](text, [place], options)
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -207,7 +207,7 @@ def _suffix(path: Path) -> str:
 def _kind(path: Path, options: ReadOptions) -> str:
     """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
     suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
-    if suffix in PARQUET or first_bytes(path, 4) == b"PAR1":
+    if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
         return "parquet"
     return "jsonl" if suffix in JSON else "text"
 
@@ -219,7 +219,7 @@ def _parts(name: str, files: list[Path], missing: str, options: ReadOptions) -> 
     full = [file for file in files if not is_blank(file)]
     if not full:
         raise DataError(f"all {len(files)} parts of {name} are empty; nothing can be read from it")
-    kinds = [_kind(existing_file(file), options) for file in full]
+    kinds = [_kind(file, options) for file in full]
     for file, kind in zip(full, kinds, strict=True):
         if kind != kinds[0]:
             raise DataError(f"{full[0]} and {file} are of different kinds; give a pattern of one")

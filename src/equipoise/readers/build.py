@@ -30,7 +30,7 @@ from equipoise.readers.columns import (
     time_column,
 )
 from equipoise.readers.delimited import WHOLE
-from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, logger
+from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, refuse_or_note
 
 Codes = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -113,13 +113,11 @@ def finished(
     for axis, values in (("user", users), ("item", items)):
         if len(values) == 1:
             fault = f"there is only one {axis}, {values.tolist()[0]!r}"
-            if options.on_bad == "error":
-                raise DataError(
-                    f"{name}: {fault}, and recommending needs two; check the {axis} column, "
-                    "or pass on_bad='skip' to read it as it is"
-                )
-            notes.append(fault)
-            logger.warning("%s: %s", name, fault)
+            error = (
+                f"{name}: {fault}, and recommending needs two; check the {axis} column, "
+                "or pass on_bad='skip' to read it as it is"
+            )
+            refuse_or_note(options.on_bad == "error", error, name, fault, notes)
     labels = None
     if options.labels is not None:
         labels = _aligned(options.labels, items, options, notes)

@@ -18,7 +18,7 @@ from equipoise.ids import as_ids, as_list
 from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows, keep_entries, lost_in_single
 from equipoise.readers.build import finished, to_interactions
-from equipoise.readers.options import COLUMNS, ReadOptions, bad_row, frame_source, logger
+from equipoise.readers.options import COLUMNS, ReadOptions, bad_row, frame_source, refuse_or_note
 
 
 def from_matrix(matrix: Any, options: ReadOptions, name: str = "the matrix") -> Interactions:
@@ -70,19 +70,16 @@ def _without_bad_cells(csr: Any, name: str, options: ReadOptions, notes: list[st
         faults.append((lost_in_single(csr.data), f"not {fit}", f"{fit} or 0"))
     kept = np.ones(csr.nnz, bool)
     for wrong, what, needed in faults:
-        if not wrong.any():
-            continue
-        if options.on_bad == "error":
-            place = int(np.flatnonzero(wrong)[0])
-            row = int(entry_rows(csr)[place])
-            cell = f"row {row}, column {csr.indices[place]}"
-            raise DataError(
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            cell = f"row {entry_rows(csr)[place]}, column {csr.indices[place]}"
+            error = (
                 f"{name}, {cell}: {csr.data[place]} is not a weight, which is {needed}; "
                 "correct it, or pass on_bad='skip' to leave such cells out"
             )
-        notes.append(f"skipped {int(wrong.sum()):,} cells that are {what}")
-        logger.warning("%s: %s", name, notes[-1])
-        kept &= ~wrong
+            note = f"skipped {wrong.sum():,} cells that are {what}"
+            refuse_or_note(options.on_bad == "error", error, name, note, notes)
+            kept &= ~wrong
     return csr if kept.all() else keep_entries(csr, kept)
 
 
@@ -103,18 +100,16 @@ def _without_empty(
         (row_full, users, "user", "items"),
         (column_full, items, "item", "users"),
     ):
-        lost = int((~full).sum())
-        if not lost:
-            continue
-        # A filter that was asked for may empty rows; otherwise they are a fault of the data.
-        if options.on_bad == "error" and options.min_rating is None:
-            which = ids[~full].tolist()[0]
-            raise DataError(
-                f"{name}: {axis} {which!r} has no {other} ({lost:,} such); "
+        if not full.all():
+            lost = ids[~full].tolist()
+            error = (
+                f"{name}: {axis} {lost[0]!r} has no {other} ({len(lost):,} such); "
                 "remove them, or pass on_bad='skip' to leave them out"
             )
-        notes.append(f"left out {lost:,} {axis}s without {other}")
-        logger.warning("%s: %s", name, notes[-1])
+            note = f"left out {len(lost):,} {axis}s without {other}"
+            # A filter that was asked for may empty rows; otherwise they are a fault of the data.
+            stop = options.on_bad == "error" and options.min_rating is None
+            refuse_or_note(stop, error, name, note, notes)
     csr = csr[np.flatnonzero(row_full)]
     if not column_full.all():
         csr = csr[:, np.flatnonzero(column_full)]

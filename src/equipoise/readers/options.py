@@ -187,6 +187,14 @@ def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
     return DataError(f"{place}: {reason}; {remedy}, or pass on_bad='skip' to leave such rows out")
 
 
+def refuse_or_note(stop: bool, error: str, name: str, note: str, notes: list[str]) -> None:
+    """Raise the error, or go on with a note that is also logged as a warning."""
+    if stop:
+        raise DataError(error)
+    notes.append(note)
+    logger.warning("%s: %s", name, note)
+
+
 def row_of(name: str) -> Locate:
     """Return a `Table.locate` for sources without lines; rows are counted from 1."""
     return lambda row: f"{name}, row {row + 1}"

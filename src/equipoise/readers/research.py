@@ -70,7 +70,7 @@ def from_research(path: Path, options: ReadOptions) -> Interactions | None:
     if kind == "npz":
         return npz_interactions(existing_file(path), options)
     if kind == "lightgcn":
-        return to_interactions(_adjacency(existing_file(path), options), options)
+        return to_interactions(_adjacency(path, options), options)
     if kind == "recbole":
         return _recbole(path, options)
     if kind == "movielens":
@@ -122,7 +122,7 @@ def movielens_file(path: Path) -> Path | None:
 
 def _movielens(path: Path, options: ReadOptions) -> Interactions:
     """Read ratings, with titles and genres from the file beside them."""
-    file = movielens_file(path) if path.is_dir() else existing_file(path)
+    file = movielens_file(path) if path.is_dir() else path
     if file is None:
         raise DataError(f"{path} holds none of {', '.join(TITLES)}; give the path of a file")
     titles = file.parent / TITLES.get(file.name, "")
@@ -170,7 +170,7 @@ def _recbole(path: Path, options: ReadOptions) -> Interactions:
         if len(found) != 1:
             raise DataError(f"{path} holds {len(found)} .inter files; give the path of one")
         path = found[0]
-    source = _untyped(existing_file(path), options)
+    source = _untyped(path, options)
     beside = path.with_name(path.name.removesuffix(".gz")).with_suffix(".item")
     if options.labels is None and beside.is_file():
         options = replace(options, labels=_untyped(beside, options))
@@ -265,7 +265,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     items = IdIndex(whole_numbers(pl.Series(listed, dtype=pl.String)).to_numpy(), "item")
     pairs = {}
     for name, file in MULTVAE.items():
-        path = existing_file(root / file)
+        path = root / file
         source = delimited_source(path, ReadOptions(separator=",", header=True))
         if not {"uid", "sid"} <= set(source.columns):
             raise DataError(f"{path} needs the columns uid and sid, found {source.columns}")
