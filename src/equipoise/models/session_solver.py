@@ -307,16 +307,28 @@ class SolvedRows:
                 self._kept.popitem(last=False)
 
 
+@dataclass(frozen=True, eq=False)
 class OnDemand:
     """A term that scores ``(x * source) @ C * target``, the rows of C solved on demand."""
 
-    def __init__(
-        self, rows: SolvedRows, source: npt.NDArray[Any], target: npt.NDArray[Any]
-    ) -> None:
-        self.rows, self.source, self.target = rows, source, target
-        self.dtype = np.dtype(rows.dtype)
-        # an adder holds the rows of a history, taken to share most of theirs with others
-        self.n_items = self.held = len(target)
+    rows: SolvedRows
+    source: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return len(self.target)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        return np.dtype(self.rows.dtype)
+
+    @property
+    def held(self) -> int:
+        """The rows of one history, taken to share most of theirs with others."""
+        return self.n_items
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""

@@ -311,19 +311,34 @@ def torch_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True, eq=False)
 class VectorTerm:
     """Scores ``vectors(rows) @ right * target``, the right factor and target those of `low`.
 
     `vectors` must give a history the same bits whichever other rows there are.
     """
 
-    def __init__(self, vectors: Callable[[Rows], Floats], low: LowRank) -> None:
-        self.n_items, self.dtype, self.held = low.n_items, low.dtype, low.held
-        self._vectors, self._low = vectors, low
+    vectors: Callable[[Rows], Floats]
+    low: LowRank
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return self.low.n_items
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        return self.low.dtype
+
+    @property
+    def held(self) -> int:
+        """The vector of a row."""
+        return self.low.held
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
-        return self._low.product(self._vectors(rows))
+        return self.low.product(self.vectors(rows))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
