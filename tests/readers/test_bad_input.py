@@ -120,8 +120,8 @@ def packed(kind: str) -> bytes:
         ("a.jsonl", b"", "a.jsonl is empty; it needs at least one row"),
         ("a.parquet", b"", "a.parquet is empty; it needs at least one row"),
         ("a.npz", b"", "a.npz is empty; it needs at least one row"),
-        ("a.csv.gz", gzip.compress(b""), "a.csv.gz is empty"),
-        ("a.csv.gz", gzip.compress(GOOD * 50)[:-20], "a truncated or damaged gzip file; fetch it"),
+        ("a.csv.gz", gzip.compress(b"", mtime=0), "a.csv.gz is empty"),
+        ("a.csv.gz", gzip.compress(GOOD * 50, mtime=0)[:-20], "a truncated or damaged gzip file; fetch it"),
         ("a.parquet", packed("parquet")[:-30], "is not a whole Parquet file; write or fetch it"),
         (
             "a.parquet",
