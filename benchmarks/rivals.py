@@ -35,32 +35,32 @@ CSV_NAMES = {"GFCF": "GF-CF", "TurboCF": "TurboCF", "SVDAE": "SVD-AE", "BSPM": "
 CSV_NAMES["SGFCF"] = "SGFCF"
 AUTHORS: dict[str, dict[str, dict[str, Any]]] = {
     "Gowalla": {
-        "GFCF": {"factors": 256, "strength": 0.3},
-        "BSPM": {"factors": 448, "strength": 0.2, "solver": "rk4", "time": 2.5},
+        "GFCF": {"n_factors": 256, "strength": 0.3},
+        "BSPM": {"n_factors": 448, "strength": 0.2, "solver": "rk4", "time": 2.5},
         "TurboCF": {"user_exponent": 0.6, "power": 0.7, "order": 1},
-        "SVDAE": {"share": 0.04},
-        "SGFCF": {"factors": 650, "exponent": 0.34, "strength": 1.6},
+        "SVDAE": {"n_factors": 0.04},
+        "SGFCF": {"n_factors": 650, "exponent": 0.34, "strength": 1.6},
     },
     "Yelp2018": {
-        "GFCF": {"factors": 256, "strength": 0.3},
-        "BSPM": {"factors": 384, "strength": 0.3, "time": 1.2, "average": True},
+        "GFCF": {"n_factors": 256, "strength": 0.3},
+        "BSPM": {"n_factors": 384, "strength": 0.3, "time": 1.2, "average": True},
         "TurboCF": {"user_exponent": 0.6, "power": 1.0, "order": 2},
-        "SVDAE": {"share": 0.04},
+        "SVDAE": {"n_factors": 0.04},
     },
 }
 GRIDS: dict[str, dict[str, list[Any]]] = {
-    "GFCF": {"factors": [256, 512], "strength": [0.1, 0.2, 0.3, 0.5]},
+    "GFCF": {"n_factors": [256, 512], "strength": [0.1, 0.2, 0.3, 0.5]},
     "BSPM": {
-        "factors": [384],
+        "n_factors": [384],
         "strength": [0.2, 0.3],
         "solver": ["euler", "rk4"],
         "time": [1.2, 2.0, 2.5],
         "average": [False, True],
     },
     "TurboCF": {"user_exponent": [0.5, 0.6, 0.7], "power": [0.7, 1.0], "order": [1, 2]},
-    "SVDAE": {"share": [0.01, 0.02, 0.04]},
+    "SVDAE": {"n_factors": [0.01, 0.02, 0.04]},
     "SGFCF": {
-        "factors": [400],
+        "n_factors": [400],
         "exponent": [0.34, 0.42, 0.5],
         "strength": [0.5, 1.0, 1.6],
         "weakest": [0.3, 1.0],

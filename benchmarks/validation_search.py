@@ -50,20 +50,20 @@ SOLVES: dict[str, tuple[tuple[float, ...], ...]] = {
     "walk": ((1.0,), (0,), (0.048, 0.091, 0.167, 0.333, 0.5, 0.667, 0.833)),
     "companion": ((0.3, 0.5, 0.7, 0.9), (5, 30), (0.4, 0.6)),
 }
-COMPANION = {"rank": (512,), "strength": (0.1, 0.2, 0.4), "exponent": (0.15, 0.3, 0.4, 0.5)}
+COMPANION = {"n_factors": (512,), "strength": (0.1, 0.2, 0.4), "exponent": (0.15, 0.3, 0.4, 0.5)}
 FILTERS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "GFCF": {"factors": (512, 256), "strength": (0.1, 0.2, 0.3, 0.5, 0.7)},
+    "GFCF": {"n_factors": (512, 256), "strength": (0.1, 0.2, 0.3, 0.5, 0.7)},
     "BSPM": {
-        "factors": (448, 256),
+        "n_factors": (448, 256),
         "strength": (0.1, 0.2, 0.3),
         "solver": ("rk4", "euler"),
         "time": (1.2, 2.0, 2.5),
         "average": (False,),
     },
     "TurboCF": {"user_exponent": (0.4, 0.5, 0.6, 0.7), "power": (0.7, 1.0), "order": (1, 2)},
-    "SVDAE": {"share": (0.01, 0.02, 0.04, 0.06)},
+    "SVDAE": {"n_factors": (0.01, 0.02, 0.04, 0.06)},
     "SGFCF": {
-        "factors": (400,),
+        "n_factors": (400,),
         "exponent": (0.3, 0.34, 0.4),
         "strength": (0.5, 1.0, 1.6),
         "weakest": (0.3, 1.0),

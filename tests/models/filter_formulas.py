@@ -112,16 +112,16 @@ def dense_sgfcf(X: Matrix, shift: float = 0.0, exponent: float = 0.34) -> Matrix
     return r / np.abs(r.sum(1, keepdims=True)) + 1.6 * t / t.sum(1, keepdims=True)
 
 
-BSPM_LATE = {"merge": "late", "strength": 0.3, "factors": 7}
+BSPM_LATE = {"merge": "late", "strength": 0.3, "n_factors": 7}
 CASES: dict[str, tuple[Callable[[], Recommender], Callable[[Matrix], Matrix]]] = {
-    "GFCF": (lambda: eq.GFCF(factors=6, strength=0.3), dense_gfcf),
+    "GFCF": (lambda: eq.GFCF(n_factors=6, strength=0.3), dense_gfcf),
     "GFCF linear": (lambda: eq.GFCF(strength=0.0), lambda X: X @ symmetric(X)[1]),
     "BSPM rk4": (
-        lambda: eq.BSPM(factors=7, strength=0.2, solver="rk4", time=2.5),
+        lambda: eq.BSPM(n_factors=7, strength=0.2, solver="rk4", time=2.5),
         dense_bspm_rk4,
     ),
     "BSPM average": (
-        lambda: eq.BSPM(factors=7, strength=0.3, time=1.2, steps=2, average=True),
+        lambda: eq.BSPM(n_factors=7, strength=0.3, time=1.2, steps=2, average=True),
         dense_bspm_average,
     ),
     "BSPM late": (lambda: eq.BSPM(**BSPM_LATE, solver="rk4", steps=2, time=2.2), dense_bspm_late),
@@ -142,10 +142,10 @@ CASES: dict[str, tuple[Callable[[], Recommender], Callable[[Matrix], Matrix]]] =
     },
     "TurboCF 1": (lambda: eq.TurboCF(), lambda X: dense_turbo(X, 0.5, 1.0, 1)),
     "TurboCF 3": (lambda: eq.TurboCF(order=3), lambda X: dense_turbo(X, 0.5, 1.0, 3)),
-    "SVDAE": (lambda: eq.SVDAE(factors=8, power_iterations=None), dense_svdae),
-    "SGFCF": (lambda: eq.SGFCF(factors=9), dense_sgfcf),
+    "SVDAE": (lambda: eq.SVDAE(n_factors=8, power_iterations=None), dense_svdae),
+    "SGFCF": (lambda: eq.SGFCF(n_factors=9), dense_sgfcf),
     "SGFCF shift": (
-        lambda: eq.SGFCF(factors=9, shift=4.0, exponent=0.5),
+        lambda: eq.SGFCF(n_factors=9, shift=4.0, exponent=0.5),
         lambda X: dense_sgfcf(X, 4.0, 0.5),
     ),
 }

@@ -2,77 +2,248 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.neural_cases import CASES as NEURAL
+from tests.tolerance import assert_close
 
 import equipoise as eq
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
+from equipoise.matrix import Sequences
 from equipoise.models import Recommender
+from equipoise.models.base import FIT_DEFAULTS
+from equipoise.models.saving import build, models
 
-MODELS = {
-    "LAE": lambda: eq.LAE(l2=5.0),
-    "EASE+DAN": lambda: eq.EASE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3)),
-    "RLAE Sym": lambda: eq.RLAE(l2=0.0, dropout=0.5, normalizer=eq.Symmetric(), diag_bound=0.2),
-    "EASE Col": lambda: eq.EASE(l2=3.0, normalizer=eq.ColumnNorm(0.3)),
+NORMALIZERS = [
+    eq.NoNorm(),
+    eq.RandomWalk(),
+    eq.Symmetric(),
+    eq.ColumnNorm(0.3),
+    eq.UserNorm(0.4),
+    eq.ItemNorm(0.3),
+    eq.DAN(0.2, 0.3),
+    eq.DAN(),
+]
+FAMILIES: list[Callable[..., eq.LAE]] = [eq.LAE, eq.EASE, eq.RLAE]
+LINEAR: dict[str, Callable[[], Recommender]] = {
+    **{
+        f"{family.__name__} {norm}": lambda family=family, norm=norm: family(
+            l2=2.0, dropout=0.4, normalizer=norm
+        )
+        for place, norm in enumerate(NORMALIZERS)
+        for family in (FAMILIES if place % 3 == 0 else FAMILIES[1:2])
+    },
     "DLAE": lambda: eq.DLAE(l2=1.0),
-    "EDLAE+DAN": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
+    "EDLAE": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
     "RDLAE": lambda: eq.RDLAE(l2=1.0, diag_bound=0.3),
-    "EASE auto": lambda: eq.EASE(l2=3.0, normalizer=eq.DAN()),
-    "Popularity": lambda: eq.Popularity(),
-    "ItemKNN": lambda: eq.ItemKNN(neighbours=20, shrink=1.0),
+    "auto": lambda: eq.EASE(),
+    "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(n_factors=9, softness=1.0)),
+    "pruned": lambda: eq.EASE(l2=2.0),
 }
-LINEAR = [name for name in MODELS if name not in ("Popularity", "ItemKNN")]
+TRAINED: dict[str, Callable[[], Recommender]] = {
+    name: lambda make=make: make(epochs=1) for name, make in NEURAL.items()
+}
+MODELS: dict[str, Callable[[], Recommender]] = {
+    **LINEAR,
+    "Popularity": lambda: eq.Popularity(),
+    "ItemKNN": lambda: eq.ItemKNN(neighbours=80, shrink=1.0),
+    "GFCF": lambda: eq.GFCF(n_factors=9),
+    "GFCF linear": lambda: eq.GFCF(strength=0.0),
+    "BSPM": lambda: eq.BSPM(n_factors=9, solver="rk4", merge="late"),
+    "TurboCF": lambda: eq.TurboCF(power=0.7),
+    "TurboCF order": lambda: eq.TurboCF(order=3),
+    "SVDAE": lambda: eq.SVDAE(n_factors=9, power_iterations=None),
+    "SGFCF": lambda: eq.SGFCF(n_factors=9),
+    "SLIS": lambda: eq.SLIS(repeats=False),
+    "SLIT": lambda: eq.SLIT(repeats=False, normalizer=eq.DAN(0.2, 0.3)),
+    "SLIST": lambda: eq.SLIST(repeats=False, direction="part", dropout=0.3),
+    **TRAINED,
+}
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+NAMES = [pytest.param(name, marks=needs_torch if name in TRAINED else ()) for name in MODELS]
+OTHER = {
+    "device": "cuda",
+    "dtype": "float64",
+    "engine": "tiled",
+    "memory": "1GB",
+    "scratch": "folder",
+    "refine": True,
+    "tf32": True,
+    "progress": print,
+    "valid": "part",
+    "checkpoint": "folder",
+    "checkpoint_every": 3,
+    "resume": False,
+}
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest, synthetic: Interactions) -> Recommender:
-    return MODELS[request.param]().fit(synthetic)
+def made(name: str, data: Any, **options: Any) -> Recommender:
+    model = MODELS[name]().fit(data, **options)
+    return model.prune(30) if name == "pruned" else model
 
 
-@pytest.fixture(params=LINEAR)
-def linear(request: pytest.FixtureRequest, synthetic: Interactions) -> eq.EASE:
-    return MODELS[request.param]().fit(synthetic)
+@pytest.fixture(scope="module")
+def data(synthetic: Interactions) -> Interactions:
+    """The synthetic interactions in an order of their own, so that session models can learn."""
+    rng = np.random.default_rng(3)
+    matrix = synthetic.matrix
+    rows = np.split(matrix.indices, matrix.indptr[1:-1])
+    clicks = np.concatenate([rng.permutation(row) for row in rows]).astype(np.int32)
+    sequences = Sequences(clicks, matrix.indptr.astype(np.int64))
+    return Interactions(matrix, synthetic.users, synthetic.items, sequences=sequences)
 
 
-def test_recommend_never_returns_seen_items(model: Recommender, synthetic: Interactions) -> None:
-    found = model.recommend(synthetic.users, k=10)
-    for user, items in zip(found.users, found.items, strict=True):
-        assert not set(items) & set(synthetic.history(user))
+@pytest.fixture(scope="module")
+def fitted(data: Interactions) -> Callable[[str], Recommender]:
+    return cache(lambda name: made(name, data))
 
 
-def test_lists_are_sorted_and_as_long_as_asked(model: Recommender) -> None:
-    found = model.recommend(["u0", "u7"], k=15)
-    for items, scores in zip(found.items, found.scores, strict=True):
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(name: str, fitted: Callable[[str], Recommender]) -> Recommender:
+    return copy.copy(fitted(name))
+
+
+def history(data: Interactions, user: str) -> list[Any]:
+    """The items of a user, in their order."""
+    clicks = data.sequences[int(data.user_index.position(user))]
+    found: list[Any] = data.items[clicks].tolist()
+    return found
+
+
+def test_the_contract_covers_every_model_of_the_package() -> None:
+    ours = {name for name, kind in models.items() if kind.__module__.startswith("equipoise.")}
+    bases = {"LinearAutoencoder", "GraphFilter", "SessionModel", "NeuralModel", "GraphEmbedding"}
+    assert ours - bases == {type(make()).__name__ for make in MODELS.values()}
+
+
+def test_fit_returns_the_model_itself(name: str, data: Interactions) -> None:
+    model = MODELS[name]()
+    assert model.fit(data) is model
+
+
+def test_a_model_that_is_not_fitted_says_so(name: str) -> None:
+    model = MODELS[name]()
+    for ask in (
+        lambda: model.recommend(["u1"]),
+        lambda: model.score(["u1"]),
+        lambda: model.similar(13),
+        lambda: model.save("nowhere"),
+        lambda: model.item_index_,
+    ):
+        with pytest.raises(NotFittedError, match="call fit first"):
+            ask()
+
+
+def test_fit_takes_a_sparse_matrix(name: str, model: Recommender, data: Interactions) -> None:
+    if model.ordered:
+        with pytest.raises(DataError, match="needs ordered clicks"):
+            made(name, data.matrix)
+        return
+    scores = made(name, data.matrix).score(np.arange(5))
+    np.testing.assert_array_equal(scores, model.score(data.users[:5]))
+
+
+def test_fit_refuses_what_is_no_interactions(name: str) -> None:
+    for given in ([[1, 0]], np.eye(3), "data.csv", None):
+        with pytest.raises(DataError, match="fit needs Interactions or a sparse matrix of scipy"):
+            MODELS[name]().fit(given)
+
+
+def test_options_of_fit_that_mean_nothing_to_a_model_are_refused(
+    name: str, data: Interactions
+) -> None:
+    model = MODELS[name]()
+    assert set(OTHER) == set(FIT_DEFAULTS)
+    for option in set(OTHER) - model.fit_options:
+        with pytest.raises(SettingError, match=rf"is fitted without {option}; leave it out"):
+            model.fit(data, **{option: OTHER[option]})
+        assert not hasattr(model, "interactions_")
+
+
+def test_fit_cut_short_at_any_point_leaves_the_fitted_model_as_it_was(
+    model: Recommender, data: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, before = dict(vars(model)), model.score(["u3", "u4"])
+    for last in [name for name in state if name.endswith("_")]:
+
+        def cut_short(self: Recommender, name: str, value: object, last: str = last) -> None:
+            object.__setattr__(self, name, value)
+            if name == last:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), "__setattr__", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(data.rows(np.arange(100)))
+        assert all(vars(model)[name] is value for name, value in state.items())
+        np.testing.assert_array_equal(model.score(["u3", "u4"]), before)
+
+
+def test_lists_are_sorted_without_seen_items_and_ties_go_by_position(
+    model: Recommender, data: Interactions
+) -> None:
+    found = model.recommend(data.users, k=15)
+    for user, items, scores in zip(found.users, found.items, found.scores, strict=True):
+        assert not set(items) & set(data.history(user))
         assert len(items) == len(set(items)) == 15
-        assert (np.diff(scores) <= 0).all()
-    assert found.source == ["model", "model"]
+        steps = np.diff(scores)
+        assert (steps <= 0).all()
+        assert (np.diff(data.item_index.positions(items))[steps == 0] > 0).all()
+    assert set(found.source) == {"model"}
 
 
 def test_known_users_and_their_histories_get_the_same_lists(
-    model: Recommender, synthetic: Interactions
+    model: Recommender, data: Interactions
 ) -> None:
     users = ["u3", "u14", "u15"]
     known = model.recommend(users, k=8)
-    histories = model.recommend([synthetic.history(user) for user in users], k=8)
-    named = model.recommend({user: synthetic.history(user) for user in users}, k=8)
-    as_data = model.recommend(synthetic.select(users=users), k=8)
+    histories = model.recommend([history(data, user) for user in users], k=8)
+    named = model.recommend({user: history(data, user) for user in users}, k=8)
+    as_data = model.recommend(data.select(users=users), k=8)
     assert known.items == histories.items == named.items == as_data.items
     assert known.users == named.users == as_data.users == users
     assert histories.users == [0, 1, 2]
 
 
-def test_top_scores_agree_with_score(model: Recommender, synthetic: Interactions) -> None:
+def test_other_histories_are_ranked_or_refused_with_a_sentence(model: Recommender) -> None:
+    if model.fold_in:
+        assert len(model.recommend([[13, 33]], k=5).items[0]) == 5
+        return
+    with pytest.raises(DataError, match="ranks only the users it was fitted on"):
+        model.recommend([[13, 33]])
+
+
+def test_a_list_as_long_as_the_catalogue_has_the_scores_of_score(
+    model: Recommender, data: Interactions
+) -> None:
     dense = model.score(["u5"])[0]
-    found = model.recommend(["u5"], k=80)
-    place = synthetic.item_index.positions(found.items[0])
+    found = model.recommend(["u5"], k=1000)
+    assert len(found.items[0]) == 80 - len(data.history("u5"))
+    place = data.item_index.positions(found.items[0])
     np.testing.assert_array_equal(dense[place], found.scores[0])
+    every = model.recommend(["u5"], k=80, exclude_seen=False)
+    assert set(every.items[0]) == set(data.items.tolist())
 
 
 def test_excluded_items_and_candidates_are_honoured(
-    model: Recommender, synthetic: Interactions
+    model: Recommender, data: Interactions
 ) -> None:
     first = model.recommend(["u1", "u2"], k=5).items
     without = model.recommend(["u1", "u2"], k=5, exclude=first[0])
@@ -80,7 +251,7 @@ def test_excluded_items_and_candidates_are_honoured(
     each = model.recommend(["u1", "u2"], k=5, exclude=first)
     for old, new in zip(first, each.items, strict=True):
         assert not set(old) & set(new)
-    allowed = synthetic.items[:30].tolist()
+    allowed = data.items[:30].tolist()
     only = model.recommend(["u1", "u2"], k=40, candidates=allowed)
     assert all(set(row) <= set(allowed) for row in only.items)
     pair = model.recommend(["u1", "u2"], k=40, candidates=[allowed[:10], allowed[10:]])
@@ -89,32 +260,36 @@ def test_excluded_items_and_candidates_are_honoured(
     assert pair.users == ["u1", "u2"]
 
 
-def test_seen_items_can_be_kept(model: Recommender, synthetic: Interactions) -> None:
-    found = model.recommend(["u4"], k=80, exclude_seen=False)
-    assert set(found.items[0]) == set(synthetic.items.tolist())
-
-
 def test_empty_history_gets_popular_items_and_says_so(
-    model: Recommender, synthetic: Interactions
+    model: Recommender, data: Interactions
 ) -> None:
-    found = model.recommend([[], synthetic.items[:3].tolist()], k=4)
-    best = np.argsort(-synthetic.item_counts, kind="stable")[:4]
-    assert found.items[0] == synthetic.items[best].tolist()
+    found = model.recommend([[], history(data, "u1")], k=4)
+    best = np.argsort(-data.item_counts, kind="stable")[:4]
+    assert found.items[0] == data.items[best].tolist()
     assert found.source == ["popular", "model"]
+    details = model.recommend([[]], k=2).to_frame(details=True)
+    assert details["source"].to_list() == ["popular", "popular"]
 
 
-def test_unknown_ids_are_named_or_skipped(model: Recommender) -> None:
-    with pytest.raises(UnknownIdError, match="nobody"):
-        model.recommend(["u1", "nobody"])
+def test_unknown_ids_are_named_or_skipped(model: Recommender, data: Interactions) -> None:
+    known = history(data, "u1")
+    with pytest.raises(UnknownIdError, match="stranger"):
+        model.recommend(["u1", "stranger"])
     with pytest.raises(UnknownIdError, match="-5"):
-        model.recommend([[13, -5]])
-    assert model.recommend(["u1", "nobody"], unknown="skip").users == ["u1"]
-    assert len(model.recommend([[13, -5]], k=3, unknown="skip").items[0]) == 3
+        model.recommend([[*known, -5]])
+    assert model.recommend(["u1", "stranger"], unknown="skip").users == ["u1"]
+    skipped = model.recommend([[*known, -5]], k=3, unknown="skip")
+    assert skipped.items == model.recommend(["u1"], k=3).items
 
 
-def test_users_and_histories_cannot_be_mixed(model: Recommender) -> None:
+def test_requests_without_sense_are_refused(model: Recommender) -> None:
     with pytest.raises(DataError, match="mixture"):
         model.recommend(["u1", [13, 23]])
+    for k in (0, -3):
+        with pytest.raises(SettingError, match="k must be"):
+            model.recommend(["u1"], k=k)
+    with pytest.raises(SettingError, match="batch_size must be"):
+        model.recommend_to("x", batch_size=0)
 
 
 def test_frame_is_long_with_ranks_from_one(model: Recommender) -> None:
@@ -122,33 +297,37 @@ def test_frame_is_long_with_ranks_from_one(model: Recommender) -> None:
     assert frame.columns == ["user", "item", "score", "rank"]
     assert frame["user"].to_list() == ["u1"] * 3 + ["u2"] * 3
     assert frame["rank"].to_list() == [1, 2, 3, 1, 2, 3]
-    details = model.recommend([[]], k=2).to_frame(details=True)
-    assert details["source"].to_list() == ["popular", "popular"]
 
 
 def test_similar_items_leave_the_item_itself_out(model: Recommender) -> None:
+    if not model.fold_in:
+        with pytest.raises(DataError, match="ranks only the users it was fitted on"):
+            model.similar(13)
+        return
     found = model.similar(13, k=5)
     assert 13 not in found.items[0]
     assert len(found.items[0]) == 5
     assert found.users == [13]
 
 
-def test_contributions_add_up_to_the_score_exactly(
-    model: Recommender, synthetic: Interactions
-) -> None:
+def test_contributions_add_up_to_the_score_exactly(model: Recommender, data: Interactions) -> None:
     found = model.recommend(["u9"], k=5)
+    if not model.explains:
+        with pytest.raises(DataError, match="cannot explain a score, which is not a sum"):
+            model.explain("u9", found.items[0][0])
+        return
     for item, score in zip(found.items[0], found.scores[0], strict=True):
         reason = model.explain("u9", item)
         assert reason.score == score
-        assert sum(reason.contributions) == score
-        assert set(reason.sources) == set(synthetic.history("u9"))
+        assert np.cumsum(reason.contributions)[-1] == score
+        assert set(reason.sources) == set(data.history("u9"))
         sizes = np.abs(reason.contributions)
         assert (np.diff(sizes) <= 1e-6 * sizes[0]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("alpha", [None, 0.5])
-@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9)])
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(n_factors=9)])
 def test_contributions_add_up_in_the_precision_of_the_model(
     dtype: str, alpha: float | None, lowpass: eq.LowPass | None, synthetic: Interactions
 ) -> None:
@@ -173,12 +352,10 @@ def test_contributions_add_up_in_the_precision_of_the_model(
                 np.testing.assert_allclose(reason.contributions, alone, rtol=0, atol=rounding)
 
 
-def test_same_lists_for_any_threads_and_batches(
-    model: Recommender, synthetic: Interactions
-) -> None:
-    whole = model.recommend(synthetic, k=10, threads=1)
-    again = model.recommend(synthetic, k=10, threads=2)
-    parts = [model.recommend(synthetic.rows(np.arange(n, 300, 7)), k=10) for n in range(7)]
+def test_same_lists_for_any_threads_and_batches(model: Recommender, data: Interactions) -> None:
+    whole = model.recommend(data, k=10, threads=1)
+    again = model.recommend(data, k=10, threads=2)
+    parts = [model.recommend(data.rows(np.arange(n, 300, 7)), k=10) for n in range(7)]
     assert whole.items == again.items
     for n, part in enumerate(parts):
         assert part.items == whole.items[n::7]
@@ -187,72 +364,76 @@ def test_same_lists_for_any_threads_and_batches(
 
 
 def test_parquet_stream_holds_the_same_lists(
-    model: Recommender, synthetic: Interactions, tmp_path
+    model: Recommender, data: Interactions, tmp_path: Path
 ) -> None:
-    import polars as pl
-
-    people = model.recommend_to(tmp_path / "all.parquet", k=6, batch_size=37)
-    assert people == 300
+    assert model.recommend_to(tmp_path / "all.parquet", k=6, batch_size=37) == 300
     written = pl.read_parquet(tmp_path / "all.parquet")
-    assert written.equals(model.recommend(synthetic, k=6).to_frame())
+    assert written.equals(model.recommend(data, k=6).to_frame())
     assert [file.name for file in tmp_path.iterdir()] == ["all.parquet"]
 
 
+def test_settings_make_the_same_model_and_tell_it_in_words(model: Recommender) -> None:
+    plain = model.settings()
+    again = build(json.loads(json.dumps(plain)))
+    assert type(again) is type(model)
+    assert again.settings() == plain
+    assert model.label.split("+")[0] == model.summary().split()[0] == type(model).__name__
+    assert "auto" not in model.summary()
+    assert model.settings(resolved=True).keys() == plain.keys()
+
+
 def test_saved_and_loaded_model_answers_the_same(
-    model: Recommender, synthetic: Interactions, tmp_path
+    model: Recommender, data: Interactions, tmp_path: Path
 ) -> None:
     model.save(tmp_path / "model")
     again = eq.load(tmp_path / "model")
     assert type(again) is type(model)
     assert again.settings() == model.settings()
+    assert again.summary() == model.summary()
     assert again.data_fingerprint_ == model.data_fingerprint_
-    one, two = model.recommend(synthetic, k=10), again.recommend(synthetic, k=10)
+    one, two = model.recommend(data, k=10), again.recommend(data, k=10)
     assert one.items == two.items
     for a, b in zip(one.scores, two.scores, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_asking_before_fitting_says_so(name: str) -> None:
-    with pytest.raises(NotFittedError, match="call fit first"):
-        MODELS[name]().recommend(["u1"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in TRAINED])
+def test_items_in_another_order_have_the_same_scores(name: str, data: Interactions) -> None:
+    dtype = "float64" if "dtype" in MODELS[name]().fit_options else "float32"
+    options = {} if dtype == "float32" else {"dtype": dtype}
+    order = np.random.default_rng(1).permutation(data.n_items)
+    before = made(name, data, **options).score(data.users)
+    after = made(name, data.columns(order), **options).score(data.users)
+    assert_close(after, before[:, order], dtype, scale=np.abs(before).max())
 
 
-def test_fit_cut_short_at_any_point_leaves_the_fitted_model_as_it_was(
-    model: Recommender, synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state, before = dict(vars(model)), model.score(["u3", "u4"])
-    for last in [name for name in state if name.endswith("_")]:
-
-        def cut_short(self: Recommender, name: str, value: object, last: str = last) -> None:
-            object.__setattr__(self, name, value)
-            if name == last:
-                raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(model), "__setattr__", cut_short)
-            with pytest.raises(KeyboardInterrupt):
-                model.fit(synthetic.rows(np.arange(100)))
-        assert all(vars(model)[name] is value for name, value in state.items())
-        np.testing.assert_array_equal(model.score(["u3", "u4"]), before)
+def test_models_without_a_dial_refuse_an_alpha(model: Recommender) -> None:
+    if model.alpha_ is None:
+        with pytest.raises(SettingError, match="has no popularity dial; leave alpha out"):
+            model.recommend(["u1"], alpha=0.2)
+    else:
+        own = model.recommend(["u1"], alpha=model.alpha_)
+        assert own.items == model.recommend(["u1"]).items
 
 
-@pytest.mark.parametrize("k", [0, -3])
-def test_k_must_be_positive(model: Recommender, k: int) -> None:
-    with pytest.raises(SettingError, match="k must be >= 1"):
-        model.recommend(["u1"], k=k)
-
-
+@pytest.mark.parametrize("name", LINEAR)
 def test_dial_turns_lists_towards_the_tail_without_a_refit(
-    linear: eq.EASE, synthetic: Interactions
+    model: Recommender, data: Interactions
 ) -> None:
-    counts = dict(zip(synthetic.items.tolist(), synthetic.item_counts.tolist(), strict=True))
+    counts = dict(zip(data.items.tolist(), data.item_counts.tolist(), strict=True))
     means = []
     for alpha in (-0.5, 0.0, 0.5, 1.0):
-        found = linear.recommend(synthetic, k=10, alpha=alpha)
+        found = model.recommend(data, k=10, alpha=alpha)
         means.append(np.mean([counts[item] for row in found.items for item in row]))
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1]
+
+
+def test_only_linear_autoencoders_have_an_update(model: Recommender, data: Interactions) -> None:
+    if isinstance(model, eq.models.LinearAutoencoder):
+        return
+    with pytest.raises(SettingError, match="has no update; fit it again on the new data"):
+        model.update(data)
 
 
 @given(
@@ -264,7 +445,7 @@ def test_dial_turns_lists_towards_the_tail_without_a_refit(
 def test_scores_are_finite_whatever_the_counts(
     rows: list[list[bool]], alpha: float, beta: float
 ) -> None:
-    """Items nobody used and users without items included."""
+    """Items without users and users without items included."""
     data = Interactions(np.array(rows, dtype=float))
     for family in (eq.LAE, eq.EASE, eq.RLAE):
         for penalty in ({"l2": 1.0}, {"l2": 0.0, "dropout": 0.5}):

@@ -196,7 +196,7 @@ def test_models_decide_which_exponents_are_searched(split: Split) -> None:
 
 
 def test_lowpass_is_kept_and_judged(split: Split) -> None:
-    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
+    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(n_factors=4, strength=0.3))
     found = eq.tune(model, split, grid={"l2": [5.0, 10.0]})
     assert found.model.lowpass == model.lowpass
     result = eq.evaluate(found.model, split.valid, bootstrap=0)

@@ -100,7 +100,7 @@ def _wanted(
     session: list[str] | None,
 ) -> list[Any]:
     """Return what to pass to `recommend`: ids of training users, or histories."""
-    if session and not model.takes_sessions:
+    if session and not model.ordered:
         kind = type(model).__name__
         raise SettingError(f"--session needs slis, slit or slist; {kind} takes --history")
     histories = [*(history or ()), *(session or ())]

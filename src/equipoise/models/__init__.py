@@ -2,7 +2,7 @@
 
 from equipoise.models.base import Recommender
 from equipoise.models.baselines import ItemKNN, Popularity
-from equipoise.models.filters import BSPM, GFCF, SVDAE, TurboCF
+from equipoise.models.filters import BSPM, GFCF, SGFCF, SVDAE, TurboCF
 from equipoise.models.linear import DLAE, EASE, EDLAE, LAE, RDLAE, RLAE, LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.models.neural.graph import LightGCN, XSimGCL
@@ -10,7 +10,6 @@ from equipoise.models.neural.multvae import MultVAE
 from equipoise.models.recommendations import Explanation, Recommendations
 from equipoise.models.saving import load
 from equipoise.models.sessions import SLIS, SLIST, SLIT
-from equipoise.models.sgfcf import SGFCF
 
 __all__ = [
     "BSPM",

@@ -16,13 +16,27 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.checks import count
 from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
 from equipoise.manifest import Fields
 from equipoise.models.histories import Request, empty_rows, parse_request
-from equipoise.models.recommendations import Explanation, Recommendations, add_up
+from equipoise.models.recommendations import (
+    Explanation,
+    Recommendations,
+    add_up,
+    write_parquet,
+)
+from equipoise.models.saving import (
+    Shapes,
+    arrays_from,
+    arrays_to_save,
+    models,
+    plain,
+    save_model,
+)
 from equipoise.ranking.device import top_k
 from equipoise.ranking.ranker import Ranked, score, score_items
 from equipoise.ranking.terms import Constant, Term
@@ -66,28 +80,37 @@ def on_snapshot(method: Method) -> Method:
 class Recommender(ABC):
     """A model that ranks items for a history.
 
-    A subclass implements `_fit` and `terms`; asking, explaining and saving live here. A model can
-    be asked while another thread fits or updates it: see `at_once`.
+    A subclass implements `_fit`, which ends in `_keep`, and `_make`, which turns what was learned
+    into terms; a model with a popularity dial overrides `terms`. Recommending, explaining and
+    saving live here. A model can be used while another thread fits or updates it: see `at_once`.
 
     Attributes
     ----------
     interactions_
         The training data.
+    arrays_
+        What fitting learned beyond the data, by name; saved with the model.
     """
 
     interactions_: Interactions
-    registry: ClassVar[dict[str, type[Recommender]]] = {}
-    fit_options: ClassVar[frozenset[str]] = frozenset()
-    takes_sessions: ClassVar[bool] = False  # whether the order and repeats of a history count
+    arrays_: dict[str, Any]
+    _built: list[Term]
+    registry: ClassVar[dict[str, type[Recommender]]] = models
+
+    # what a model can do; nothing else asks for its class
+    fit_options: ClassVar[frozenset[str]] = frozenset()  # the options of `fit` it has a use for
+    fold_in: ClassVar[bool] = True  # ranks for histories that were not in the training data
+    explains: ClassVar[bool] = True  # a score is a sum over the items of the history
+    ordered: ClassVar[bool] = False  # a history is a session, whose order counts
     search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
     solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        known = Recommender.registry.get(cls.__name__)
-        # somebody's own class of the same name must not take the place of ours in saved models
+        known = models.get(cls.__name__)
+        # a user's class of the same name must not take the place of ours in saved models
         if known is None or not known.__module__.startswith("equipoise."):
-            Recommender.registry[cls.__name__] = cls
+            models[cls.__name__] = cls
         parameters = inspect.signature(cls._fit).parameters.values()
         cls.fit_options = frozenset(each.name for each in parameters if each.kind is KEYWORD)
 
@@ -174,13 +197,27 @@ class Recommender(ABC):
         It may set any attribute: `fit` works on a copy that takes the model's place at the end.
         """
 
-    @abstractmethod
     def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return the terms whose sum is the scoring matrix W; `alpha` turns the dial."""
+        """Return the terms whose sum is the scoring matrix W; `alpha` turns the popularity dial.
+
+        A model without a dial refuses any alpha.
+        """
+        if alpha is not None:
+            raise SettingError(f"{type(self).__name__} has no popularity dial; leave alpha out")
+        if not hasattr(self, "_built"):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        return self._built
+
+    @property
+    def alpha_(self) -> float | None:
+        """The position of the popularity dial; None for a model that has none."""
+        normalizer = getattr(self, "normalizer_", None)
+        return None if normalizer is None else float(normalizer.exponents()[0])
 
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
-        """Add and remove interactions, where a model can do so without a new fit."""
-        raise SettingError(f"a {type(self).__name__} has no update; fit it again on the new data")
+        """Add and remove interactions, where a model can do that without a new fit."""
+        kind = type(self).__name__
+        raise SettingError(f"a {kind} has no update; fit it again on the new data")
 
     @property
     def item_index_(self) -> IdIndex:
@@ -337,8 +374,7 @@ class Recommender(ABC):
         The file holds what `Recommendations.to_frame` returns. All training users are answered
         when none are named. Returns the number of users. Options as for `recommend`.
         """
-        if batch_size < 1:
-            raise SettingError(f"batch_size must be >= 1, got {batch_size}")
+        count("batch_size", batch_size)
         wanted = self._fitted if users_or_histories is None else users_or_histories
         request = self._request(wanted, unknown)
         request = request.limited(exclude, candidates, self.item_index_, unknown)
@@ -348,8 +384,6 @@ class Recommender(ABC):
             for start in range(0, len(request), batch_size):
                 some = request.take(np.arange(start, min(start + batch_size, len(request))))
                 yield self._answer(some, terms, k, exclude_seen, threads).to_frame()
-
-        from equipoise.models.recommendations import write_parquet
 
         write_parquet(path, batches())
         return len(request)
@@ -392,6 +426,11 @@ class Recommender(ABC):
         alpha, unknown
             As for `recommend`; `unknown` is about the history.
         """
+        if not self.explains:
+            raise DataError(
+                f"{type(self).__name__} cannot explain a score, which is not a sum over the items "
+                "of the history; take a linear model for that"
+            )
         if isinstance(history, (Mapping, Interactions)):
             raise DataError("explain takes one history: item ids, or the id of a training user")
         target = self.item_index_.position(item)
@@ -409,8 +448,6 @@ class Recommender(ABC):
     @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic."""
-        from equipoise.models.saving import save_model
-
         save_model(self, path)
 
     @property
@@ -422,13 +459,26 @@ class Recommender(ABC):
         """Return who is asked about, as rows over the model's items."""
         return parse_request(wanted, self._fitted, unknown)
 
+    def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
+        """Take what was learned: the data and arrays by name, sparse matrices among them."""
+        self._built = self._make(data, arrays)
+        self.interactions_, self.arrays_ = data, arrays
+
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        """Return the terms of the scores; a model that overrides `terms` has no use for it."""
+        return []
+
+    def _shapes(self) -> Shapes:
+        """Return names and shapes of the learned arrays, for `load` to check; see `SPARSE`."""
+        return {}
+
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """Return what fitting learned beyond the data: plain values and arrays, for `save`."""
-        return {}, {}
+        return {}, arrays_to_save(vars(self).get("arrays_", {}))
 
     def _restore(self, state: Fields, stored: Stored) -> None:
         """Take back what `_state` gave; the data are in place already."""
-        return
+        self._keep(self.interactions_, arrays_from(stored, self._shapes(), len(self.item_index_)))
 
     def _explained(
         self, item: Any, total: float, sources: npt.NDArray[Any], parts: npt.NDArray[np.float64]
@@ -528,15 +578,3 @@ def _short(value: Any) -> str:
         shown = "/".join(map(_short, value[:4]))
         return shown if len(value) <= 4 else f"{shown}/..."
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def plain(value: Any) -> Any:
-    """Return settings as JSON values; nested dataclasses become their name and fields."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
-        return {"name": type(value).__name__, **plain(fields)}
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value

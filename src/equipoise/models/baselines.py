@@ -1,32 +1,28 @@
-"""Yardsticks every model has to beat: popularity and item neighbourhoods."""
+"""Baselines: popularity and item neighbourhoods."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from equipoise.checks import count, non_negative
 from equipoise.interactions import Interactions
-from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, SearchSpace
-from equipoise.models.saving import sparse_arrays, sparse_from
+from equipoise.models.saving import SPARSE, Shapes
 from equipoise.ranking.terms import Constant, Sparse, Term
-from equipoise.storage import Stored
 
 
 @dataclass(kw_only=True, eq=False)
 class Popularity(Recommender):
-    """Everybody gets the items that most people used."""
+    """The items with most users, for every user."""
 
     def _fit(self, data: Interactions) -> None:
-        self.interactions_ = data
+        self._keep(data, {})
 
-    def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return the counts as a score that no history changes."""
-        return [Constant(self.item_counts_.astype(np.float32))]
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        return [Constant(interactions.item_counts.astype(np.float32))]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,8 +48,6 @@ class ItemKNN(Recommender):
     neighbours: int = 100
     shrink: float = 10.0
 
-    similarity_: Any = field(init=False, repr=False)
-
     def __post_init__(self) -> None:
         count("neighbours", self.neighbours)
         non_negative("shrink", self.shrink)
@@ -69,20 +63,15 @@ class ItemKNN(Recommender):
         row = np.repeat(np.arange(data.n_items), np.diff(similarity.indptr))
         norm = root[row] * root[similarity.indices] + self.shrink
         similarity.data = (similarity.data / norm).astype(np.float32)
-        self.similarity_ = _largest_of_rows(similarity, self.neighbours)
-        self.interactions_ = data
+        self._keep(data, {"similarity": _largest_of_rows(similarity, self.neighbours)})
 
-    def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return the similarities as one sparse term."""
-        ones = np.ones(len(self.item_index_), np.float32)
-        S = self.similarity_
+    def _shapes(self) -> Shapes:
+        return {"similarity": SPARSE}
+
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        ones = np.ones(interactions.n_items, np.float32)
+        S = arrays["similarity"]
         return [Sparse(S.data, S.indices, S.indptr, ones, ones)]
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        return {}, sparse_arrays(self.similarity_, "similarity")
-
-    def _restore(self, state: Fields, stored: Stored) -> None:
-        self.similarity_ = sparse_from(stored, "similarity", len(self.item_index_))
 
 
 def _largest_of_rows(matrix: Any, keep: int) -> Any:

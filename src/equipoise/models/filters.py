@@ -1,8 +1,4 @@
-"""Polynomials of a sparse item-item matrix, as a term of the ranker and on blocks of vectors.
-
-What graph filters share as models: fitting, asking and saving.
-
-Linear graph filters: GF-CF, BSPM, Turbo-CF and SVD-AE.
+"""Linear graph filters: GF-CF, BSPM, Turbo-CF, SVD-AE and SGFCF.
 
 With A = D_U^-1/2 X D_I^-1/2 and P = A^T A, whose eigenvalues lie in [0, 1], a filter scores a
 history x by x times a polynomial of P, by the projection of x on the largest eigenvectors V of P,
@@ -11,7 +7,7 @@ or by both. D_U and D_I are the sums of rows and columns of X.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import factorial
@@ -19,18 +15,19 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 from numpy.polynomial import Polynomial
 
 from equipoise import machine
 from equipoise.checks import choice, count, fraction, non_negative, number, positive
-from equipoise.errors import DataError, FileFormatError, NotFittedError, SettingError, TooBigError
+from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
+from equipoise.matrix import Csr
 from equipoise.models.base import Recommender, SearchSpace
-from equipoise.models.saving import sparse_arrays, sparse_from
+from equipoise.models.histories import KnownUsers
+from equipoise.models.saving import SPARSE, Shapes
 from equipoise.normalize import power
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
 from equipoise.storage import Stored
@@ -172,66 +169,39 @@ class GraphFilter(Recommender):
 
     Attributes
     ----------
-    arrays_
-        What fitting learned beyond the data, by name; saved with the model.
     dtype_
         Precision of arrays and scores.
     """
 
-    arrays_: dict[str, Any] = field(init=False, repr=False)
     dtype_: str = field(init=False, repr=False)
-    _built: list[Term] = field(init=False, repr=False)
 
     def _fit(self, data: Interactions, *, dtype: str) -> None:
-        choice("dtype", dtype, DTYPES)
+        self.dtype_ = choice("dtype", dtype, DTYPES)
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction")
-        self._take(data, self._learn(data, dtype), dtype)
+        self._keep(data, self._learn(data))
 
-    def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return the terms of the filter; it has no popularity dial, so `alpha` must be None."""
-        if alpha is not None:
-            raise SettingError(f"{type(self).__name__} has no popularity dial; leave alpha out")
-        if not hasattr(self, "_built"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
-        return self._built
-
-    def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Any]:
-        """Return what has to be computed and saved, by name."""
+    def _learn(self, interactions: Interactions) -> dict[str, Any]:
+        """Return what has to be computed and saved, by name, in the precision `dtype_`."""
         return {}
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of what `_learn` gives, for `load` to check."""
-        return {}
-
-    @abstractmethod
-    def _make(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> list[Term]:
-        """Return the terms."""
-
-    def _take(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> None:
-        self._built = self._make(interactions, arrays, dtype)
-        self.interactions_, self.arrays_, self.dtype_ = interactions, arrays, dtype
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"dtype": self.dtype_}, self.arrays_
+        return {"dtype": self.dtype_}, super()._state()[1]
 
     def _restore(self, state: Fields, stored: Stored) -> None:
-        dtype = state.text("dtype", DTYPES)
-        arrays = self._restored(stored)
-        if any(array.dtype != dtype for array in arrays.values() if array.dtype.kind == "f"):
-            raise FileFormatError(f"its arrays are not {dtype}")
-        self._take(self.interactions_, arrays, dtype)
+        self.dtype_ = state.text("dtype", DTYPES)
+        super()._restore(state, stored)
+        if any(array.dtype != self.dtype_ for array in self.arrays_.values()):
+            raise FileFormatError(f"its arrays are not {self.dtype_}")
 
-    def _restored(self, stored: Stored) -> dict[str, Any]:
-        return {name: stored.finite(name, shape) for name, shape in self._shapes().items()}
+    def _thin(self, n_factors: int) -> tuple[int, int]:
+        """Return the shape of an array with a row for each singular vector."""
+        m, n = self.interactions_.matrix.shape
+        return min(n_factors, m, n), n
 
 
 RANK_TOLERANCE = 1e-6  # singular values below this share of the largest count as 0
-
-
 MOST_STEPS = 100  # of BSPM; numpy raises polynomials to no higher power
-
-
 POLYNOMIALS = {1: (0, 1), 2: (0, 2, -1), 3: (0, 0.71, 0.1, -0.01)}  # of Turbo-CF
 
 
@@ -243,7 +213,7 @@ class GFCF(GraphFilter):
 
     Parameters
     ----------
-    factors
+    n_factors
         Number of columns of V, the part of the spectrum that passes the ideal filter.
     strength
         Weight of the ideal filter, 0 to 1; 0 leaves it out.
@@ -252,36 +222,34 @@ class GFCF(GraphFilter):
     --------
     >>> import equipoise as eq
     >>> data = eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("cleo", "milk")])
-    >>> eq.GFCF(factors=1).fit(data).recommend([["tea"]], k=1).items
+    >>> eq.GFCF(n_factors=1).fit(data).recommend([["tea"]], k=1).items
     [['milk']]
     """
 
     search_space: ClassVar[SearchSpace] = {
-        "factors": FACTORS,
+        "n_factors": FACTORS,
         "strength": (0.0, 0.1, 0.2, 0.3, 0.5, 1.0),
     }
 
-    factors: int = 256
+    n_factors: int = 256
     strength: float = 0.3
 
     def __post_init__(self) -> None:
-        count("factors", self.factors)
+        count("n_factors", self.n_factors)
         non_negative("strength", self.strength)
 
-    def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
+    def _learn(self, interactions: Interactions) -> dict[str, Array]:
         if not self.strength:
             return {}
-        return {"right": spectrum(interactions, self.factors, dtype=dtype).right}
+        return {"right": spectrum(interactions, self.n_factors, dtype=self.dtype_).right}
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        if not self.strength:
-            return {}
-        m, n = self.interactions_.matrix.shape
-        return {"right": (min(self.factors, m, n), n)}
+    def _shapes(self) -> Shapes:
+        return {"right": self._thin(self.n_factors)} if self.strength else {}
 
-    def _make(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> list[Term]:
-        ones = np.ones(interactions.n_items, dtype)
-        terms: list[Term] = [PolynomialTerm(_filter(interactions, dtype), (0, 1), ones, ones)]
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        ones = np.ones(interactions.n_items, self.dtype_)
+        A = _filter(interactions, self.dtype_)
+        terms: list[Term] = [PolynomialTerm(A, (0, 1), ones, ones)]
         if self.strength:
             counts = sums(interactions)[1]
             source, target = power(counts, -0.5), self.strength * power(counts, 0.5)
@@ -298,7 +266,7 @@ class BSPM(GraphFilter):
 
     Parameters
     ----------
-    factors
+    n_factors
         Number of columns of V.
     strength
         Weight of i beside b, 0 to 1; 0 leaves it out.
@@ -315,13 +283,13 @@ class BSPM(GraphFilter):
     """
 
     search_space: ClassVar[SearchSpace] = {
-        "factors": FACTORS[:4],
+        "n_factors": FACTORS[:4],
         "strength": (0.1, 0.3, 0.5),
         "time": (0.5, 1.0, 2.0),
         "merge": ("early", "late"),
     }
 
-    factors: int = 256
+    n_factors: int = 256
     strength: float = 0.3
     solver: Literal["euler", "rk4"] = "euler"
     time: float = 1.0
@@ -330,7 +298,7 @@ class BSPM(GraphFilter):
     average: bool = False
 
     def __post_init__(self) -> None:
-        count("factors", self.factors)
+        count("n_factors", self.n_factors)
         non_negative("strength", self.strength)
         non_negative("time", self.time)
         choice("solver", self.solver, ("euler", "rk4"))
@@ -349,28 +317,24 @@ class BSPM(GraphFilter):
             blurred = sharpened + states[0] / len(states)
         return list(blurred.coef), list(sharpened.coef) if self.merge == "early" else [1.0]
 
-    def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
+    def _learn(self, interactions: Interactions) -> dict[str, Array]:
         if not self.strength:
             return {}
-        left = spectrum(interactions, self.factors, dtype=dtype).right
-        scale = power(sums(interactions)[1], 0.5).astype(dtype)
+        left = spectrum(interactions, self.n_factors, dtype=self.dtype_).right
+        scale = power(sums(interactions)[1], 0.5).astype(self.dtype_)
         # i g(P) = x D_I^-1/2 V [V^T D_I^1/2 g(P)]: the bracket is a thin factor
         sharpened = self.polynomials()[1]
-        right = filtered_rows(_filter(interactions, dtype), sharpened, left * scale)
+        right = filtered_rows(_filter(interactions, self.dtype_), sharpened, left * scale)
         return {"left": left, "right": right}
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        if not self.strength:
-            return {}
-        m, n = self.interactions_.matrix.shape
-        return dict.fromkeys(("left", "right"), (min(self.factors, m, n), n))
+    def _shapes(self) -> Shapes:
+        both = dict.fromkeys(("left", "right"), self._thin(self.n_factors))
+        return both if self.strength else {}
 
-    def _make(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> list[Term]:
-        ones = np.ones(interactions.n_items, dtype)
-        coefficients = [0.0, *self.polynomials()[0]]
-        terms: list[Term] = [
-            PolynomialTerm(_filter(interactions, dtype), coefficients, ones, ones)
-        ]
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        ones = np.ones(interactions.n_items, self.dtype_)
+        A = _filter(interactions, self.dtype_)
+        terms: list[Term] = [PolynomialTerm(A, [0.0, *self.polynomials()[0]], ones, ones)]
         if self.strength:
             source = power(sums(interactions)[1], -0.5)
             target = np.full(interactions.n_items, self.strength)
@@ -410,37 +374,39 @@ class TurboCF(GraphFilter):
         positive("power", self.power)
         choice("order", self.order, POLYNOMIALS)
 
-    def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
+    def _learn(self, interactions: Interactions) -> dict[str, Any]:
         if self.power == 1:
             return {}
         counts = interactions.user_counts
         most = min(int((counts.astype(np.float64) ** 2).sum()), interactions.n_items**2)
-        needed = 2 * most * (np.dtype(dtype).itemsize + 4)
+        needed = 2 * most * (np.dtype(self.dtype_).itemsize + 4)
         if needed > free_memory():
             raise TooBigError(
                 f"the item graph may need {gigabytes(needed)}; with power=1 it is not formed"
             )
-        R = normalised(interactions, self.user_exponent, 1 - self.user_exponent).astype(dtype)
+        R = self._graph_root(interactions)
         graph: Any = (R.T @ R).tocsr()
         graph.sort_indices()
         graph.data **= graph.data.dtype.type(self.power)
-        return sparse_arrays(graph, "graph")
+        return {"graph": graph}
 
-    def _make(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> list[Term]:
-        ones = np.ones(interactions.n_items, dtype)
+    def _shapes(self) -> Shapes:
+        return {} if self.power == 1 else {"graph": SPARSE}
+
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        ones = np.ones(interactions.n_items, self.dtype_)
+        coefficients = POLYNOMIALS[self.order]
         if self.power == 1:
-            R = normalised(interactions, self.user_exponent, 1 - self.user_exponent)
-            return [PolynomialTerm(R.astype(dtype), POLYNOMIALS[self.order], ones, ones)]
-        data, indices, indptr = (arrays[f"graph_{part}"] for part in ("data", "indices", "indptr"))
+            return [PolynomialTerm(self._graph_root(interactions), coefficients, ones, ones)]
+        Q = arrays["graph"]
         if self.order == 1:
-            return [Sparse(data, indices, indptr, ones, ones, zero_diagonal=False)]
-        graph: Any = sp.csr_array((data, indices, indptr), shape=(len(ones), len(ones)))
-        return [PolynomialTerm(graph, POLYNOMIALS[self.order], ones, ones, gram=False)]
+            return [Sparse(Q.data, Q.indices, Q.indptr, ones, ones, zero_diagonal=False)]
+        return [PolynomialTerm(Q, coefficients, ones, ones, gram=False)]
 
-    def _restored(self, stored: Stored) -> dict[str, Any]:
-        if self.power == 1:
-            return {}
-        return sparse_arrays(sparse_from(stored, "graph", len(self.item_index_)), "graph")
+    def _graph_root(self, interactions: Interactions) -> Any:
+        """Return R, of which Q = R^T R."""
+        R = normalised(interactions, self.user_exponent, 1 - self.user_exponent)
+        return R.astype(self.dtype_)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -453,34 +419,34 @@ class SVDAE(GraphFilter):
 
     Parameters
     ----------
-    share
-        Rank as a share of the shorter side of the matrix.
-    factors
-        The rank itself, in place of the share.
+    n_factors
+        Number of singular triples; a float is a share of the shorter side of the matrix.
     power_iterations
         Rounds of the randomised SVD; None for the exact one.
     """
 
-    search_space: ClassVar[SearchSpace] = {"share": (0.01, 0.02, 0.04, 0.08, 0.16)}
+    search_space: ClassVar[SearchSpace] = {"n_factors": (0.01, 0.02, 0.04, 0.08, 0.16)}
 
-    share: float = 0.04
-    factors: int | None = None
+    n_factors: int | float = 0.04
     power_iterations: int | None = 2
 
     def __post_init__(self) -> None:
-        fraction("share", self.share, zero=False)
-        if self.factors is not None:
-            count("factors", self.factors)
+        if isinstance(self.n_factors, float):
+            fraction("n_factors", self.n_factors, zero=False)
+        else:
+            count("n_factors", self.n_factors)
         if self.power_iterations is not None:
             count("power_iterations", self.power_iterations, least=0)
 
     def rank_on(self, interactions: Interactions) -> int:
-        """Return the rank on these data."""
+        """Return the number of singular triples on these data."""
         shorter = min(interactions.matrix.shape)
-        return min(self.factors or max(round(self.share * shorter), 1), shorter)
+        if isinstance(self.n_factors, float):
+            return max(round(self.n_factors * shorter), 1)
+        return min(self.n_factors, shorter)
 
-    def _learn(self, interactions: Interactions, dtype: str) -> dict[str, Array]:
-        rank, rounds = self.rank_on(interactions), self.power_iterations
+    def _learn(self, interactions: Interactions) -> dict[str, Array]:
+        rank, rounds, dtype = self.rank_on(interactions), self.power_iterations, self.dtype_
         found = spectrum(interactions, rank, dtype=dtype, power_iterations=rounds)
         X = interactions.matrix.astype(dtype)
         # S^-1 U^T X = S^-2 V^T A^T X, since U = A V S^-1
@@ -491,13 +457,225 @@ class SVDAE(GraphFilter):
         right = np.ascontiguousarray((X.T @ left).T * inverse[:, None].astype(dtype))
         return {"left": found.right, "right": right.astype(dtype, copy=False)}
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        rank = self.rank_on(self.interactions_)
-        return dict.fromkeys(("left", "right"), (rank, self.interactions_.n_items))
+    def _shapes(self) -> Shapes:
+        return dict.fromkeys(("left", "right"), self._thin(self.rank_on(self.interactions_)))
 
-    def _make(self, interactions: Interactions, arrays: dict[str, Any], dtype: str) -> list[Term]:
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
         source = power(sums(interactions)[1], -0.5)
         return [_low_rank(arrays["left"], arrays["right"], source, np.ones(len(source)))]
+
+
+@dataclass(kw_only=True, eq=False)
+class SGFCF(GraphFilter):
+    """Simplified graph filter with individual strength (Peng et al., KDD 2024).
+
+    With A = (D_U + shift)^-e X (D_I + shift)^-e = U S V^T and singular values v relative to the
+    largest, the score of user u and item i is r / sum(r) + strength * t / sum(t), where
+    r = sum_j U_uj v_j^(w_u + w_i) V_ij and t is row u of A A^T A. The exponents w rise from
+    `weakest` to `strongest` with the homophily of the user and of the item.
+
+    The exponents belong to the training users: other histories are refused.
+
+    Parameters
+    ----------
+    n_factors
+        Number of singular triples.
+    exponent
+        e, 0 to 0.5: how much active users and popular items are discounted.
+    shift
+        Added to the counts; another way to discount them less, with an exponent of 0.5.
+    strength
+        gamma, the weight of the unfiltered part beside the filtered one.
+    weakest, strongest
+        Smoothing at the lowest and at the highest homophily; equal values smooth all alike.
+    """
+
+    search_space: ClassVar[SearchSpace] = {
+        "n_factors": FACTORS[:3],
+        "exponent": (0.25, 0.34, 0.43),
+        "strength": (0.5, 1.0, 1.6, 2.2),
+        "strongest": (1.5, 2.5),
+    }
+
+    fold_in: ClassVar[bool] = False
+    explains: ClassVar[bool] = False
+
+    n_factors: int = 650
+    exponent: float = 0.34
+    shift: float = 0.0
+    strength: float = 1.6
+    weakest: float = 0.3
+    strongest: float = 2.5
+
+    def __post_init__(self) -> None:
+        count("n_factors", self.n_factors)
+        for name in ("shift", "strength", "weakest", "strongest"):
+            non_negative(name, getattr(self, name))
+        number("exponent", self.exponent)
+        if self.strongest < self.weakest:
+            raise SettingError(
+                f"strongest must be >= weakest, got {self.strongest} and {self.weakest}"
+            )
+
+    def _learn(self, interactions: Interactions) -> dict[str, Array]:
+        dtype = self.dtype_
+        found = spectrum(
+            interactions,
+            self.n_factors,
+            user_exponent=self.exponent,
+            item_exponent=self.exponent,
+            shift=self.shift,
+            dtype=dtype,
+        )
+        X = interactions.matrix
+        return {
+            "values": found.values,
+            "right": found.right,
+            "smoothing_users": self._smoothing(homophily_of_rows(X)).astype(dtype),
+            "smoothing_items": self._smoothing(homophily_of_rows(X.T.tocsr())).astype(dtype),
+        }
+
+    def _smoothing(self, homophily: Array) -> Array:
+        """Map homophily linearly to the exponents, the lowest to `weakest`."""
+        spread = np.ptp(homophily)
+        share = (homophily - homophily.min()) / (spread if spread else 1)
+        return np.asarray(self.weakest + (self.strongest - self.weakest) * share)
+
+    def _shapes(self) -> Shapes:
+        (rank, n), m = self._thin(self.n_factors), self.interactions_.n_users
+        own = {"smoothing_users": (m,), "smoothing_items": (n,)}
+        return {"values": (rank,), "right": (rank, n), **own}
+
+    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
+        dtype = self.dtype_
+        A = normalised(interactions, self.exponent, self.exponent, self.shift).astype(dtype)
+        values, right = np.asarray(arrays["values"]), np.asarray(arrays["right"])
+        real = values > RANK_TOLERANCE * values[0]
+        relative = np.where(real, values / values[0], 1)
+        inverse = np.where(real, 1 / np.where(real, values, 1), 0)
+        ones = np.ones(interactions.n_items, dtype)
+        source = power(sums(interactions)[1] + self.shift, -self.exponent).astype(dtype)
+        # U = A V S^-1: a user's row of U is the scaled history times V S^-1
+        left = np.ascontiguousarray((right * inverse[:, None]).T)
+        right = right * relative[:, None] ** arrays["smoothing_items"]
+        return [
+            PerUserTerm(
+                # the exponents follow from the histories
+                known=KnownUsers("SGFCF", interactions.matrix, alike=True),
+                smoothing=arrays["smoothing_users"],
+                relative=relative,
+                low=LowRank(left, right, source, ones),
+                low_sums=right.sum(axis=1),
+                rest=PolynomialTerm(A, (0, 1), source, ones),
+                rest_sums=source * (A.T @ (A @ ones)),
+                strength=self.strength,
+            )
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class PerUserTerm:
+    """Scores r / sum(r) + strength * t / sum(t) of the users whose histories it knows.
+
+    Factors of a user that both a row and its sum have, such as a power of the number of items,
+    cancel and are left out.
+
+    Parameters
+    ----------
+    known
+        The users who have an exponent.
+    smoothing
+        Exponent of each user.
+    relative
+        Singular values relative to the largest.
+    low, low_sums
+        r without the user's exponent as a term, and the sums of its right factor's rows.
+    rest, rest_sums
+        t as a term, and what each item of a history adds to its sum.
+    strength
+        Weight of t.
+    """
+
+    known: KnownUsers
+    smoothing: Array
+    relative: Array
+    low: LowRank
+    low_sums: Array
+    rest: PolynomialTerm
+    rest_sums: Array
+    strength: float
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return self.low.n_items
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        return self.low.dtype
+
+    @property
+    def held(self) -> int:
+        """A hidden vector and all scores of the rest."""
+        return self.low.held + self.rest.held
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds this term's scores to a block of columns."""
+        hidden = self.low.hidden(rows)
+        for row, user in enumerate(self.known.places(rows)):
+            hidden[row] *= self.relative ** self.smoothing[user]
+        hidden /= _nonzero((hidden * self.low_sums).sum(axis=1))[:, None]
+        parts = rows.weights(self.rest_sums, self.dtype)
+        ends = itertools.pairwise(rows.indptr.tolist())
+        total = np.array([parts[start:stop].sum() for start, stop in ends], self.dtype)
+        share = (self.dtype.type(self.strength) / _nonzero(total))[:, None]
+        add_low, add_rest = self.low.product(hidden), self.rest.adder(rows)
+
+        def add(scores: Floats, low: int) -> None:
+            add_low(scores, low)
+            rest = np.zeros_like(scores)
+            add_rest(rest, low)
+            scores += share * rest
+
+        return add
+
+
+def homophily_of_rows(X: Csr) -> npt.NDArray[np.float64]:
+    """Share of the ordered pairs of a row's columns that some other row has too; 0 without pairs.
+
+    A row with d columns has d (d - 1) ordered pairs.
+    """
+    columns: Any = X.T.tocsr()
+    pairs = np.zeros(X.shape[0], np.int64)
+    _count_pairs(X.indptr, X.indices, columns.indptr, columns.indices, pairs)
+    size = np.diff(X.indptr).astype(np.float64)
+    return np.asarray(pairs / np.maximum(size * (size - 1), 1))
+
+
+@compiled
+def _count_pairs(indptr: Any, indices: Any, starts: Any, rows: Any, pairs: Any) -> None:
+    """Count for each row the pairs of its columns that two or more rows share."""
+    n_columns = len(starts) - 1
+    together = np.zeros(n_columns, np.int64)
+    for column in range(n_columns):
+        mine = rows[starts[column] : starts[column + 1]]
+        for row in mine:
+            for place in range(indptr[row], indptr[row + 1]):
+                together[indices[place]] += 1
+        for row in mine:
+            for place in range(indptr[row], indptr[row + 1]):
+                other = indices[place]
+                pairs[row] += other != column and together[other] >= 2
+        for row in mine:
+            for place in range(indptr[row], indptr[row + 1]):
+                together[indices[place]] = 0
+
+
+def _nonzero(total: Array) -> Array:
+    """Return the size of sums, 1 for those of 0: dividing by it never turns an order around."""
+    size = np.abs(total)
+    return np.where(size > 0, size, np.ones_like(size))
 
 
 def _filter(interactions: Interactions, dtype: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -15,30 +16,26 @@ from equipoise.errors import DataError
 from equipoise.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
+from equipoise.ranking.terms import Rows
 
 Positions = npt.NDArray[np.int64]
-
-
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Whom a caller asks about.
+    """The users or histories that a caller passed.
 
     Parameters
     ----------
-    users
-        A name for each of them.
-    kind
-        The type of a column of these names.
+    users, kind
+        A name for each of them, and the type of a column of these names.
     source
         Positions of training users, histories, or Interactions.
     answered
         A flag for each user or history the caller passed: False where it was skipped.
     trained
-        Positions of those who were named by their ids among the training users, -1 for others;
-        None where all are bare histories.
+        Positions among the training users, -1 for others; None where all are bare histories.
     """
 
     users: list[Any]
@@ -78,14 +75,12 @@ class Request:
 
     Parameters
     ----------
-    users, kind
+    users, kind, answered, trained
         As of `Asked`.
     history
-        A row for each of them.
-    answered, trained
-        As of `Asked`.
+        A row for each user.
     allowed
-        Mask of the items that may be listed for all of them; None stands for all items.
+        Mask of the items that may be listed for all users; None stands for all items.
     exclude, candidates
         Items that may not, and that alone may be listed, a row for each user.
     """
@@ -104,14 +99,11 @@ class Request:
 
     def take(self, rows: Positions) -> Self:
         """Return the users at these rows."""
-        return replace(
-            self,
-            users=[self.users[row] for row in rows],
-            history=self.history[rows],
-            trained=None if self.trained is None else self.trained[rows],
-            exclude=None if self.exclude is None else self.exclude[rows],
-            candidates=None if self.candidates is None else self.candidates[rows],
-        )
+        per_user = {
+            name: None if getattr(self, name) is None else getattr(self, name)[rows]
+            for name in ("history", "trained", "exclude", "candidates")
+        }
+        return replace(self, users=[self.users[row] for row in rows], **per_user)
 
     def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknown) -> Self:
         """Return the request with item lists of the caller, each looked up once.
@@ -169,7 +161,7 @@ def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> 
 
 
 def empty_rows(history: Csr) -> Positions:
-    """Rows of the users of whom nothing is known."""
+    """Rows of the users without a history."""
     return np.flatnonzero(np.diff(history.indptr) == 0)
 
 
@@ -204,3 +196,59 @@ def _kind(names: list[Any]) -> Any:
     """Type of a column of names: integers where all of them are, else text."""
     whole = all(isinstance(name, (int, np.integer)) and type(name) is not bool for name in names)
     return pl.Int64 if whole and all(abs(int(name)) < 2**63 for name in names) else pl.String
+
+
+SHARED = -2  # a history that several users have
+
+
+class KnownUsers:
+    """The users a model was fitted on, found by position or by history.
+
+    A row that comes with a user's position is that user, if it is the history the model was fitted
+    on. A bare history belongs to the one user who has it; one that several users share is refused,
+    unless users with equal histories score `alike`. `model` is a name for errors.
+    """
+
+    def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
+        self.model = model
+        self._keys = _keys(X.indptr, X.indices, X.data)
+        self._places: dict[bytes, int] = {}
+        for place, key in enumerate(self._keys):
+            known = self._places.setdefault(key, place)
+            if known != place and not alike:
+                self._places[key] = SHARED
+
+    def places(self, rows: Rows) -> list[int]:
+        """Return the position of the user of each row, -1 for an empty history."""
+        given = [-1] * len(rows) if rows.users is None else rows.users.tolist()
+        keys = _keys(rows.indptr, rows.indices, rows.values)
+        return [self._place(key, place) for key, place in zip(keys, given, strict=True)]
+
+    def _place(self, key: bytes, given: int) -> int:
+        if not key:
+            return -1
+        if given >= 0 and self._keys[given] == key:
+            return given
+        place = self._places.get(key, -1)
+        if place == SHARED:
+            raise DataError(
+                f"several users of {self.model} have this history, and vectors of their own; ask "
+                "for one of them by id, or take a model that ranks for any history"
+            )
+        if place < 0:
+            raise DataError(
+                f"{self.model} ranks only the users it was fitted on, by the histories it was "
+                "fitted on; fit it with these histories, or take a model without this limit"
+            )
+        return place
+
+
+def _keys(
+    indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> list[bytes]:
+    """Return the content of each row as bytes."""
+    items, weights = np.asarray(indices, np.int32), np.asarray(values, np.float32)
+    return [
+        items[start:stop].tobytes() + weights[start:stop].tobytes()
+        for start, stop in pairwise(indptr.tolist())
+    ]

@@ -1,23 +1,17 @@
-"""What all linear autoencoders share: the solve, the scales around it, saving.
+"""Linear autoencoders: LAE, EASE, RLAE and their denoising forms.
 
-With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector s differs.
-
-Sparse copies of a linear autoencoder, and what they lose.
-
-The families of linear autoencoders: LAE, EASE, RLAE and their denoising forms.
-
-Each is B = I - P diag(s) on the same P = (X^T W X + L)^-1; only the vector s differs.
+With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector s differs. P is
+solved for once; family, diagonal bound and alpha are read off it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,14 +26,14 @@ from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
-from equipoise.models.lowpass import Companion, LowPass, restored
-from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.models.lowpass import Companion, LowPass
+from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
+from equipoise.models.updating import update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.solve.engine import Options, Solver, move, require_host, solve
+from equipoise.solve.engine import Solved, Solver, move, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.tiled import Report
 from equipoise.storage import Stored
 
 Vector = npt.NDArray[np.float64]
@@ -47,6 +41,7 @@ STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 EXPONENTS = ("alpha", "beta", "gamma")
 # settings of a model's parts that `tune` varies by their own names
 PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent")}
+SAMPLE = 1000  # users whose lists tell what pruning costs
 
 
 @dataclass(kw_only=True, eq=False)
@@ -115,26 +110,16 @@ class LinearAutoencoder(Recommender):
         device: str,
         dtype: str,
         engine: str,
-        memory: str | float | None,
-        scratch: str | os.PathLike[str] | None,
+        memory: Any,
+        scratch: Any,
         refine: bool,
         tf32: bool,
-        progress: Report | None,
+        progress: Any,
     ) -> None:
+        how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
+        how |= {"scratch": scratch, "refine": refine, "tf32": tf32, "progress": progress}
         normalizer = self.normalizer.resolve(data)
-        self._solve(
-            data,
-            normalizer,
-            self._numbers(data, normalizer),
-            device,
-            dtype,
-            engine=engine,
-            memory=memory,
-            scratch=scratch,
-            refine=refine,
-            tf32=tf32,
-            progress=progress,
-        )
+        self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
     @at_once
     def reuse(self, fitted: LinearAutoencoder) -> Self:
@@ -148,15 +133,13 @@ class LinearAutoencoder(Recommender):
         if fitted._is_pruned:
             raise SettingError("a pruned model cannot be reused; reuse the full one and prune it")
         normalizer = self.normalizer.resolve(data)
-        theirs = fitted.normalizer_.user_weights(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
-        if not np.array_equal(theirs, normalizer.user_weights(data)) or not np.array_equal(
-            penalty, fitted.penalty_
-        ):
+        mine, theirs = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
+        if not (np.array_equal(mine, theirs) and np.array_equal(penalty, fitted.penalty_)):
             raise SettingError("reuse needs the same l2, dropout and user weights (beta)")
-        self._take(data, normalizer, fitted.inverse_, penalty, fitted.residual_, fitted.diagonal_)
-        self.l2_, self.dropout_ = numbers
+        solved = Solved(fitted.inverse_, fitted.diagonal_, fitted.residual_)
+        self._take(data, normalizer, numbers, penalty, solved)
         return self
 
     @at_once
@@ -248,7 +231,7 @@ class LinearAutoencoder(Recommender):
 
     @property
     def _lowpass_rank(self) -> int:
-        return 0 if self.lowpass is None else self.lowpass.rank
+        return 0 if self.lowpass is None else self.lowpass.n_factors
 
     @at_once
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
@@ -265,8 +248,6 @@ class LinearAutoencoder(Recommender):
         removed
             Pairs to take out, or a list of user ids to forget altogether.
         """
-        from equipoise.models.updating import update_linear
-
         require_host(self.inverse_)
         update_linear(self, added, removed)
         return self
@@ -278,43 +259,59 @@ class LinearAutoencoder(Recommender):
         Its `loss_` says what that cost: `weight`, the share of squared weight left out, and
         `overlap@20`, the mean overlap of the lists of up to 1,000 training users with before.
         """
-        return prune_linear(self, keep)
+        n_items = len(self.item_index_)
+        if self._is_pruned:
+            raise SettingError("this model is pruned already")
+        keep = min(count("keep", keep), max(n_items - 1, 1))
+        source, target = self.scales()
+        chosen = np.empty((n_items, keep), np.int32)
+        squares = np.empty((n_items, 2))
+        P = np.asarray(self.inverse_)
+        machine.run(lambda j: _strongest(P, source, keep, j, chosen, squares), n_items)
+        # W_ij = source_i P_ij target_j: column j of the sparse matrix holds its chosen sources i
+        offsets = np.arange(n_items + 1, dtype=np.int64) * keep
+        values = np.take_along_axis(self.inverse_, chosen, axis=1).ravel()
+        columns: Any = sp.csc_array((values, chosen.ravel(), offsets), shape=(n_items, n_items))
+        pruned = copy.copy(self)
+        pruned.inverse_ = columns.tocsr()
+        pruned.inverse_.sort_indices()
+        weight = target.astype(np.float64) ** 2
+        total, kept = (float((column * weight).sum()) for column in squares.T)
+        lost = 1 - kept / total if total else 0.0
+        pruned.loss_ = {"weight": lost, "overlap@20": _overlap(self, pruned)}
+        return pruned
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state: dict[str, Any] = {"normalizer": self.normalizer_, "residual": self.residual_}
         state |= {"l2": self.l2_, "dropout": self.dropout_}
-        arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
-        if self.companion_ is not None:
-            arrays |= self.companion_.arrays()
-        if self._is_pruned:
-            state["loss"] = self.loss_
-            return state, {**arrays, **sparse_arrays(self.inverse_, "inverse")}
-        return state, {**arrays, "inverse": self.inverse_}
+        state |= {"loss": self.loss_} if self._is_pruned else {}
+        arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_, "inverse": self.inverse_}
+        arrays |= {} if self.companion_ is None else self.companion_.arrays()
+        return state, arrays_to_save(arrays)
 
     def _restore(self, state: Fields, stored: Stored) -> None:
-        n_items = len(self.item_index_)
-        self.normalizer_ = restored_normalizer(state, self.interactions_)
-        self.residual_ = state.number("residual", least=0)
+        data, n_items = self.interactions_, len(self.item_index_)
+        normalizer = restored_normalizer(state, data)
         # older models have numbers in their settings, and only there
-        numbers = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
-        self.l2_, self.dropout_ = numbers.number("l2", least=0), numbers.number("dropout", least=0)
-        check_penalty(self.l2_, self.dropout_)
-        self.diagonal_ = np.array(stored.finite("diagonal", (n_items,)))
-        self.penalty_ = np.array(stored.finite("penalty", (n_items,)))
-        if not ((self.diagonal_ > 0).all() and (self.penalty_ > 0).all()):
+        found = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
+        numbers = found.number("l2", least=0), found.number("dropout", least=0)
+        check_penalty(*numbers)
+        diagonal, penalty = (
+            np.array(stored.finite(name, (n_items,))) for name in ("diagonal", "penalty")
+        )
+        if not ((diagonal > 0).all() and (penalty > 0).all()):
             raise FileFormatError("its diagonal or penalty is not positive")
-        self.loss_ = None
-        if "loss" in state:
-            loss = state.group("loss")
-            self.loss_ = {name: loss.number(name) for name in loss}
-            self.inverse_ = sparse_from(stored, "inverse", n_items)
+        loss = state.group("loss") if "loss" in state else None
+        if loss is None:
+            inverse: Any = stored.mapped("inverse", (n_items, n_items))
         else:
-            self.inverse_ = stored.mapped("inverse", (n_items, n_items))
+            inverse = sparse_from(stored, "inverse", n_items)
+        companion = None if self.lowpass is None else self.lowpass.restored(data, stored)
+        solved = Solved(inverse, diagonal, state.number("residual", least=0))
+        self._take(data, normalizer, numbers, penalty, solved, companion)
+        self.loss_ = None if loss is None else {name: loss.number(name) for name in loss}
         if not all(np.isfinite(scale).all() for scale in self.scales()):
             raise FileFormatError("its diagonal or penalty is out of proportion")
-        self.companion_ = None
-        if self.lowpass is not None:
-            self.companion_ = restored(self.lowpass, self.interactions_, stored)
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
         """Return l2 and dropout, "auto" replaced by numbers from the data."""
@@ -332,52 +329,36 @@ class LinearAutoencoder(Recommender):
         )
         odds = dropout / (1 - dropout)
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
-        # an item nobody used has an empty row; any penalty > 0 keeps it out of all scores
+        # an item without users has an empty row; any penalty > 0 keeps it out of all scores
         return np.where(penalty > 0, penalty, 1.0)
 
     def _solve(
-        self,
-        data: Interactions,
-        normalizer: Normalizer,
-        numbers: tuple[float, float],
-        device: str,
-        dtype: str,
-        **options: Unpack[Options],
+        self, data: Interactions, normalizer: Normalizer, numbers: tuple[float, float], **how: Any
     ) -> None:
         """Fit with a normalizer that has its numbers, and with l2 and dropout."""
         penalty = self._penalty(data, normalizer, *numbers)
-        solved = solve(
-            data,
-            normalizer.user_weights(data),
-            penalty,
-            device=device,
-            dtype=dtype,
-            lowpass_rank=self._lowpass_rank,
-            **options,
-        )
-        self._take(data, normalizer, solved.P, penalty, solved.residual, solved.diagonal)
-        self.l2_, self.dropout_ = numbers
+        weights = normalizer.user_weights(data)
+        solved = solve(data, weights, penalty, lowpass_rank=self._lowpass_rank, **how)
+        self._take(data, normalizer, numbers, penalty, solved)
 
     def _take(
         self,
         data: Interactions,
         normalizer: Normalizer,
-        inverse: Any,
+        numbers: tuple[float, float],
         penalty: Vector,
-        residual: float,
-        diagonal: Vector | None = None,
+        solved: Solved,
         companion: Companion | None = None,
     ) -> None:
         if companion is None and self.lowpass is not None:
-            companion = self.lowpass.fit(data, inverse.dtype.name)
+            companion = self.lowpass.fit(data, solved.P.dtype.name)
         self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
-        self.inverse_ = inverse
-        # given where reading it would touch every page of a mapped file
-        self.diagonal_ = np.array(inverse.diagonal() if diagonal is None else diagonal, np.float64)
+        self.l2_, self.dropout_ = numbers
+        self.inverse_, self.residual_ = solved.P, solved.residual
+        self.diagonal_ = np.array(solved.diagonal, np.float64)
         self.penalty_ = penalty
-        self.residual_ = residual
         self.loss_ = None
 
 
@@ -400,58 +381,18 @@ def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
     solved = solver.solve(normalizer.user_weights(data), penalty)
     companions: dict[LowPass | None, Companion | None] = {None: None}
     for model in models:
-        model._take(
-            data,
-            model.normalizer.resolve(data),
-            solved.P,
-            penalty,
-            solved.residual,
-            solved.diagonal,
-            companions.get(model.lowpass),  # depends on its own settings alone
-        )
+        # a companion depends on its own settings alone
+        companion = companions.get(model.lowpass)
+        model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
-        model.l2_, model.dropout_ = numbers
-
-
-Model = TypeVar("Model", bound=LinearAutoencoder)
-
-
-SAMPLE = 1000
-
-
-def prune_linear(model: Model, keep: int) -> Model:
-    """Return a copy that keeps the `keep` strongest sources of each target item."""
-    n_items = len(model.item_index_)
-    if model._is_pruned:
-        raise SettingError("this model is pruned already")
-    keep = min(count("keep", keep), max(n_items - 1, 1))
-    source, target = model.scales()
-    chosen = np.empty((n_items, keep), np.int32)
-    squares = np.empty((n_items, 2))
-    P = np.asarray(model.inverse_)
-    machine.run(lambda j: _strongest(P, source, keep, j, chosen, squares), n_items)
-    # W_ij = source_i P_ij target_j: column j of the sparse matrix holds its chosen sources i
-    offsets = np.arange(n_items + 1, dtype=np.int64) * keep
-    values = np.take_along_axis(model.inverse_, chosen, axis=1).ravel()
-    columns: Any = sp.csc_array((values, chosen.ravel(), offsets), shape=(n_items, n_items))
-    pruned = copy.copy(model)
-    pruned.inverse_ = columns.tocsr()
-    pruned.inverse_.sort_indices()
-    weight = target.astype(np.float64) ** 2
-    total = float((squares[:, 0] * weight).sum())
-    pruned.loss_ = {
-        "weight": 1 - float((squares[:, 1] * weight).sum()) / total if total else 0.0,
-        "overlap@20": _overlap(model, pruned),
-    }
-    return pruned
 
 
 def _overlap(model: LinearAutoencoder, pruned: LinearAutoencoder) -> float:
     data = model.interactions_
     rng = np.random.default_rng(0)
     size = min(SAMPLE, data.n_users)
-    people = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
-    before, after = (each.rank(people, 20).items for each in (model, pruned))
+    users = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
+    before, after = (each.rank(users, 20).items for each in (model, pruned))
     shared = [
         len(np.intersect1d(a[a >= 0], b[b >= 0])) / int((a >= 0).sum())
         for a, b in zip(before, after, strict=True)
@@ -511,15 +452,8 @@ class EASE(LinearAutoencoder):
 
     Parameters
     ----------
-    l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
-    dropout
-        p of the denoising form (EDLAE), 0 to 0.9; penalises popular items in proportion. Left
-        out, it is automatic where `l2` is and 0 where `l2` is a number.
-    normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
-    lowpass
-        A `LowPass` companion that adds the large-scale structure of the data; None for none.
+    l2, dropout, normalizer, lowpass
+        As for `LAE`; with a dropout this is EDLAE.
 
     Examples
     --------
@@ -542,15 +476,8 @@ class RLAE(LinearAutoencoder):
 
     Parameters
     ----------
-    l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
-    dropout
-        p of the denoising form (RDLAE), 0 to 0.9; penalises popular items in proportion. Left
-        out, it is automatic where `l2` is and 0 where `l2` is a number.
-    normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
-    lowpass
-        A `LowPass` companion that adds the large-scale structure of the data; None for none.
+    l2, dropout, normalizer, lowpass
+        As for `LAE`; with a dropout this is RDLAE.
     diag_bound
         xi, between 0 (EASE) and 1 (LAE).
     """
@@ -567,58 +494,20 @@ class RLAE(LinearAutoencoder):
 
 @dataclass(kw_only=True, eq=False)
 class DLAE(LAE):
-    """Denoising `LAE`: an LAE with `dropout`.
-
-    Parameters
-    ----------
-    l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
-    dropout
-        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
-    normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
-    lowpass
-        A `LowPass` companion that adds the large-scale structure of the data; None for none.
-    """
+    """Denoising `LAE`: the same model, with a dropout unless told otherwise."""
 
     dropout: float | Auto | None = 0.5
 
 
 @dataclass(kw_only=True, eq=False)
 class EDLAE(EASE):
-    """Denoising `EASE`: an EASE with `dropout` (Steck, NeurIPS 2020).
-
-    Parameters
-    ----------
-    l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
-    dropout
-        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
-    normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
-    lowpass
-        A `LowPass` companion that adds the large-scale structure of the data; None for none.
-    """
+    """Denoising `EASE` (Steck, NeurIPS 2020): the same model, with a dropout."""
 
     dropout: float | Auto | None = 0.5
 
 
 @dataclass(kw_only=True, eq=False)
 class RDLAE(RLAE):
-    """Denoising `RLAE`: an RLAE with `dropout` (Moon et al., SIGIR 2023).
-
-    Parameters
-    ----------
-    l2
-        lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
-    dropout
-        p, 0 to 0.9; penalises popular items in proportion. "auto" takes it from the data.
-    normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
-    lowpass
-        A `LowPass` companion that adds the large-scale structure of the data; None for none.
-    diag_bound
-        xi, between 0 (EDLAE) and 1 (DLAE).
-    """
+    """Denoising `RLAE` (Moon et al., SIGIR 2023): the same model, with a dropout."""
 
     dropout: float | Auto | None = 0.5

@@ -21,12 +21,13 @@ from equipoise.svd import Spectrum, spectrum, sums
 class LowPass:
     """Adds the large-scale structure of the data to the scores of a linear autoencoder.
 
-    Scores x W + strength * x D_I^-e V diag(s^softness) V^T D_I^e, where V holds the `rank` largest
-    right singular vectors of D_U^-a X D_I^-b and s their singular values relative to the largest.
+    Scores x W + strength * x D_I^-e V diag(s^softness) V^T D_I^e, where V holds the `n_factors`
+    largest right singular vectors of D_U^-a X D_I^-b and s their singular values relative to the
+    largest.
 
     Parameters
     ----------
-    rank
+    n_factors
         Number of singular vectors, 100 to 1000.
     strength
         Weight beside the autoencoder, 0.1 to 0.4.
@@ -36,18 +37,18 @@ class LowPass:
         0 lets all vectors pass alike; larger values let the smaller ones pass less, 0 to 4.
     user_exponent, item_exponent
         a and b, 0.2 to 0.5: what active users and popular items weigh in the singular vectors. 1/2
-        is the usual graph filter; values near 0.4 were better on validation data so far.
+        is the usual graph filter; 0.4 is often better.
 
     Examples
     --------
     >>> import equipoise as eq
     >>> data = eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("cleo", "milk")])
-    >>> model = eq.EASE(l2=1.0, lowpass=eq.LowPass(rank=1, strength=0.2)).fit(data)
+    >>> model = eq.EASE(l2=1.0, lowpass=eq.LowPass(n_factors=1, strength=0.2)).fit(data)
     >>> model.recommend([["tea"]], k=1).items
     [['milk']]
     """
 
-    rank: int = 512
+    n_factors: int = 512
     strength: float = 0.2
     exponent: float = 0.5
     softness: float = 0.0
@@ -55,7 +56,7 @@ class LowPass:
     item_exponent: float = 0.5
 
     def __post_init__(self) -> None:
-        count("rank", self.rank)
+        count("n_factors", self.n_factors)
         for name in ("exponent", "user_exponent", "item_exponent"):
             number(name, getattr(self, name))
         for name in ("strength", "softness"):
@@ -65,26 +66,29 @@ class LowPass:
         """Return the companion of these data; the SVD is shared with other models."""
         found = spectrum(
             interactions,
-            self.rank,
+            self.n_factors,
             user_exponent=self.user_exponent,
             item_exponent=self.item_exponent,
             dtype=dtype,
         )
         return Companion(self, interactions, found)
 
+    def restored(self, interactions: Interactions, stored: Stored) -> Companion:
+        """Return the companion that `Companion.arrays` saved."""
+        m, n = interactions.matrix.shape
+        rank = min(self.n_factors, m, n)
+        values = np.array(stored.finite("lowpass_values", (rank,)))
+        right = stored.finite("lowpass_right", (rank, n))
+        if values.dtype != right.dtype or (values < 0).any():
+            raise FileFormatError("its low-pass companion is damaged")
+        found = Companion(self, interactions, Spectrum(values, right))
+        if not all(np.isfinite(side).all() for side in (found.term.source, found.term.target)):
+            raise FileFormatError("its low-pass companion gives weights that are not finite")
+        return found
+
 
 class Companion:
-    """A fitted `LowPass`.
-
-    Parameters
-    ----------
-    settings
-        The filter.
-    interactions
-        The data it was fitted on.
-    found
-        Their spectrum.
-    """
+    """A fitted `LowPass`: the spectrum of the data, and the term that it gives."""
 
     def __init__(self, settings: LowPass, interactions: Interactions, found: Spectrum) -> None:
         self.found = found
@@ -102,30 +106,3 @@ class Companion:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return what `save` has to keep."""
         return {"lowpass_values": self.found.values, "lowpass_right": self.found.right}
-
-
-def restored(settings: LowPass, interactions: Interactions, stored: Stored) -> Companion:
-    """Return the companion that `Companion.arrays` saved."""
-    m, n = interactions.matrix.shape
-    rank = min(settings.rank, m, n)
-    values = np.array(stored.finite("lowpass_values", (rank,)))
-    right = stored.finite("lowpass_right", (rank, n))
-    if values.dtype != right.dtype or (values < 0).any():
-        raise FileFormatError("its low-pass companion is damaged")
-    found = Companion(settings, interactions, Spectrum(values, right))
-    if not all(np.isfinite(side).all() for side in (found.term.source, found.term.target)):
-        raise FileFormatError("its low-pass companion gives weights that are not finite")
-    return found
-
-
-def build_lowpass(settings: Any) -> LowPass | None:
-    """Return the filter from its name and fields, as `Recommender.settings` gives them."""
-    if settings is None:
-        return None
-    fields = dict(settings) if isinstance(settings, dict) else {}
-    if fields.pop("name", None) != LowPass.__name__:
-        raise FileFormatError(f"its low-pass companion is of unknown kind: {settings!r}")
-    try:
-        return LowPass(**fields)
-    except TypeError as error:
-        raise FileFormatError(f"its low-pass companion is damaged: {error}") from error

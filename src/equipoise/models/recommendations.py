@@ -1,7 +1,4 @@
-"""What a model answers: ranked lists with raw ids, and the reasons for one item.
-
-A Parquet file written batch by batch, complete or not at all.
-"""
+"""What a model answers: ranked lists with raw ids, reasons for one item, and a file of lists."""
 
 from __future__ import annotations
 
@@ -58,9 +55,8 @@ class Recommendations:
         histories are integers where all of them are, else text.
         """
         lengths = [len(row) for row in self.items]
-        users = self.users
-        if self.kinds.get("user") == pl.String:
-            users = [str(user) for user in users]
+        as_text = self.kinds.get("user") == pl.String
+        users = list(map(str, self.users)) if as_text else self.users
         columns: dict[str, Any] = {
             "user": _repeat(users, lengths),
             "item": [item for row in self.items for item in row],
@@ -151,12 +147,7 @@ def write_parquet(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame])
     if first is None:
         raise DataError("there is no user to recommend to; name at least one")
 
-    def source(
-        columns: list[str] | None,
-        predicate: pl.Expr | None,
-        n_rows: int | None,
-        batch_size: int | None,
-    ) -> Iterator[pl.DataFrame]:
+    def source(*_: Any) -> Iterator[pl.DataFrame]:
         yield first
         yield from batches
 

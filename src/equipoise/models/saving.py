@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from inspect import isabstract
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 
 import equipoise
-from equipoise import normalize
 from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.manifest import Fields
-from equipoise.models.base import Recommender, plain
-from equipoise.models.lowpass import build_lowpass
+from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
 from equipoise.storage import Stored, load_directory, write_directory
+
+if TYPE_CHECKING:
+    from equipoise.models.base import Recommender
 
 KIND = "equipoise-model"
 VERSION = 1
 TRAIN = "train_"
+SPARSE = "sparse"  # in place of a shape: a sparse matrix, items x items
+# settings that had another name in older models; the later one counts where there are two
+RENAMED = {
+    "share": "n_factors",
+    "rank": "n_factors",
+    "factors": "n_factors",
+    "batch": "batch_size",
+}
+
+models: dict[str, type[Recommender]] = {}  # all classes of models, by name
+
+Shapes = Mapping[str, tuple[int, ...] | str]
 
 
 def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
@@ -36,22 +49,14 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         "state": plain(state),
         "train": data.meta,
     }
-    write_directory(
-        path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames, _same_kind(model)
-    )
 
-
-def _same_kind(model: Recommender) -> Callable[[Stored], Recommender]:
-    """Return how to restore this model: by the class of its name, which must be its own."""
-
-    def restore(stored: Stored) -> Recommender:
+    def restore(stored: Stored) -> None:
         found = _restored(stored)
         if type(found) is not type(model):
             taken = f"{type(model).__name__} names another class, {type(found).__module__}"
             raise DataError(f"{taken}; give yours a name of its own")
-        return found
 
-    return restore
+    write_directory(path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames, restore)
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
@@ -78,12 +83,10 @@ def _restored(stored: Stored) -> Recommender:
 
 def build(settings: Any) -> Recommender:
     """Return an unfitted model from what `Recommender.settings` gave."""
-    importlib.import_module("equipoise.models")  # fills the registry
-
     if not isinstance(settings, dict):
         raise FileFormatError(f"settings must be a group of fields, got {settings!r}")
     fields = dict(settings)
-    kind = Recommender.registry.get(str(fields.pop("model", None)))
+    kind = models.get(str(fields.pop("model", None)))
     if kind is None or isabstract(kind):
         raise FileFormatError(
             f"it holds a model of unknown kind {settings.get('model')!r}; if the class is your "
@@ -91,26 +94,40 @@ def build(settings: Any) -> Recommender:
         )
     if "normalizer" in fields:
         fields["normalizer"] = build_normalizer(fields["normalizer"])
-    if "lowpass" in fields:
-        fields["lowpass"] = build_lowpass(fields["lowpass"])
+    if fields.get("lowpass") is not None:
+        fields["lowpass"] = _build_part("low-pass companion", fields["lowpass"], [LowPass])
     try:
-        return kind(**fields)
+        model: Recommender = _made(kind, fields)
+        return model
     except TypeError as error:
         raise FileFormatError(f"its settings are not those of {kind.__name__}: {error}") from error
 
 
 def build_normalizer(settings: Any) -> Normalizer:
-    """Return a normalizer from its name and fields."""
+    """Return a normalizer from its name and fields; classes of a user can be among them."""
+    kinds = [*reversed(Normalizer.__subclasses__()), Normalizer]
+    found: Normalizer = _build_part("normalizer", settings, kinds)
+    return found
+
+
+def _build_part(what: str, settings: Any, kinds: Iterable[type]) -> Any:
     fields = dict(settings) if isinstance(settings, dict) else {}
-    name = str(fields.pop("name", ""))
-    own = {each.__name__: each for each in Normalizer.__subclasses__()}
-    kind = getattr(normalize, name, own.get(name))
-    if not (isinstance(kind, type) and issubclass(kind, Normalizer)):
-        raise FileFormatError(f"its normalizer is of unknown kind: {settings!r}")
+    kind = {each.__name__: each for each in kinds}.get(str(fields.pop("name", "")))
+    if kind is None:
+        raise FileFormatError(f"its {what} is of unknown kind: {settings!r}")
     try:
-        return kind(**fields)
+        return _made(kind, fields)
     except TypeError as error:
-        raise FileFormatError(f"its normalizer is damaged: {error}") from error
+        raise FileFormatError(f"its {what} is damaged: {error}") from error
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    known = {each.name for each in dataclasses.fields(kind)}
+    for old, new in RENAMED.items():
+        if old in fields and old not in known and new in known:
+            value = fields.pop(old)
+            fields |= {} if value is None else {new: value}
+    return kind(**fields)
 
 
 def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
@@ -126,10 +143,27 @@ def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer
     return found
 
 
+def arrays_to_save(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by name; a sparse matrix becomes three of them."""
+    out: dict[str, Any] = {}
+    for name, array in arrays.items():
+        out |= sparse_arrays(array, name) if sp.issparse(array) else {name: array}
+    return out
+
+
+def arrays_from(stored: Stored, shapes: Shapes, n_items: int) -> dict[str, Any]:
+    """Return the arrays that `arrays_to_save` gave, checked for their shapes and finite."""
+    return {
+        name: sparse_from(stored, name, n_items)
+        if isinstance(shape, str)
+        else stored.finite(name, shape)
+        for name, shape in shapes.items()
+    }
+
+
 def sparse_arrays(matrix: Any, name: str) -> dict[str, Any]:
     """Return a CSR matrix as arrays to save."""
-    parts = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return {f"{name}_{part}": array for part, array in parts.items()}
+    return {f"{name}_{part}": getattr(matrix, part) for part in ("data", "indices", "indptr")}
 
 
 def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -> Any:
@@ -145,3 +179,15 @@ def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -
     except ValueError as error:
         raise FileFormatError(f"its matrix {name!r} is damaged: {error}") from error
     return matrix
+
+
+def plain(value: Any) -> Any:
+    """Return settings as JSON values; nested dataclasses become their name and fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **plain(fields)}
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else value

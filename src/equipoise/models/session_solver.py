@@ -157,31 +157,27 @@ def regression(
     if mix > 0:
         whole: Any = data.matrix[useful].astype(np.float64)
         whole.data[:] = 1.0
-        parts.append((scaled(whole, _norms(whole, row_norm)), whole, mix * weight))
+        parts.append((_scaled(whole, _norms(whole, row_norm)), whole, mix * weight))
     if mix < 1:
         past, future = past_future(clicks, data.n_items, decay, direction)
         rows = np.repeat(weight, clicks.lengths - 1)
-        parts.append((scaled(past, _norms(past, row_norm)), future, (1 - mix) * rows))
+        parts.append((_scaled(past, _norms(past, row_norm)), future, (1 - mix) * rows))
     kept, diagonal, right = [], penalty.astype(np.float64), sp.csr_array((data.n_items,) * 2)
     for inputs, targets, weights in parts:
         single = np.diff(inputs.indptr) == 1
         item, value = inputs[single].indices, inputs[single].data
         diagonal += np.bincount(item, weights[single] * value**2, minlength=data.n_items)
-        right = right + _regrouped(targets[single], item, weights[single] * value, data.n_items)
+        # E^T diag(weights * value) targets, where row r of E is the unit vector of item[r]
+        units = (weights[single] * value, item, np.arange(len(item) + 1))
+        right = right + sp.csr_array(units, (len(item), data.n_items)).T.tocsr() @ targets[single]
         root = np.sqrt(weights[~single])
-        kept.append((scaled(inputs[~single], root), scaled(targets[~single], root)))
+        kept.append((_scaled(inputs[~single], root), _scaled(targets[~single], root)))
     both = [sp.vstack(side, format="csr") for side in zip(*kept, strict=True)]
     right.sort_indices()
     return System(narrow(both[0]), narrow(both[1]), diagonal, narrow(right))
 
 
-def _regrouped(targets: Any, item: Any, factor: Vector, n_items: int) -> Any:
-    """Return E^T diag(factor) targets, where row r of E is the unit vector of item[r]."""
-    units = sp.csr_array((factor, item, np.arange(len(item) + 1)), (len(item), n_items))
-    return units.T.tocsr() @ targets
-
-
-def scaled(rows: Any, factor: Vector) -> Any:
+def _scaled(rows: Any, factor: Vector) -> Any:
     """Return the rows, each times its factor."""
     data = rows.data * factor[entry_rows(rows)]
     return sp.csr_array((data, rows.indices, rows.indptr), rows.shape)
@@ -218,12 +214,6 @@ def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
     rows: Any = sp.csr_array(csr, shape=(len(sequences), n_items), copy=True)
     rows.sum_duplicates()
     return rows.astype(np.float32)
-
-
-def better_dense(system: System, device: str) -> bool:
-    """Whether one dense solve is cheaper; on a GPU it is, where there is something to solve."""
-    share = DENSE_SHARE if device == "cpu" else 0.0
-    return bool(system.inputs.nnz > share * len(system.diagonal) ** 2)
 
 
 def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:

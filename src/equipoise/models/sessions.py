@@ -24,11 +24,11 @@ from equipoise.models.histories import Request, parse_asked
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_solver import (
+    DENSE_SHARE,
     Direction,
     OnDemand,
     RowNorm,
     SolvedRows,
-    better_dense,
     move_all,
     narrow,
     recency,
@@ -64,7 +64,8 @@ class SessionModel(Recommender):
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
 
-    takes_sessions: ClassVar[bool] = True
+    ordered: ClassVar[bool] = True
+
     l2: float = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
@@ -122,7 +123,9 @@ class SessionModel(Recommender):
             **self._rows(),
         )
         if engine == "auto":
-            engine = "dense" if better_dense(system, device) else "sparse"
+            # on a GPU one dense solve is cheaper, where there is something to solve
+            share = DENSE_SHARE if device == "cpu" else 0.0
+            engine = "dense" if system.inputs.nnz > share * data.n_items**2 else "sparse"
         logger.info("%s engine, %s entries", engine, f"{system.inputs.nnz:,}")
         solved = None
         if engine == "dense":

@@ -20,6 +20,7 @@ from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
+from equipoise.solve.engine import Solved
 from equipoise.solve.plan import Size, update_cost
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def update_linear(model: LinearAutoencoder, added: Interactions | None, removed:
     new = changed_data(old, added, removed)
     if new.fingerprint == old.fingerprint:
         return
-    penalty = model._penalty(new, model.normalizer_, model.l2_, model.dropout_)
+    numbers = model.l2_, model.dropout_  # also where "auto" was asked for
+    penalty = model._penalty(new, model.normalizer_, *numbers)
     rows, weights = gram_change(old, new, model)
     moved = penalty - _extended(model, new.n_items)
     touched = np.flatnonzero(moved)
@@ -52,10 +54,9 @@ def update_linear(model: LinearAutoencoder, added: Interactions | None, removed:
         change: Csr = sp.vstack([rows, diagonal], format="csr")
         found = _updated(model, new, penalty, change, np.concatenate([weights, moved[touched]]))
         if found is not None:
-            model._take(new, model.normalizer_, found[0], penalty, found[1])
+            model._take(new, model.normalizer_, numbers, penalty, found)
             return
-    numbers = model.l2_, model.dropout_  # also where "auto" was asked for
-    model._solve(new, model.normalizer_, numbers, "cpu", model.inverse_.dtype.name)
+    model._solve(new, model.normalizer_, numbers, dtype=model.inverse_.dtype.name)
 
 
 def _pays(model: LinearAutoencoder, new: Interactions, rank: int) -> bool:
@@ -78,7 +79,7 @@ def _updated(
     penalty: npt.NDArray[np.float64],
     rows: Csr,
     weights: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[Any], float] | None:
+) -> Solved | None:
     """Return the inverse after a change of A by R^T diag(w) R; None if it is not accurate.
 
     The rounding errors of updates add up, and taking users out can enlarge those that are there.
@@ -97,7 +98,7 @@ def _updated(
     if not residual <= limit:
         logger.info("residual %.1e, above %.1e of a solve: solving again", residual, limit)
         return None
-    return P, residual
+    return Solved(P, P.diagonal(), residual)
 
 
 def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:
@@ -177,6 +178,6 @@ def grown(model: LinearAutoencoder, n_items: int) -> npt.NDArray[Any]:
 
 
 def _extended(model: LinearAutoencoder, n_items: int) -> npt.NDArray[np.float64]:
-    """Return the old penalty, with that of an item nobody used for each new item."""
+    """Return the old penalty, with that of an item without users for each new item."""
     fresh = np.full(n_items - len(model.penalty_), model.l2_ if model.l2_ > 0 else 1.0)
     return np.concatenate([model.penalty_, fresh])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ from equipoise.errors import (
     DataError,
     FileFormatError,
     MissingExtraError,
-    NotFittedError,
-    SettingError,
     SolveError,
 )
 from equipoise.interactions import Interactions
@@ -36,8 +34,7 @@ from equipoise.manifest import Fields
 from equipoise.matrix import Csr
 from equipoise.metrics import accuracy
 from equipoise.models.base import Recommender
-from equipoise.models.recommendations import Explanation
-from equipoise.ranking.terms import Adder, LowRank, Rows, Term
+from equipoise.ranking.terms import Adder, LowRank, Rows
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 from equipoise.split.parts import Part
 from equipoise.storage import MANIFEST, Stored, check_ours, read_directory, write_directory
@@ -355,13 +352,13 @@ class NeuralModel(Recommender):
 
     Attributes
     ----------
-    arrays_
-        What was learned, by name; saved with the model.
     epoch_
         The epoch whose parameters were kept.
     history_
         Loss of each epoch, with recall and NDCG at 20 where it was evaluated.
     """
+
+    explains: ClassVar[bool] = False
 
     learning_rate: float = 1e-3
     batch_size: int = 2048
@@ -370,10 +367,8 @@ class NeuralModel(Recommender):
     patience: int | None = 10
     seed: int = 0
 
-    arrays_: dict[str, Any] = field(init=False, repr=False)
     epoch_: int = field(init=False, repr=False)
     history_: list[dict[str, Any]] = field(init=False, repr=False)
-    _built: list[Term] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "evaluate_every"):
@@ -426,59 +421,25 @@ class NeuralModel(Recommender):
             training.run(progress, path, checkpoint_every)
             with torch.no_grad():
                 arrays = self._learned(task)
-        self._take(data, arrays, training.best_epoch or training.epoch, training.history)
-
-    def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return the terms of the scores; there is no popularity dial, so `alpha` must be None."""
-        if alpha is not None:
-            raise SettingError(f"{type(self).__name__} has no popularity dial; leave alpha out")
-        if not hasattr(self, "_built"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
-        return self._built
-
-    def explain(self, history: Any, item: Any, **options: Any) -> Explanation:
-        """Refuse: a score of these models is not a sum over the items of the history."""
-        raise DataError(
-            f"{type(self).__name__} cannot explain a score, which is not a sum over the items of "
-            "the history; take a linear model for that"
-        )
+        self.epoch_, self.history_ = training.best_epoch or training.epoch, training.history
+        self._keep(data, arrays)
 
     @abstractmethod
     def _task(self, interactions: Interactions, generator: Any) -> Task:
         """Return the task with its first parameters drawn."""
 
-    @abstractmethod
     def _learned(self, task: Any) -> dict[str, Array]:
         """Return the arrays that scoring needs of a trained task."""
-
-    @abstractmethod
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of what `_learned` gives, for `load` to check."""
-
-    @abstractmethod
-    def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
-        """Return the terms."""
+        return {name: as_array(tensor) for name, tensor in task.parameters.items()}
 
     def _metrics(self, valid: Part, interactions: Interactions, device: Any) -> DeviceMetrics:
         return DeviceMetrics(valid, interactions, device)
 
-    def _take(
-        self,
-        interactions: Interactions,
-        arrays: dict[str, Any],
-        epoch: int,
-        history: list[dict[str, Any]],
-    ) -> None:
-        self._built = self._make(interactions, arrays)
-        self.interactions_, self.arrays_ = interactions, arrays
-        self.epoch_, self.history_ = epoch, history
-
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"epoch": self.epoch_, "history": self.history_}, self.arrays_
+        return {"epoch": self.epoch_, "history": self.history_}, super()._state()[1]
 
     def _restore(self, state: Fields, stored: Stored) -> None:
-        epoch, history = state.whole("epoch"), training_history(state)
-        arrays = {
-            name: stored.finite(name, shape, sizes=(4,)) for name, shape in self._shapes().items()
-        }
-        self._take(self.interactions_, arrays, epoch, history)
+        self.epoch_, self.history_ = state.whole("epoch"), training_history(state)
+        super()._restore(state, stored)
+        if any(array.dtype != "float32" for array in self.arrays_.values()):
+            raise FileFormatError("its arrays are not float32")

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
 from equipoise.matrix import Csr, entry_rows
 from equipoise.models.base import SearchSpace
+from equipoise.models.histories import KnownUsers
 from equipoise.models.neural.base import (
     Array,
     DeviceMetrics,
@@ -37,8 +37,6 @@ from equipoise.split.parts import Part
 from equipoise.svd import normalised
 
 Triples = tuple[Tensor, Tensor, Tensor]
-
-SHARED = -2  # a history that several users have
 
 
 class TripleSampler:
@@ -64,7 +62,7 @@ class TripleSampler:
         def on_device(part: Array) -> Tensor:
             return send(part.astype(np.int64), device)
 
-        self.starts, self.items = on_device(matrix.indptr[:-1]), on_device(matrix.indices)
+        self._starts, self._items = on_device(matrix.indptr[:-1]), on_device(matrix.indices)
         self._keys, self._sizes, self._rows = on_device(keys), on_device(sizes), on_device(row)
         self._users = on_device(np.flatnonzero(usable))
         self._pairs = on_device(np.flatnonzero(usable[row]))
@@ -73,7 +71,7 @@ class TripleSampler:
         """Draw as many triples as there are interactions: users evenly, then an item of each."""
         count = len(self._pairs)
         users = self._users[self._below(len(self._users), count, generator)]
-        places = self.starts[users] + self._below(self._sizes[users], count, generator)
+        places = self._starts[users] + self._below(self._sizes[users], count, generator)
         return self._batches(users, places, batch_size, generator)
 
     def by_interaction(self, batch_size: int, generator: Any) -> Iterator[Triples]:
@@ -84,17 +82,14 @@ class TripleSampler:
         places = self._pairs[shuffled]
         return self._batches(self._rows[places], places, batch_size, generator)
 
-    def unused(self, users: Tensor, generator: Any) -> Tensor:
-        """Draw an item that the user has not used, evenly among those."""
-        chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
-        keys = users * (self.n_items + 1) + chosen
-        before = load_torch().searchsorted(self._keys, keys, right=True) - self.starts[users]
-        return chosen + before
-
     def _batches(
         self, users: Tensor, places: Tensor, batch_size: int, generator: Any
     ) -> Iterator[Triples]:
-        triples = (users, self.items[places], self.unused(users, generator))
+        """Add an item that the user has not used, drawn evenly among those."""
+        chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
+        keys = users * (self.n_items + 1) + chosen
+        before = load_torch().searchsorted(self._keys, keys, right=True) - self._starts[users]
+        triples = (users, self._items[places], chosen + before)
         return zip(*(part.split(batch_size) for part in triples), strict=True)
 
     def _below(self, limit: Any, count: int, generator: Any) -> Tensor:
@@ -174,65 +169,6 @@ def contrastive_loss(table: Tensor, view: Tensor, rows: Tensor, temperature: flo
     return losses.sum() / (~again).sum()
 
 
-class KnownUsers:
-    """The users a model was fitted on, found by position or by history.
-
-    A row that comes with a user's position is that user, if it is the history the model was fitted
-    on. A bare history belongs to the one user who has it; one that several users share is refused.
-
-    Parameters
-    ----------
-    model
-        Name of the model, for errors.
-    X
-        Training data, users x items.
-    alike
-        Whether users with equal histories have equal scores, so that any of them will do.
-    """
-
-    def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
-        self.model = model
-        self._keys = _keys(X.indptr, X.indices, X.data)
-        self._places: dict[bytes, int] = {}
-        for place, key in enumerate(self._keys):
-            known = self._places.setdefault(key, place)
-            if known != place and not alike:
-                self._places[key] = SHARED
-
-    def places(self, rows: Rows) -> list[int]:
-        """Return the position of the user of each row, -1 for an empty history."""
-        given = [-1] * len(rows) if rows.users is None else rows.users.tolist()
-        keys = _keys(rows.indptr, rows.indices, rows.values)
-        return [self._place(key, place) for key, place in zip(keys, given, strict=True)]
-
-    def _place(self, key: bytes, given: int) -> int:
-        if not key:
-            return -1
-        if given >= 0 and self._keys[given] == key:
-            return given
-        place = self._places.get(key, -1)
-        if place == SHARED:
-            raise DataError(
-                f"several users of {self.model} have this history, and vectors of their own; ask "
-                "for one of them by id, or take a model that ranks for any history"
-            )
-        if place < 0:
-            raise DataError(
-                f"{self.model} ranks only the users it was fitted on, by the histories it was "
-                "fitted on; fit it with these histories, or take a model without this limit"
-            )
-        return place
-
-
-def _keys(indptr: Array, indices: Array, values: Array) -> list[bytes]:
-    """Return the content of each row as bytes."""
-    items, weights = np.asarray(indices, np.int32), np.asarray(values, np.float32)
-    return [
-        items[start:stop].tobytes() + weights[start:stop].tobytes()
-        for start, stop in pairwise(indptr.tolist())
-    ]
-
-
 def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
     """Return the vector of the user of each row; zeros for an empty history."""
     places = np.array(known.places(rows), np.int64)
@@ -243,18 +179,9 @@ def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
 
 @dataclass(kw_only=True, eq=False)
 class GraphEmbedding(NeuralModel):
-    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the training data.
+    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the data."""
 
-    Parameters
-    ----------
-    n_factors
-        Length of an embedding.
-    layers
-        Number of products with H.
-    l2
-        Penalty on the embeddings of a batch.
-    """
-
+    fold_in: ClassVar[bool] = False
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
 
     n_factors: int = 64

@@ -20,7 +20,6 @@ from equipoise.models.neural.base import (
     NeuralModel,
     Scorer,
     VectorTerm,
-    as_array,
 )
 from equipoise.ranking.terms import Constant, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, load_torch
@@ -100,9 +99,6 @@ class MultVAE(NeuralModel):
             parameters[name] = ((2 * weight - 1) * bound).requires_grad_()
             parameters[f"{name}_bias"] = bias.requires_grad_()
         return MultVAETask(self, interactions, parameters)
-
-    def _learned(self, task: MultVAETask) -> dict[str, Array]:
-        return {name: as_array(tensor) for name, tensor in task.parameters.items()}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
