@@ -161,9 +161,9 @@ def test_fit_takes_a_sparse_matrix(name: str, model: Recommender, data: Interact
 
 
 def test_fit_refuses_what_is_no_interactions(name: str) -> None:
-    for given in ([[1, 0]], np.eye(3), "data.csv", None):
+    for wrong in ([[1, 0]], np.eye(3), "data.csv", None):
         with pytest.raises(DataError, match="fit needs Interactions or a sparse matrix of scipy"):
-            MODELS[name]().fit(given)
+            MODELS[name]().fit(wrong)
 
 
 def test_options_of_fit_that_mean_nothing_to_a_model_are_refused(

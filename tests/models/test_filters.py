@@ -24,7 +24,8 @@ from equipoise.errors import DataError, FileFormatError, SettingError, TooBigErr
 from equipoise.interactions import Interactions
 from equipoise.models import filters
 from equipoise.models.base import Recommender
-from equipoise.models.filters import PolynomialTerm, homophily_of_rows
+from equipoise.models.filters import homophily_of_rows
+from equipoise.ranking.polynomial import PolynomialTerm
 from equipoise.ranking.ranker import score, top_k
 from equipoise.readers.research import read_weak
 
@@ -166,6 +167,7 @@ def test_coefficients_of_bspm_are_those_of_its_solver() -> None:
         (lambda: eq.GFCF(strength=-1.0), "strength must be >= 0, got -1.0"),
         (lambda: eq.BSPM(solver="exact"), "solver must be"),
         (lambda: eq.BSPM(merge="never"), "merge must be"),
+        (lambda: eq.BSPM(average="yes"), "average must be False or True, got 'yes'"),
         (lambda: eq.BSPM(steps=0), "steps must be"),
         (lambda: eq.BSPM(steps=101), "steps must be a whole number from 1 to 100"),
         (lambda: eq.TurboCF(power=0.0), "power must be > 0"),

@@ -131,8 +131,8 @@ def test_rank_beyond_the_data_is_the_whole_spectrum(toy: Interactions) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "rank must be a whole number >= 1, got 0"),
-        ({"rank": True}, "rank must be a whole number"),
+        ({"n_factors": 0}, "n_factors must be a whole number >= 1, got 0"),
+        ({"n_factors": True}, "n_factors must be a whole number"),
         ({"strength": -0.1}, "strength must be >= 0, got -0.1"),
         ({"softness": -1}, "softness must be >= 0"),
         ({"exponent": float("inf")}, "exponent must be finite"),
@@ -151,7 +151,7 @@ def test_anything_but_a_lowpass_is_refused() -> None:
 
 def test_lowpass_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        eq.LowPass().rank = 3
+        eq.LowPass().n_factors = 3
 
 
 @pytest.mark.parametrize("damage", ["HighPass", 3, {"name": "LowPass", "width": 1}])

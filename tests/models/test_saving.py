@@ -1,9 +1,10 @@
-"""Saved models: readable for ever, and refused when somebody tampered with them."""
+"""Saved models: readable for ever, and refused when tampered with."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import equipoise as eq
 from equipoise import storage
 from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions
+from equipoise.models.saving import build
 from equipoise.results import Result
 
 GOLDEN = Path(__file__).parent / "golden-model-v1"
@@ -240,3 +242,31 @@ def test_opening_a_large_model_reads_a_small_part_of_it(tmp_path: Path) -> None:
     eq.load(tmp_path / "m", verify=True)
     assert opened - before < inverse / 10
     assert bytes_read() - opened > inverse
+
+
+@pytest.mark.parametrize(
+    ("old", "n_factors"),
+    [
+        ({"model": "GFCF", "factors": 7, "strength": 0.1}, 7),
+        ({"model": "SGFCF", "factors": 3}, 3),
+        ({"model": "SVDAE", "share": 0.02, "factors": None, "power_iterations": 2}, 0.02),
+        ({"model": "SVDAE", "factors": 8, "share": 0.02}, 8),
+    ],
+)
+def test_settings_under_their_old_names_still_build(old: dict[str, Any], n_factors: float) -> None:
+    assert build(old).settings()["n_factors"] == n_factors
+
+
+def test_a_save_under_old_names_still_loads(tmp_path: Path, toy: Interactions) -> None:
+    model = eq.EASE(l2=1.0, lowpass=eq.LowPass(n_factors=2)).fit(toy)
+    model.save(tmp_path / "m")
+
+    def rename(manifest: dict[str, Any]) -> None:
+        lowpass = manifest["meta"]["settings"]["lowpass"]
+        lowpass["rank"] = lowpass.pop("n_factors")
+        del manifest["seal"]  # of the content before
+
+    edit(tmp_path / "m", rename)
+    again = eq.load(tmp_path / "m")
+    assert again.lowpass == model.lowpass
+    np.testing.assert_array_equal(again.score(toy), model.score(toy))

@@ -204,8 +204,7 @@ class Recommender(ABC):
         """
         if alpha is not None:
             raise SettingError(f"{type(self).__name__} has no popularity dial; leave alpha out")
-        if not hasattr(self, "_built"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        _ = self._fitted
         return self._built
 
     @property
@@ -256,9 +255,7 @@ class Recommender(ABC):
 
         With `resolved`, those that were "auto" have the numbers that fitting took from the data.
         """
-        fields: Any = dataclasses.fields(cast(Any, self))
-        names = [entry.name for entry in fields if entry.init]
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in Recommender.tunable(self)}
         if resolved:
             values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
         return {"model": type(self).__name__, **plain(values)}
@@ -443,7 +440,12 @@ class Recommender(ABC):
         alone = sp.csr_array((rows.data, sources, each), shape=(len(sources), rows.shape[1]))
         parts = score_items(terms, alone, each[:-1], np.full(len(sources), target))
         total = float(score_items(terms, rows, [0], [target])[0])
-        return self._explained(item, total, sources, parts.astype(np.float64))
+        order = np.argsort(-np.abs(parts), kind="stable")
+        shares = add_up(parts[order].astype(np.float64), total)
+        ids = self.item_index_.values[sources[order]].tolist()
+        titles = self._titles([sources[order]])
+        own = None if titles is None else titles[0]
+        return Explanation(item, total, ids, shares.tolist(), own)
 
     @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -480,23 +482,15 @@ class Recommender(ABC):
         """Take back what `_state` gave; the data are in place already."""
         self._keep(self.interactions_, arrays_from(stored, self._shapes(), len(self.item_index_)))
 
-    def _explained(
-        self, item: Any, total: float, sources: npt.NDArray[Any], parts: npt.NDArray[np.float64]
-    ) -> Explanation:
-        order = np.argsort(-np.abs(parts), kind="stable")
-        parts, sources = add_up(parts[order], total), self.item_index_.values[sources[order]]
-        titles = None
-        if self._fitted.labels is not None:
-            titles = [self._fitted.label(source) for source in sources]
-        return Explanation(item, total, sources.tolist(), parts.tolist(), titles)
+    def _titles(self, rows: list[npt.NDArray[Any]]) -> list[list[str]] | None:
+        """Return the display names of items by their positions; None without labels."""
+        data = self._fitted
+        if data.labels is None:
+            return None
+        names, ids = data.labels.to_series(0).to_list(), data.items.tolist()
+        return [[str(names[place] or ids[place]) for place in row] for row in rows]
 
-    def _ranked(
-        self,
-        terms: list[Term],
-        request: Request,
-        k: int,
-        **options: Any,
-    ) -> Ranked:
+    def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
         """Rank items for the rows of a request, empty ones by popularity."""
         history, exclude = request.history, request.exclude
         ranked = top_k(terms, history, k, users=request.trained, exclude=exclude, **options)
@@ -517,23 +511,16 @@ class Recommender(ABC):
     ) -> Recommendations:
         hide = self._hides_seen if exclude_seen is None else exclude_seen
         parts = []
-        for rows, allowed in request.by_candidates():
+        for some, allowed in request.by_candidates():
             options = {"exclude_seen": hide, "candidates": allowed, "threads": threads}
-            found = self._ranked(terms, request.take(rows), k, **options)
-            parts.append((rows, found))
-        return self._named(request, Ranked.joined(parts))
-
-    def _named(self, request: Request, ranked: Ranked) -> Recommendations:
-        rows = [row[:length] for row, length in zip(ranked.items, ranked.lengths, strict=True)]
+            parts.append((some, self._ranked(terms, request.take(some), k, **options)))
+        ranked = Ranked.joined(parts)
+        rows, scores = (
+            [row[:length] for row, length in zip(table, ranked.lengths, strict=True)]
+            for table in (ranked.items, ranked.scores)
+        )
         items = [self.item_index_.values[row].tolist() for row in rows]
-        scores = [row[:length] for row, length in zip(ranked.scores, ranked.lengths, strict=True)]
-        titles = None
-        if self._fitted.labels is not None:
-            names = self._fitted.labels.to_series(0).to_list()
-            titles = [
-                [str(names[place] or item) for place, item in zip(row, ids, strict=True)]
-                for row, ids in zip(rows, items, strict=True)
-            ]
+        titles = self._titles(rows)
         source = np.full(len(request), "model", object)
         source[empty_rows(request.history)] = "popular"
         kinds = {"user": request.kind, "item": self.item_index_.kind}

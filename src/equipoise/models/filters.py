@@ -8,7 +8,6 @@ or by both. D_U and D_I are the sums of rows and columns of X.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import factorial
 from typing import Any, ClassVar, Literal
@@ -17,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial import Polynomial
 
-from equipoise import machine
 from equipoise.checks import choice, count, fraction, non_negative, number, positive
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
@@ -29,6 +27,7 @@ from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.histories import KnownUsers
 from equipoise.models.saving import SPARSE, Shapes
 from equipoise.normalize import power
+from equipoise.ranking.polynomial import PolynomialTerm, filtered_rows
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
 from equipoise.storage import Stored
 from equipoise.svd import normalised, spectrum, sums
@@ -36,130 +35,6 @@ from equipoise.svd import normalised, spectrum, sums
 Array = npt.NDArray[Any]
 # falling: a smaller spectrum is cut from a larger one, so that one SVD serves a search
 FACTORS = (512, 256, 128, 64, 32)
-
-
-LANES = 32  # vectors multiplied at a time: two cache lines of each
-
-
-@dataclass(frozen=True, eq=False)
-class PolynomialTerm:
-    """Scores ``(x * source) @ (c_0 I + c_1 M + c_2 M^2 + ...) * target``.
-
-    The powers are products of M with the history, one after the other: neither they nor M = A^T A
-    are formed. Users are independent lanes of these products, so their scores have the same bits
-    in any batch.
-
-    Parameters
-    ----------
-    matrix
-        A, sparse with n columns; or M itself, symmetric, with ``gram=False``.
-    coefficients
-        c_0, c_1, ...
-    source, target
-        A factor for each item of the history, and for each item that is scored.
-    """
-
-    matrix: Any
-    coefficients: Sequence[float]
-    source: Array
-    target: Array
-    gram: bool = True
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        found: np.dtype[Any] = self.matrix.dtype
-        return found
-
-    @property
-    def held(self) -> int:
-        """The scores of all items: they come at once."""
-        return self.n_items
-
-    def adder(self, rows: Rows) -> Adder:
-        """Return a function that adds this term's scores to a block of columns."""
-        weights = rows.weights(self.source, self.dtype)
-        user = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
-        target = self.target.astype(self.dtype, copy=False)
-        total = np.empty((len(rows), self.n_items), self.dtype)
-        for low in range(0, len(rows), LANES):
-            high = min(low + LANES, len(rows))
-            part = slice(rows.indptr[low], rows.indptr[high])
-            Y = np.zeros((self.n_items, high - low), self.dtype)
-            Y[rows.indices[part], user[part] - low] = weights[part]
-            Y = polynomial_of(self.matrix, self.coefficients, Y, gram=self.gram)
-            np.multiply(Y.T, target, out=total[low:high])
-
-        def add(scores: Floats, low: int) -> None:
-            scores += total[:, low : low + scores.shape[1]]
-
-        return add
-
-
-def polynomial_of(
-    matrix: Any, coefficients: Sequence[float], Y: Array, *, gram: bool = True
-) -> Array:
-    """Return c_0 Y + c_1 M Y + c_2 M^2 Y + ... with M = A^T A, or M itself if not `gram`."""
-    product = _gram_product if gram else _product
-    csr = (matrix.indptr, matrix.indices, matrix.data)
-    factors = [matrix.dtype.type(factor) for factor in coefficients]
-    total: Array = factors[0] * Y
-    for factor in factors[1:]:
-        fresh = np.zeros_like(Y)
-        product(*csr, Y, fresh)
-        Y = fresh
-        if factor:
-            total += factor * Y
-    return total
-
-
-def filtered_rows(matrix: Any, coefficients: Sequence[float], right: Array) -> Array:
-    """Return right @ (c_0 I + c_1 M + ...), strip by strip on the threads in force; M = A^T A."""
-    out = np.empty_like(right)
-
-    def strip(number: int) -> None:
-        some = slice(number * LANES, (number + 1) * LANES)
-        columns = np.ascontiguousarray(right[some].T)
-        out[some] = polynomial_of(matrix, coefficients, columns).T
-
-    machine.run(strip, -(-len(right) // LANES))
-    return out
-
-
-@compiled
-def _gram_product(indptr: Any, indices: Any, data: Any, Y: Any, out: Any) -> None:
-    """Add A^T (A Y) to `out` in one pass over the rows of A."""
-    lanes = Y.shape[1]
-    inner = np.empty(lanes, Y.dtype)
-    for row in range(len(indptr) - 1):
-        inner[:] = 0
-        for place in range(indptr[row], indptr[row + 1]):
-            value, item = data[place], indices[place]
-            for lane in range(lanes):
-                inner[lane] += value * Y[item, lane]
-        for place in range(indptr[row], indptr[row + 1]):
-            value, item = data[place], indices[place]
-            for lane in range(lanes):
-                out[item, lane] += value * inner[lane]
-
-
-@compiled
-def _product(indptr: Any, indices: Any, data: Any, Y: Any, out: Any) -> None:
-    """Add A Y to `out`."""
-    lanes = Y.shape[1]
-    for row in range(len(indptr) - 1):
-        total = out[row]
-        for place in range(indptr[row], indptr[row + 1]):
-            value, item = data[place], indices[place]
-            for lane in range(lanes):
-                total[lane] += value * Y[item, lane]
-
-
 DTYPES = ("float32", "float64")
 
 
@@ -303,6 +178,7 @@ class BSPM(GraphFilter):
         non_negative("time", self.time)
         choice("solver", self.solver, ("euler", "rk4"))
         choice("merge", self.merge, ("early", "late"))
+        choice("average", self.average, (False, True))
         count("steps", self.steps, most=MOST_STEPS)
 
     def polynomials(self) -> tuple[list[float], list[float]]:
@@ -579,30 +455,15 @@ class PerUserTerm:
 
     Factors of a user that both a row and its sum have, such as a power of the number of items,
     cancel and are left out.
-
-    Parameters
-    ----------
-    known
-        The users who have an exponent.
-    smoothing
-        Exponent of each user.
-    relative
-        Singular values relative to the largest.
-    low, low_sums
-        r without the user's exponent as a term, and the sums of its right factor's rows.
-    rest, rest_sums
-        t as a term, and what each item of a history adds to its sum.
-    strength
-        Weight of t.
     """
 
-    known: KnownUsers
-    smoothing: Array
-    relative: Array
-    low: LowRank
-    low_sums: Array
-    rest: PolynomialTerm
-    rest_sums: Array
+    known: KnownUsers  # the users who have an exponent
+    smoothing: Array  # exponent of each user
+    relative: Array  # singular values relative to the largest
+    low: LowRank  # r without the user's exponent
+    low_sums: Array  # of the rows of its right factor
+    rest: PolynomialTerm  # t
+    rest_sums: Array  # what each item of a history adds to the sum of t
     strength: float
 
     @property

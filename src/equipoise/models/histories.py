@@ -99,7 +99,7 @@ class Request:
 
     def take(self, rows: Positions) -> Self:
         """Return the users at these rows."""
-        per_user = {
+        per_user: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows]
             for name in ("history", "trained", "exclude", "candidates")
         }
