@@ -68,7 +68,7 @@ class ModelOptions:
     setting: Annotated[
         list[str] | None,
         choosing(
-            "Any setting by its name in Python: n_factors=256, decay_time=none, lowpass.strength=0.2. "
+            "Any setting by its name in Python: n_factors=256, mix=0.3, decay_time=none. "
             "Repeatable.",
             "--set",
         ),
