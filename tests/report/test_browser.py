@@ -30,7 +30,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     made.close()
 
 
-def test_the_page_runs_without_complaint_and_asks_nobody(browser: Browser, page: Path) -> None:
+def test_the_page_runs_without_complaint_or_request(browser: Browser, page: Path) -> None:
     browser.open(page)
     assert browser.run("document.title") == "Report on <b>Shop</b>"
     assert browser.complaints == []

@@ -79,7 +79,7 @@ def test_a_given_model_fitted_on_the_train_part_is_reported_as_it_is(
     ]
 
 
-def test_a_model_that_saw_other_people_is_fitted_anew(
+def test_a_model_that_saw_other_users_is_fitted_anew(
     split: eq.split.Split, synthetic: Interactions
 ) -> None:
     model = eq.EASE(l2=7.0, dropout=0.0).fit(synthetic)
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_report(synthetic: Interactions) -> None:
         assert one[part] == other[part]
 
 
-def test_people_can_be_named(split: eq.split.Split) -> None:
+def test_users_can_be_named(split: eq.split.Split) -> None:
     user = split.test.history.users[3]
     found = collect(split, users=[user], **QUICK)
     assert [user["user"] for user in found["users"]] == [user]
@@ -123,7 +123,7 @@ def test_a_text_names_one_user_of_a_report(split: eq.split.Split) -> None:
     assert named(split.test, user) == [3]
 
 
-def test_sample_people_differ_in_activity(split: eq.split.Split) -> None:
+def test_sample_users_differ_in_activity(split: eq.split.Split) -> None:
     rows = sampled(split.test, 6, seed=0)
     counts = split.test.history.user_counts[rows]
     assert len(set(rows)) == 6

@@ -60,7 +60,7 @@ def test_small_space_is_judged_as_a_whole(split: Split, kind: Any) -> None:
 @pytest.mark.parametrize("kind", [eq.BSPM, eq.SGFCF])
 def test_large_space_is_searched(synthetic: Interactions, kind: Any) -> None:
     pytest.importorskip("optuna")
-    # SGFCF ranks only people it was fitted on
+    # SGFCF ranks only users it was fitted on
     split = eq.split.weak(synthetic, valid=0.2, test=0.2)
     found = eq.tune(kind, split, trials=14)
     again = eq.tune(kind, split, trials=14)

@@ -213,6 +213,11 @@ class Recommender(ABC):
         normalizer = getattr(self, "normalizer_", None)
         return None if normalizer is None else float(normalizer.exponents()[0])
 
+    @property
+    def alpha_(self) -> float | None:
+        """The position of the popularity dial; None for a model that has none."""
+        return None
+
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
         """Add and remove interactions, where a model can do that without a new fit."""
         kind = type(self).__name__
@@ -244,11 +249,6 @@ class Recommender(ABC):
         """A short name for tables, such as "EASE+DAN"."""
         parts = [part["name"] for part in self.settings().values() if isinstance(part, dict)]
         return "+".join([type(self).__name__, *(name for name in parts if name != "NoNorm")])
-
-    @property
-    def dial(self) -> float | None:
-        """The alpha that the model was fitted with; None where requests cannot change it."""
-        return None
 
     def settings(self, *, resolved: bool = False) -> dict[str, Any]:
         """Return the name and the hyper-parameters as plain values.

@@ -152,7 +152,7 @@ class LinearAutoencoder(Recommender):
         return self
 
     @property
-    def dial(self) -> float | None:
+    def alpha_(self) -> float | None:
         """The alpha of the normalizer."""
         return self.normalizer_.exponents()[0]
 

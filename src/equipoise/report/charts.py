@@ -131,7 +131,7 @@ class Scale:
     def __call__(self, value: float) -> float:
         """Return the place of a value."""
         share = (value - self.low) / (self.high - self.low)
-        return self.start + share**self.power * (self.stop - self.start)
+        return float(self.start + share**self.power * (self.stop - self.start))
 
     def ticks(self, about: int = 4) -> list[float]:
         """Return round values inside the range.
@@ -424,7 +424,7 @@ def _axes(
         out.line(x.start, y(tick), x.stop, y(tick), "grid")
         out.text(x.start - 6, y(tick) + 4, text(tick), "tick", "end")
     for tick in shares or x.ticks(4):
-        anchor = {0: "start", 1: "end"}.get(tick, "middle") if shares else "middle"
+        anchor = {0.0: "start", 1.0: "end"}.get(tick, "middle") if shares else "middle"
         out.text(x(tick), height - 26, text(tick), "tick", anchor)
     out.text(x.start - 6, 12, labels[1], "axis")
     out.text(x.stop, height - 8, labels[0], "axis", "end")

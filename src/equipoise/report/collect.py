@@ -287,7 +287,7 @@ def _tests(results: list[Result], k: int) -> list[dict[str, Any]]:
 
 def _dial(model: Recommender, split: Split, k: int) -> dict[str, Any] | None:
     """Judge the model at every position of the dial; None where it has no dial."""
-    own = model.dial
+    own = model.alpha_
     if own is None:
         return None
     tail = ~head_items(model.item_counts_)
