@@ -44,12 +44,6 @@ def test_pandas_integers_with_gaps_are_integers_again(caplog):
     assert eq.read(frame, on_bad="skip").users.tolist() == [1, 3]
 
 
-def test_missing_text_in_pandas_is_an_empty_id():
-    frame = pd.DataFrame({"user": pd.Series(["a", np.nan], dtype=object), "item": [1, 2]})
-    with pytest.raises(DataError, match="row 2: column 'user' is an empty user id"):
-        eq.read(frame)
-
-
 def test_pandas_datetimes_are_times():
     when = pd.to_datetime(["2024-01-01T00:00:00", "2024-01-01T01:00:00"]).tz_localize(
         "Europe/Rome"
@@ -70,16 +64,6 @@ def test_lists_of_pairs_triples_and_rows_with_times():
         [("ann", 1, 1, dt.datetime(2024, 1, 1)), ("bob", 2, 1, dt.datetime(2024, 1, 2))]
     )
     assert timed.times.tolist() == [1704067200.0, 1704153600.0]
-
-
-def test_rows_of_unequal_length_are_refused_by_row():
-    with pytest.raises(DataError, match=r"the list, row 2: .* should have 2 values"):
-        eq.read([(1, 2), (1, 2, 3)])
-
-
-def test_columns_of_unequal_length_are_refused():
-    with pytest.raises(DataError, match="different lengths"):
-        eq.read({"user": [1, 2], "item": [1]})
 
 
 MATRIX = np.array([[0, 2, 1], [1, 0, 0], [3, 0, 5]])
@@ -105,13 +89,10 @@ def test_matrices_of_any_form_keep_their_values_and_ids(form):
     assert "read as a matrix of 3 users x 3 items" in data.notes
 
 
-def test_a_matrix_without_ids_has_positions():
-    assert eq.read(MATRIX).users.tolist() == [0, 1, 2]
-
-
-def test_repeated_cells_of_a_matrix_add_up_with_a_note():
+def test_repeated_cells_of_a_matrix_add_up_and_ids_are_positions_where_none_are_given():
     coo = sp.coo_array(([1.0, 2.0, 1.0], ([0, 0, 1], [0, 0, 1])), shape=(2, 2))
     data = eq.read(coo)
+    assert data.users.tolist() == [0, 1]
     assert data.matrix.toarray().tolist() == [[3, 0], [0, 1]]
 
 
@@ -126,47 +107,3 @@ def test_min_rating_filters_a_matrix_and_drops_who_is_empty_then():
 def test_a_matrix_has_no_columns_to_name():
     with pytest.raises(SettingError, match="user= does not apply to the matrix"):
         eq.read(MATRIX, user="user")
-
-
-def test_labels_are_aligned_to_the_items():
-    titles = {
-        "item_id": [10, 20, 99, 10],
-        "year": [1, 2, 3, 4],
-        "title": ["Ten", "Two", "No", "X"],
-    }
-    data = eq.read(pd.DataFrame(COLUMNS), labels=pd.DataFrame(titles))
-    assert data.labels.columns == ["title", "year"]
-    assert data.labels["title"].to_list() == ["Ten", "Two"]
-    assert data.label(20) == "Two"
-    assert "1 repeated labels ignored, the first kept" in data.notes
-
-
-def test_items_without_labels_have_nulls_and_a_note(tmp_path):
-    path = tmp_path / "titles.csv"
-    path.write_text("item,name\n10,Ten\n")
-    data = eq.read(COLUMNS, labels=path)
-    assert data.labels["name"].to_list() == ["Ten", None]
-    assert data.label(20) == "20"
-    assert "1 of 2 items have no label" in data.notes
-
-
-def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
-    path = tmp_path / "titles.csv"
-    path.write_text("item,name\n10,Ten\n20,Twenty\n")
-    data = eq.read([("a", "10"), ("b", "20")], labels=path)
-    assert data.labels["name"].to_list() == ["Ten", "Twenty"]
-
-
-def test_labels_that_fit_no_item_are_refused():
-    with pytest.raises(DataError, match="the labels: none of the items is labelled"):
-        eq.read(COLUMNS, labels={"item": [1, 2], "title": ["a", "b"]})
-    with pytest.raises(DataError, match="no column beside 'item'"):
-        eq.read(COLUMNS, labels={"item": [10]})
-
-
-def test_ids_and_labels_of_a_matrix_may_be_arrays_and_frames():
-    labels = pl.DataFrame({"item": [1, 2, 3], "title": ["one", "two", "three"]})
-    data = eq.read(MATRIX, users=np.array([7, 8, 9]), items=np.array([3, 2, 1]), labels=labels)
-    assert data.labels["title"].to_list() == ["three", "two", "one"]
-    with pytest.raises(SettingError, match="users= does not apply to a table"):
-        eq.read(COLUMNS, users=np.array([7, 8]))

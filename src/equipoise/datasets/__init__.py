@@ -7,34 +7,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.datasets import prepare
 from equipoise.datasets.catalogue import CATALOGUE, DataSet
 from equipoise.datasets.fetch import cache_folder, fetch
-from equipoise.datasets.prepare import annotated
+from equipoise.datasets.prepare import annotated, prepared
 from equipoise.errors import FetchError, SettingError
 from equipoise.interactions import Interactions
 
 __all__ = ["DataSet", "cache_folder", "info", "load", "names"]
-
-# The files that mean MovieLens, as fetched and as GroupLens packs them.
-_MOVIELENS = {
-    "movielens-100k": ["ml-100k.inter", "u.data"],
-    "movielens-1m": ["ml-1m.inter", "ratings.dat"],
-}
-_PREPARE: dict[str, Callable[[Path], Interactions]] = {
-    "ml-20m": prepare.movielens_20m,
-    "netflix": prepare.netflix,
-    "msd": prepare.million_songs,
-    "gowalla": prepare.gowalla,
-    "yelp2018": prepare.yelp,
-    "amazon-book": prepare.amazon_book,
-    "diginetica": prepare.diginetica,
-    "retailrocket": prepare.retailrocket,
-    "yoochoose": prepare.yoochoose,
-}
 
 
 def names() -> list[str]:
@@ -90,8 +71,5 @@ def load(
             f"({entry.home}; licence: {entry.licence}), then call load({name!r}, path='FOLDER')"
         )
     folder = fetch(entry) if path is None else Path(path)
-    if name in _MOVIELENS:
-        data = prepare.movielens(folder, _MOVIELENS[name], min_rating)
-    else:
-        data = _PREPARE[name](folder)
+    data = prepared(name, folder, min_rating)
     return annotated(data, notes=[f"{entry.title}; {entry.recipe}"])

@@ -34,35 +34,17 @@ class Wheel:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known about a named data set.
+    """What is known about a named data set."""
 
-    Attributes
-    ----------
-    name, title
-        The name for `load`, and the full one.
-    origin, home
-        Who publishes it, and the page that says so.
-    licence
-        The terms in one sentence; the origin's own text decides.
-    files
-        The raw files that `load(name, path=...)` reads.
-    recipe
-        How the interactions are made from the raw files.
-    published
-        Users, items and interactions as the papers print them.
-    wheel
-        Where `load(name)` fetches it from; None if its user has to download it.
-    """
-
-    name: str
+    name: str  # for `load`
     title: str
-    origin: str
-    home: str
-    licence: str
-    files: str
-    recipe: str
-    published: tuple[int, int, int] | None = None
-    wheel: Wheel | None = None
+    origin: str  # who publishes it
+    home: str  # the page that says so
+    licence: str  # the terms in one sentence; the origin's own text decides
+    files: str  # the raw files that `load(name, path=...)` reads
+    recipe: str  # how the interactions are made from the raw files
+    published: tuple[int, int, int] | None = None  # users, items, interactions in the papers
+    wheel: Wheel | None = None  # where `load` fetches it from; None if it is to be downloaded
 
     @property
     def fetched(self) -> bool:

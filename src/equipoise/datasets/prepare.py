@@ -1,14 +1,8 @@
-"""Interactions with further notes or with other labels.
+"""The named data sets, made from their raw files as the papers made them.
 
-Find and parse raw files that come without a header line or in a layout of their own.
-
-Session data sets: ordered events, repeats included.
-
-All follow the usual preparation of session-based recommendation (GRU4Rec, SR-GNN, SLIST): sessions
-of a single event are dropped, then items with fewer than 5 events, then the sessions that have a
-single event left.
-
-Data sets of users and items, made from the raw files as the papers made them.
+Session data follow the usual preparation of session-based recommendation (GRU4Rec, SR-GNN, SLIST):
+sessions of a single event are dropped, then items with fewer than 5 events, then the sessions that
+have a single event left.
 """
 
 from __future__ import annotations
@@ -16,6 +10,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,6 +18,40 @@ import polars as pl
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.readers import read
+
+INT, TEXT = pl.Int64, pl.String
+GOOD = 4  # the least rating that counts as an interaction
+MIN_EVENTS = 5
+PAUSE = 30 * 60  # seconds without a view that end a session
+LABELS = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
+# The files that mean MovieLens, as fetched and as GroupLens packs them.
+MOVIELENS = {
+    "movielens-100k": ["ml-100k.inter", "u.data"],
+    "movielens-1m": ["ml-1m.inter", "ratings.dat"],
+}
+# Where the pairs of a 10-core are: the names of the file, and how it is read.
+TEN_CORE: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "gowalla": (
+        ["loc-gowalla_totalCheckins.txt"],
+        {"format": "tsv", "header": False, "user": 0, "time": 1, "item": 4},
+    ),
+    "yelp2018": (
+        ["yelp_academic_dataset_review.json", "review.json"],
+        {"format": "jsonl", "user": "user_id", "item": "business_id", "time": "date"},
+    ),
+    "amazon-book": (
+        ["ratings_Books.csv"],
+        {"format": "csv", "header": False, "user": 0, "item": 1, "time": 3},
+    ),
+}
+
+
+def prepared(name: str, path: Path, min_rating: float | None = None) -> Interactions:
+    """Make the data set of this name from the files at this path."""
+    if name in MOVIELENS:
+        data = read(find(path, MOVIELENS[name]), min_rating=min_rating)
+        return data if data.labels is None else annotated(data, labels=_tidy(data.labels))
+    return _ten_core(name, path) if name in TEN_CORE else RECIPES[name](path)
 
 
 def annotated(
@@ -40,9 +69,6 @@ def annotated(
     )
 
 
-Columns = Mapping[str, type[pl.DataType]]
-
-
 def find(path: Path, names: Sequence[str]) -> Path:
     """Return the path itself if it is a file, else the first of these files, or its .gz, in it."""
     wanted = " or ".join(names)
@@ -57,135 +83,27 @@ def find(path: Path, names: Sequence[str]) -> Path:
     raise DataError(f"{path} has no {wanted}; download it or correct the path")
 
 
-def table(file: Path, columns: Columns, *, separator: str = ",") -> pl.DataFrame:
-    """Parse a delimited file into these columns, by position.
+def _tidy(labels: pl.DataFrame) -> pl.DataFrame:
+    """Call the labels title, year and genres whatever the files call them."""
+    return labels.rename({old: new for old, new in LABELS.items() if old in labels.columns})
 
-    Columns whose name begins with "_" are left out. An empty cell in one of the others is refused.
-    Copies of some files have a header line: where the first column should hold integers, a first
-    line without one is skipped.
+
+def _ten_core(name: str, path: Path) -> Interactions:
+    """10-core of the pairs of a file; both parts of a LightGCN folder, which is one already.
+
+    From the file of SNAP this gives 29,858 users, 40,988 places and 1,027,464 pairs of Gowalla;
+    the LightGCN split, and with it the paper, leaves out 7 places that its training part lacks.
     """
-    header = next(iter(columns.values())) is pl.Int64 and _starts_with_name(file)
-    kept = [name for name in columns if not name.startswith("_")]
-    try:
-        frame = pl.read_csv(
-            file,
-            has_header=False,
-            skip_rows=int(header),
-            schema=dict(columns),
-            separator=separator,
-            quote_char=None,
-            glob=False,
-        ).select(kept)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is not the expected file: {reason}") from error
-    for name in kept:
-        if frame[name].null_count():
-            line = int(frame[name].is_null().arg_max() or 0) + 1 + header
-            raise DataError(f"{file}, line {line}: {name} is empty; download the file again")
-    return frame
+    parts = [path / "train.txt", path / "test.txt"]
+    if all(part.is_file() for part in parts):
+        # The published test parts hold lines of users without items, hence "skip".
+        train, test = (read(part, format="lightgcn", on_bad="skip") for part in parts)
+        return train.union(test)
+    files, settings = TEN_CORE[name]
+    return read(find(path, files), rating=False, **settings).filter(min_user=10, min_item=10)
 
 
-def _starts_with_name(file: Path) -> bool:
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            return stream.read(1).isalpha()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
-
-
-def with_seconds(frame: pl.DataFrame, column: str, pattern: str, file: Path) -> pl.DataFrame:
-    """Replace a column of text by seconds since 1970."""
-    moment = pl.col(column).str.to_datetime(pattern)
-    try:
-        return frame.with_columns((moment.dt.epoch("ms") / 1000).alias(column))
-    except pl.exceptions.PolarsError as error:
-        raise DataError(f"{file} has a time that does not look like {pattern}") from error
-
-
-MIN_EVENTS = 5
-
-
-PAUSE = 30 * 60  # seconds without a view that end a session
-
-
-def diginetica(path: Path) -> Interactions:
-    """Item views of the CIKM Cup 2016: ``sessionId;userId;itemId;timeframe;eventdate``.
-
-    The time of an event is its date plus `timeframe`, the milliseconds since the session began.
-    """
-    file = find(path, ["train-item-views.csv"])
-    columns = {
-        "session": pl.Int64,
-        "_user": pl.String,
-        "item": pl.Int64,
-        "since": pl.Int64,
-        "date": pl.String,
-    }
-    events = with_seconds(table(file, columns, separator=";"), "date", "%Y-%m-%d", file)
-    # A session that runs past midnight has two dates; counting from the first keeps its order.
-    began = pl.col("date").min().over("session")
-    events = events.with_columns(time=began + pl.col("since") / 1000)
-    return _long_enough(read(events, session="session", item="item", time="time"))
-
-
-def retailrocket(path: Path) -> Interactions:
-    """Views of the RetailRocket shop: ``timestamp,visitorid,event,itemid,transactionid``.
-
-    A visitor's views are cut into sessions wherever more than 30 minutes pass without one.
-    """
-    file = find(path, ["events.csv"])
-    columns = {
-        "time": pl.Int64,
-        "visitor": pl.Int64,
-        "event": pl.String,
-        "item": pl.Int64,
-        "_transaction": pl.String,
-    }
-    views = table(file, columns).filter(pl.col("event") == "view")
-    return _long_enough(read(views, user="visitor", item="item", time="time", gap=PAUSE))
-
-
-def yoochoose(path: Path) -> Interactions:
-    """Clicks of the RecSys Challenge 2015: ``session,time,item,category`` without a header."""
-    file = find(path, ["yoochoose-clicks.dat"])
-    data = read(file, format="csv", header=False, session=0, time=1, item=2)
-    return _long_enough(data)
-
-
-def _long_enough(data: Interactions) -> Interactions:
-    """Drop single events and rare items; what counts is events, so a repeat makes two."""
-    assert data.sequences is not None
-    n_events = len(data.sequences.items)
-    kept = _several(data)
-    assert kept.sequences is not None
-    common = np.bincount(kept.sequences.items, minlength=kept.n_items) >= MIN_EVENTS
-    kept = _several(kept.columns(common))
-    assert kept.sequences is not None
-    if not kept.n_interactions:
-        raise DataError(f"no session has two events on items with {MIN_EVENTS} events")
-    n_dropped = n_events - len(kept.sequences.items)
-    note = f"{n_dropped:,} of {n_events:,} events dropped: on rare items, or alone in a session"
-    return annotated(kept, notes=[note])
-
-
-def _several(data: Interactions) -> Interactions:
-    assert data.sequences is not None
-    return data.rows(np.diff(data.sequences.offsets) >= 2)
-
-
-GOOD = 4  # the least rating that counts as an interaction
-
-
-LABELS = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
-
-
-def movielens(path: Path, names: Sequence[str], min_rating: float | None) -> Interactions:
-    """Ratings with titles, from RecBole files or a folder of GroupLens."""
-    return _tidy_labels(read(find(path, names), min_rating=min_rating))
-
-
-def movielens_20m(path: Path) -> Interactions:
+def _movielens_20m(path: Path) -> Interactions:
     """Ratings of 4 and more, users with at least 5 of them.
 
     The paper speaks of a 5-core, but its Table 1 has the counts of the Mult-VAE recipe, which
@@ -196,20 +114,7 @@ def movielens_20m(path: Path) -> Interactions:
     return read(file, format="movielens", min_rating=GOOD).filter(min_user=5)
 
 
-def netflix(path: Path) -> Interactions:
-    """Ratings of 4 and more, users with at least 5 of them: the recipe of `movielens_20m`."""
-    for pattern in ("combined_data_*.txt", "training_set/mv_*.txt", "mv_*.txt"):
-        files = sorted(path.glob(pattern))
-        if files:
-            break
-    else:
-        raise DataError(f"{path} has neither combined_data_1.txt nor training_set/mv_0000001.txt")
-    frame = pl.concat([_netflix_ratings(file) for file in files])
-    labels = _netflix_titles(path)
-    return read(frame, user="user", item="item", time="time", labels=labels).filter(min_user=5)
-
-
-def million_songs(path: Path) -> Interactions:
+def _million_songs(path: Path) -> Interactions:
     """Songs with at least 200 users, then users with at least 20 of these songs.
 
     One pass in this order, as in the Mult-VAE recipe: a few songs end with fewer than 200 users.
@@ -223,51 +128,15 @@ def million_songs(path: Path) -> Interactions:
     return data
 
 
-def gowalla(path: Path) -> Interactions:
-    """10-core of the places that users checked in at.
-
-    From the file of SNAP this gives 29,858 users, 40,988 places and 1,027,464 pairs; the LightGCN
-    split, and with it the paper, leaves out 7 places that its training part lacks.
-    """
-    if _is_lightgcn(path):
-        return lightgcn(path)
-    file = find(path, ["loc-gowalla_totalCheckins.txt"])
-    return _ten_core(read(file, format="tsv", header=False, user=0, time=1, item=4))
-
-
-def yelp(path: Path) -> Interactions:
-    """10-core of the businesses that users reviewed."""
-    if _is_lightgcn(path):
-        return lightgcn(path)
-    file = find(path, ["yelp_academic_dataset_review.json", "review.json"])
-    return _ten_core(
-        read(file, format="jsonl", user="user_id", item="business_id", time="date", rating=False)
-    )
-
-
-def amazon_book(path: Path) -> Interactions:
-    """10-core of the books that users rated."""
-    if _is_lightgcn(path):
-        return lightgcn(path)
-    file = find(path, ["ratings_Books.csv"])
-    return _ten_core(read(file, format="csv", header=False, user=0, item=1, time=3, rating=False))
-
-
-def lightgcn(path: Path) -> Interactions:
-    """Both parts of a LightGCN folder together; `eq.read` reads them one by one."""
-    # The published test parts hold lines of users without items, hence "skip".
-    train, test = (
-        read(path / name, format="lightgcn", on_bad="skip") for name in ("train.txt", "test.txt")
-    )
-    return train.union(test)
-
-
-def _is_lightgcn(path: Path) -> bool:
-    return all((path / name).is_file() for name in ("train.txt", "test.txt"))
-
-
-def _ten_core(data: Interactions) -> Interactions:
-    return data.filter(min_user=10, min_item=10)
+def _netflix(path: Path) -> Interactions:
+    """Ratings of 4 and more, users with at least 5 of them: the recipe of MovieLens 20M."""
+    patterns = ("combined_data_*.txt", "training_set/mv_*.txt", "mv_*.txt")
+    files = next(filter(None, (sorted(path.glob(pattern)) for pattern in patterns)), [])
+    if not files:
+        raise DataError(f"{path} has neither combined_data_1.txt nor training_set/mv_0000001.txt")
+    frame = pl.concat([_netflix_ratings(file) for file in files])
+    labels = _netflix_titles(path)
+    return read(frame, user="user", item="item", time="time", labels=labels).filter(min_user=5)
 
 
 def _netflix_ratings(file: Path) -> pl.DataFrame:
@@ -304,21 +173,117 @@ def _netflix_titles(path: Path) -> pl.DataFrame | None:
     for name in ("movie_titles.csv", "movie_titles.txt"):
         if (path / name).is_file():
             lines = (path / name).read_text(encoding="latin-1").splitlines()
-            cells = [line.split(",", 2) for line in lines]
-            cells = [row for row in cells if len(row) == 3 and row[0].isdigit()]
-            return pl.DataFrame(
-                {
-                    "item": [int(movie) for movie, _, _ in cells],
-                    "title": [title for _, _, title in cells],
-                    "year": [int(year) if year.isdigit() else None for _, year, _ in cells],
-                }
-            )
+            cells = [line.split(",", 2) for line in lines if line.count(",") > 1]
+            rows = [
+                (int(movie), title, int(year) if year.isdigit() else None)
+                for movie, year, title in cells
+                if movie.isdigit()
+            ]
+            return pl.DataFrame(rows, schema=["item", "title", "year"], orient="row")
     return None
 
 
-def _tidy_labels(data: Interactions) -> Interactions:
-    """Call the labels title, year and genres whatever the files call them."""
-    if data.labels is None:
-        return data
-    names = {old: new for old, new in LABELS.items() if old in data.labels.columns}
-    return annotated(data, labels=data.labels.rename(names))
+def _diginetica(path: Path) -> Interactions:
+    """Item views of the CIKM Cup 2016: ``sessionId;userId;itemId;timeframe;eventdate``.
+
+    The time of an event is its date plus `timeframe`, the milliseconds since the session began.
+    """
+    file = find(path, ["train-item-views.csv"])
+    columns = {"session": INT, "_user": TEXT, "item": INT, "since": INT, "date": TEXT}
+    events = _table(file, columns, separator=";")
+    try:
+        day = events["date"].str.to_date("%Y-%m-%d").dt.epoch("s")
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{file} has a time that does not look like %Y-%m-%d") from error
+    # A session that runs past midnight has two dates; counting from the first keeps its order.
+    began = pl.col("date").min().over("session")
+    events = events.with_columns(day).with_columns(time=began + pl.col("since") / 1000)
+    return _long_enough(read(events, session="session", item="item", time="time"))
+
+
+def _retailrocket(path: Path) -> Interactions:
+    """Views of the RetailRocket shop: ``timestamp,visitorid,event,itemid,transactionid``.
+
+    A visitor's views are cut into sessions wherever more than 30 minutes pass without one.
+    """
+    columns = {"time": INT, "visitor": INT, "event": TEXT, "item": INT, "_transaction": TEXT}
+    views = _table(find(path, ["events.csv"]), columns).filter(pl.col("event") == "view")
+    return _long_enough(read(views, user="visitor", item="item", time="time", gap=PAUSE))
+
+
+def _yoochoose(path: Path) -> Interactions:
+    """Clicks of the RecSys Challenge 2015: ``session,time,item,category`` without a header."""
+    file = find(path, ["yoochoose-clicks.dat"])
+    return _long_enough(read(file, format="csv", header=False, session=0, time=1, item=2))
+
+
+def _long_enough(data: Interactions) -> Interactions:
+    """Drop single events and rare items; what counts is events, so a repeat makes two."""
+    kept = _several(data)
+    common = np.bincount(_events(kept), minlength=kept.n_items) >= MIN_EVENTS
+    kept = _several(kept.columns(common))
+    if not kept.n_interactions:
+        raise DataError(f"no session has two events on items with {MIN_EVENTS} events")
+    n_events = len(_events(data))
+    n_dropped = n_events - len(_events(kept))
+    note = f"{n_dropped:,} of {n_events:,} events dropped: on rare items, or alone in a session"
+    return annotated(kept, notes=[note])
+
+
+def _events(data: Interactions) -> Any:
+    assert data.sequences is not None
+    return data.sequences.items
+
+
+def _several(data: Interactions) -> Interactions:
+    assert data.sequences is not None
+    return data.rows(data.sequences.lengths >= 2)
+
+
+def _table(
+    file: Path, columns: Mapping[str, type[pl.DataType]], *, separator: str = ","
+) -> pl.DataFrame:
+    """Parse a delimited file into these columns, by position.
+
+    Columns whose name begins with "_" are left out. An empty cell in one of the others is refused.
+    Copies of some files have a header line: where the first column should hold integers, a first
+    line without one is skipped.
+    """
+    header = next(iter(columns.values())) is INT and _starts_with_name(file)
+    kept = [name for name in columns if not name.startswith("_")]
+    try:
+        frame = pl.read_csv(
+            file,
+            has_header=False,
+            skip_rows=int(header),
+            schema=dict(columns),
+            separator=separator,
+            quote_char=None,
+            glob=False,
+        ).select(kept)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} is not the expected file: {reason}") from error
+    for name in kept:
+        if frame[name].null_count():
+            line = int(frame[name].is_null().arg_max() or 0) + 1 + header
+            raise DataError(f"{file}, line {line}: {name} is empty; download the file again")
+    return frame
+
+
+def _starts_with_name(file: Path) -> bool:
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            return stream.read(1).isalpha()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+RECIPES = {
+    "ml-20m": _movielens_20m,
+    "netflix": _netflix,
+    "msd": _million_songs,
+    "diginetica": _diginetica,
+    "retailrocket": _retailrocket,
+    "yoochoose": _yoochoose,
+}

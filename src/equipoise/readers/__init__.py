@@ -1,24 +1,49 @@
-"""Files, frames, matrices and research formats to `Interactions`."""
+"""Files, frames, matrices and research formats to `Interactions`.
+
+`read` makes a `Source` of what it is given (here for paths, else `frames`), whose columns are
+chosen and checked (`columns`) and made into a matrix (`build`). Matrices and the formats of
+published data have modules of their own.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from equipoise.errors import DataError
 from equipoise.interactions import KIND, Interactions, load_interactions
-from equipoise.readers.build import build
-from equipoise.readers.files import path_source
-from equipoise.readers.frames import is_path, object_source, row_options
+from equipoise.readers.build import to_interactions
+from equipoise.readers.delimited import delimited_parts
+from equipoise.readers.files import existing_file, first_bytes, is_blank, json_parts, parquet_parts
+from equipoise.readers.frames import object_source, row_options
 from equipoise.readers.matrices import from_matrix
-from equipoise.readers.options import COLUMNS, Column, OnBad, OptionalColumn, Options, TimeUnit
+from equipoise.readers.options import (
+    COLUMNS,
+    TABLES,
+    Column,
+    OnBad,
+    OptionalColumn,
+    ReadOptions,
+    Source,
+    Table,
+    TimeUnit,
+)
 from equipoise.readers.research import from_research, read_multvae, read_strong, read_weak
 from equipoise.storage import is_directory_of
 
 __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
+
+PARQUET = (".parquet", ".pq", ".parq")
+JSON = (".jsonl", ".ndjson", ".json")
+TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
+OPENERS = {"parquet": parquet_parts, "jsonl": json_parts, "text": delimited_parts}
 
 
 def read(
@@ -42,7 +67,7 @@ def read(
     format: str | None = None,
     on_bad: OnBad = "error",
 ) -> Interactions:
-    r"""Read interactions from nearly anything that holds who used what.
+    r"""Read interactions from nearly anything that holds pairs of users and items.
 
     Parameters
     ----------
@@ -106,34 +131,26 @@ def read(
     >>> eq.read([("ann", "tea"), ("bob", "milk"), ("bob", "tea")]).history("bob")
     ['milk', 'tea']
     """
-    options = Options(
-        user=user,
-        item=item,
-        time=time,
-        time_unit=time_unit,
-        rating=rating,
-        weight=weight,
-        session=session,
-        gap=gap,
-        min_rating=min_rating,
-        labels=labels,
-        users=users,
-        items=items,
-        separator=separator,
-        header=header,
-        encoding=encoding,
-        format=format,
-        on_bad=on_bad,
-    )
-    if is_path(source):
+    given = locals()
+    settings = {name: given[name] for name in given if name not in ("source", "labels")}
+    options = ReadOptions(**settings)
+    if labels is not None:
+        plain = replace(options, separator=None, header=None, format=None)
+        opened = _table(labels, plain) if _is_path(labels) else object_source(labels, "the labels")
+        options = replace(options, labels=opened)
+    if _is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
-    return build(object_source(source), row_options(source, options), labels)
+    return to_interactions(object_source(source), row_options(source, options))
 
 
-def _from_path(path: str | os.PathLike[str], options: Options) -> Interactions:
+def _is_path(source: object) -> bool:
+    return isinstance(source, (str, os.PathLike))
+
+
+def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     if is_directory_of(path, KIND):
         options.refuse(
             (*COLUMNS, "min_rating", "labels", "format"), f"saved interactions ({path})"
@@ -141,6 +158,78 @@ def _from_path(path: str | os.PathLike[str], options: Options) -> Interactions:
         return load_interactions(path)
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)
-    if research is not None:
-        return research
-    return build(path_source(path, options), options, options.labels)
+    return to_interactions(_table(path, options), options) if research is None else research
+
+
+def _table(path: str | os.PathLike[str], options: ReadOptions) -> Source:
+    """Open a table file, a folder of parts, or the files a pattern names."""
+    text = os.fspath(path)
+    place = Path(text)
+    if place.is_dir():
+        missing = f"{place} is a folder without Parquet, CSV or JSON lines files"
+        return _parts(text, _files_below(place), f"{missing}; give the path of a file", options)
+    if not place.exists() and glob.has_magic(text):
+        return _parts(
+            text, _matching(place), f"no file matches {text}; check the pattern", options
+        )
+    return OPENERS[_kind(place, options)](text, [place], options)
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """Return the files that a pattern names; folders that exist are what they are called."""
+    root = next(folder for folder in pattern.parents if folder.is_dir())
+    rest = str(pattern.relative_to(root))
+    found = sorted(glob.glob(rest, root_dir=root, recursive=True))
+    return [root / name for name in found if (root / name).is_file()]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the table files below a folder; names that start with . or _ are not data."""
+    found: dict[tuple[str, ...], list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
+        for family in (PARQUET, JSON, TEXT):
+            if _suffix(file) in family and not hidden and file.is_file():
+                found.setdefault(family, []).append(file)
+    if len(found) > 1:
+        kinds = " and ".join(files[0].name for files in found.values())
+        raise DataError(
+            f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
+            f"{folder / '*.parquet'}"
+        )
+    return next(iter(found.values()), [])
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def _kind(path: Path, options: ReadOptions) -> str:
+    """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
+    suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
+    if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
+        return "parquet"
+    return "jsonl" if suffix in JSON else "text"
+
+
+def _parts(name: str, files: list[Path], missing: str, options: ReadOptions) -> Source:
+    """Put files of one kind and with the same columns one after another."""
+    if not files:
+        raise DataError(missing)
+    full = [file for file in files if not is_blank(file)]
+    if not full:
+        raise DataError(f"all {len(files)} parts of {name} are empty; nothing can be read from it")
+    kinds = [_kind(file, options) for file in full]
+    for file, kind in zip(full, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{full[0]} and {file} are of different kinds; give a pattern of one")
+    source = OPENERS[kinds[0]](name, full, options)
+    notes = [f"read {len(files)} part{'s' if len(files) > 1 else ''}"]
+    if len(full) < len(files):
+        notes.append(f"{len(files) - len(full)} of {len(files)} parts are empty")
+
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
+        table = source.loader(wanted, ids)
+        return replace(table, notes=[*notes, *table.notes])
+
+    return replace(source, loader=load)

@@ -1,13 +1,25 @@
-"""Which column is what: names given by the caller, or the usual spellings."""
+"""Which column is what, and what its cells are worth: ids, numbers and times, checked one by one.
+
+Columns are named by the caller or found by the usual spellings. Times in any usual form become
+seconds since 1970, UTC.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import re
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
 from equipoise.errors import DataError
-from equipoise.readers.options import Options, Source
+from equipoise.matrix import lost_in_single
+from equipoise.readers.options import TIME_UNITS, BadRows, ReadOptions, Source, TimeUnit
+
+Floats = npt.NDArray[np.float64]
 
 # Spellings without case and punctuation, as words; an earlier group wins over a later one.
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -31,6 +43,19 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "title": ("title movietitle name itemname producttitle productname label",),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
+NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time"}
+
+EXACT = 2.0**53  # from here on a float no longer tells neighbouring integers apart
+NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
+THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+$"
+BLANK = r"^\s*$"
+A = {"user": "a user", "item": "an item"}
+
+# A time below the bound has the unit: 1e11 s is the year 5138, 1e11 ms is 1973.
+BOUNDS = (1e11, 1e14, 1e17)
+UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
+SAMPLE = 10_000
+ISO = r"^\d{4}-\d{2}-\d{2}"
 
 
 @dataclass(frozen=True)
@@ -39,63 +64,80 @@ class Columns:
 
     user: str
     item: str
-    time: str | None = None
-    rating: str | None = None
-    weight: str | None = None
-    notes: tuple[str, ...] = ()
+    time: str | None
+    rating: str | None
+    weight: str | None
+    notes: list[str]
 
 
-def choose_columns(source: Source, options: Options) -> Columns:
+def choose_columns(source: Source, options: ReadOptions) -> Columns:
     """Find the column of each role; what was guessed is said in the notes."""
-    if not source.named:
-        return _by_position(source, options)
-    chosen: dict[str, str | None] = {}
-    found: list[str] = []
-    asked_user = options.session if options.session is not None else options.user
-    wants_rating = options.min_rating is not None
-    wants_time = options.gap is not None or options.time_unit is not None
-    for role, asked, needed in (
-        ("user", asked_user, True),
-        ("item", options.item, True),
-        ("time", options.time, wants_time),
-        ("rating", options.rating, wants_rating),
-    ):
-        if asked is not None and asked is not False:
-            chosen[role] = given_column(source, asked, role)
-        elif asked is False or (role == "rating" and not wants_rating):
-            chosen[role] = None
-        else:
-            chosen[role] = _spelled(source, role, set(chosen.values()), needed=needed)
-            if chosen[role] is not None:
-                found.append(f"{role} = {chosen[role]!r}")
+    asked = {
+        "user": options.user if options.session is None else options.session,
+        "item": options.item,
+        "time": options.time,
+        "rating": options.rating,
+    }
+    needed = {"user", "item"}
+    needed |= {role for name, role in NEEDED_BY.items() if getattr(options, name) is not None}
+    choose = _by_name if source.named else _by_position
+    chosen, notes = choose(source, asked, needed)
     weight = None if options.weight is None else given_column(source, options.weight, "weight")
-    notes = [f"columns found by name: {', '.join(found)}"] if found else []
-    notes += _unused_rating(source, chosen, weight, options)
-    return _checked(source, chosen, weight, notes)
-
-
-def _unused_rating(
-    source: Source, chosen: dict[str, str | None], weight: str | None, options: Options
-) -> list[str]:
-    if options.rating is False or chosen["rating"] is not None:
-        return []
-    unused = [
-        n for n in spelled_like(source.columns, "rating") if n not in (weight, *chosen.values())
-    ]
-    if not unused:
-        return []
-    return [f"column {unused[0]!r} is not used; min_rating= filters by it, weight= keeps it"]
-
-
-def _checked(
-    source: Source, chosen: dict[str, str | None], weight: str | None, notes: list[str]
-) -> Columns:
+    if source.named and options.rating is not False and chosen["rating"] is None:
+        ratings = spelled_like(source.columns, "rating")
+        for name in [name for name in ratings if name not in (weight, *chosen.values())][:1]:
+            notes.append(
+                f"column {name!r} is not used; min_rating= filters by it, weight= keeps it"
+            )
+    for setting, role in NEEDED_BY.items():
+        if getattr(options, setting) is not None and chosen[role] is None:
+            raise DataError(f"{source.name} has no {role} column for {setting}; pass {role}=")
     user, item = chosen["user"], chosen["item"]
     assert user is not None
     assert item is not None
     if user == item:
         raise DataError(f"{source.name}: column {user!r} cannot be both the user and the item")
-    return Columns(user, item, chosen["time"], chosen["rating"], weight, tuple(notes))
+    return Columns(user, item, chosen["time"], chosen["rating"], weight, notes)
+
+
+Asked = dict[str, str | int | bool | None]
+Chosen = dict[str, str | None]
+
+
+def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+    chosen: Chosen = {}
+    found: list[str] = []
+    for role, name in asked.items():
+        if name is not None and name is not False:
+            chosen[role] = given_column(source, name, role)
+        elif name is False or (role == "rating" and role not in needed):
+            chosen[role] = None
+        else:
+            chosen[role] = _spelled(source, role, set(chosen.values()), needed=role in needed)
+            if chosen[role] is not None:
+                found.append(f"{role} = {chosen[role]!r}")
+    return chosen, [f"columns found by name: {', '.join(found)}"] if found else []
+
+
+def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+    chosen: Chosen = dict.fromkeys(ORDER)
+    for role, name in asked.items():
+        if name is not None and name is not False:
+            chosen[role] = given_column(source, name, role)
+    if (chosen["user"] is None) != (chosen["item"] is None):
+        raise DataError(f"{source.name} has no header; give both user= and item= by position")
+    if chosen["user"] is not None:
+        return chosen, []
+    n_columns = len(source.columns)
+    if not 2 <= n_columns <= len(ORDER):
+        raise DataError(
+            f"{source.name} has {n_columns} columns and no header; "
+            "say which are which by position from 0: user=0, item=1"
+        )
+    for role, name in zip(ORDER, source.columns, strict=False):
+        if asked[role] is None and (role != "rating" or role in needed):
+            chosen[role] = name
+    return chosen, [f"no header: columns taken in order as {', '.join(ORDER[:n_columns])}"]
 
 
 def given_column(source: Source, asked: str | int, role: str) -> str:
@@ -109,13 +151,13 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
         if names.count(asked) > 1:
             raise DataError(f"{source.name} has {names.count(asked)} columns called {asked!r}")
         return asked
-    plain = {simple(name): name for name in names}
-    near = difflib.get_close_matches(simple(asked), plain, n=1, cutoff=0.5)
+    plain = {_simple(name): name for name in names}
+    near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)
     hint = f"did you mean {plain[near[0]]!r}? " if near else ""
     raise DataError(f"{source.name} has no column {asked!r}; {hint}{_listed(names)}")
 
 
-def simple(name: str) -> str:
+def _simple(name: str) -> str:
     """Return the name without case and punctuation; a RecBole type suffix is not part of it."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r":(token|float)(_seq)?$", "", name).lower())
 
@@ -123,7 +165,7 @@ def simple(name: str) -> str:
 def spelled_like(names: tuple[str, ...], role: str) -> list[str]:
     """Return the columns whose name is a usual spelling of the role, best group only."""
     for group in SPELLINGS[role]:
-        hits = [name for name in names if simple(name) in group.split()]
+        hits = [name for name in names if _simple(name) in group.split()]
         if hits:
             return hits
     return []
@@ -137,15 +179,13 @@ def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool)
         raise DataError(
             f"{source.name}: {several} could both be the {role}; pass {role}='...'{leave}"
         )
-    if hits:
-        return hits[0]
-    if not needed:
-        return None
+    if hits or not needed:
+        return hits[0] if hits else None
     known = [word for group in SPELLINGS[role] for word in group.split()]
     near = [
         name
         for name in source.columns
-        if name not in taken and difflib.get_close_matches(simple(name), known, n=1, cutoff=0.75)
+        if name not in taken and difflib.get_close_matches(_simple(name), known, n=1, cutoff=0.75)
     ]
     hint = f"; perhaps {role}={near[0]!r}" if near else ""
     raise DataError(
@@ -154,44 +194,207 @@ def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool)
     )
 
 
-def _by_position(source: Source, options: Options) -> Columns:
-    asked = {
-        "user": options.session if options.session is not None else options.user,
-        "item": options.item,
-        "rating": options.rating,
-        "time": options.time,
-    }
-    chosen: dict[str, str | None] = dict.fromkeys(ORDER)
-    for role, name in asked.items():
-        if name is not None and name is not False:
-            chosen[role] = given_column(source, name, role)
-    weight = None if options.weight is None else given_column(source, options.weight, "weight")
-    notes = []
-    if chosen["user"] is None and chosen["item"] is None:
-        if not 2 <= len(source.columns) <= len(ORDER):
-            raise DataError(
-                f"{source.name} has {len(source.columns)} columns and no header; "
-                "say which are which by position from 0: user=0, item=1"
-            )
-        found = [r for r in ORDER[: len(source.columns)] if asked[r] is None]
-        for role, name in zip(ORDER, source.columns, strict=False):
-            chosen[role] = chosen[role] or (name if role in found else None)
-        if options.min_rating is None and options.rating is None:
-            chosen["rating"] = None
-        notes.append(
-            f"no header: columns taken in order as {', '.join(ORDER[: len(source.columns)])}"
-        )
-    elif chosen["user"] is None or chosen["item"] is None:
-        raise DataError(f"{source.name} has no header; give both user= and item= by position")
-    if options.min_rating is not None and chosen["rating"] is None:
-        raise DataError(f"{source.name} has no rating column for min_rating; pass rating=")
-    for name in ("gap", "time_unit"):
-        if getattr(options, name) is not None and chosen["time"] is None:
-            raise DataError(f"{source.name} has no time column for {name}; pass time=")
-    return _checked(source, chosen, weight, notes)
-
-
 def _listed(names: tuple[str, ...]) -> str:
     shown = ", ".join(repr(name) for name in names[:30])
     more = f" and {len(names) - 30} more" if len(names) > 30 else ""
     return f"the columns are {shown}{more}"
+
+
+def id_column(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
+    """Return ids as Int64 or String, nulls only in rows that are skipped, and notes."""
+    kind = column.dtype
+    if isinstance(kind, (pl.Categorical, pl.Enum)):
+        column, kind = column.cast(pl.String), pl.String()
+    if kind == pl.Null:
+        column, kind = column.cast(pl.String), pl.String()
+    if not (kind.is_integer() or kind.is_float() or kind == pl.String):
+        raise DataError(
+            f"column {column.name!r} holds {kind}, {axis} ids must be integers or text; convert it"
+        )
+    if kind.is_float():
+        column = column.cast(pl.Float64).fill_nan(None)
+    empty = _is_missing(column)
+    bad.refuse(empty, column.name, f"is an empty {axis} id", "fill it")
+    if kind == pl.String:
+        return column, []
+    if kind.is_float():
+        return _from_floats(column, axis, bad)
+    numbers = column.cast(pl.Int64, strict=False)
+    if numbers.null_count() > column.null_count():
+        too_big = numbers.is_null().to_numpy() & ~empty
+        bad.refuse(too_big, column.name, f"is {A[axis]} id beyond 2^63", "give the ids as text")
+    return numbers, []
+
+
+def _from_floats(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
+    """Accept floats that are exact integers, such as pandas makes of integers with gaps."""
+    values = column.fill_null(0.0).to_numpy()
+    with np.errstate(invalid="ignore"):
+        broken = ~(values == np.floor(values)) | np.isinf(values)
+    text = "give the ids as integers or text"
+    bad.refuse(broken, column.name, f"is not a whole number, so not {A[axis]} id", text)
+    large = (np.abs(values) >= EXACT) & ~broken
+    reason = f"is {A[axis]} id in a float column beyond 2^53, where integers run together"
+    bad.refuse(large, column.name, reason, text)
+    whole = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
+    return whole, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
+
+
+def number_column(column: pl.Series, role: str, bad: BadRows) -> Floats:
+    """Return ratings or weights; refuse empty, NaN, infinite and negative ones.
+
+    The matrix is of single precision, so a weight must also lie between 1e-45 and 3e38 or be 0.
+    """
+    if column.dtype == pl.String:  # numbers, or true and false as 1 and 0
+        word = column.str.strip_chars().str.to_lowercase()
+        flags = word.replace_strict(["true", "false"], [1.0, 0.0], default=None)
+        values = _filled(_numbers_in_text(column, bad).fill_null(flags))
+    elif column.dtype.is_numeric() or column.dtype in (pl.Null, pl.Boolean):
+        values = _filled(column)
+    else:
+        raise DataError(
+            f"column {column.name!r} holds {column.dtype}, a {role} must be a number; "
+            f"pass {role}= with another column"
+        )
+    _refuse_unusable(values, column, role, f"finite {role}", bad)
+    if role == "weight":
+        lost = lost_in_single(values)
+        if lost.any():
+            large, name = values > 1, column.name
+            bad.refuse(lost & large, name, "is a weight beyond 3e38", "scale the weights down")
+            bad.refuse(lost & ~large, name, "is a weight below 1e-45", "scale the weights up")
+    return values
+
+
+def _refuse_unusable(
+    values: Floats,
+    column: pl.Series,
+    role: str,
+    wanted: str,
+    bad: BadRows,
+    fill: str = "fill it",
+    remedy: str = "correct it",
+) -> None:
+    if len(values) and values.min() >= 0 and values.max() < np.inf:
+        return  # the usual case in two passes; NaN fails the first comparison
+    missing = _is_missing(column)
+    bad.refuse(missing, column.name, f"has no {role}", fill)
+    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {wanted}", remedy)
+    bad.refuse(values < 0, column.name, f"is a negative {role}", remedy)
+
+
+def _is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:
+    """Mark the cells without a value; in text these are also the blank ones."""
+    if column.dtype != pl.String:
+        return column.is_null().to_numpy()
+    return column.str.contains(BLANK).fill_null(True).to_numpy()
+
+
+def _filled(column: pl.Series) -> Floats:
+    """Return floats of their own, NaN where there is no number."""
+    values: Floats = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    return values if values.flags.writeable else values.copy()
+
+
+def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
+    """Parse numbers as they are written in text, decimal commas included; the rest is null.
+
+    A comma is a decimal one where it cannot be anything else: it does not separate the fields, no
+    number of the column has a point, and not all could be thousands as in 1,234.
+    """
+    text = column.str.strip_chars()
+    numbers = text.cast(pl.Float64, strict=False)
+    comma = numbers.is_null() & text.str.contains(NUMBER_WITH_COMMA).fill_null(False)
+    if not comma.any():
+        return numbers
+    remedy = "write the numbers with a decimal point"
+    if not bad.table.decimal_comma or text.str.contains(r"\d\.\d").any():
+        bad.refuse(comma.to_numpy(), column.name, "is a number with a comma", remedy)
+        return numbers
+    if text.filter(comma).str.contains(THOUSANDS).all():
+        reason = "is a number whose comma may mean thousands or decimals"
+        bad.refuse(comma.to_numpy(), column.name, reason, remedy)
+        return numbers
+    bad.table.notes.append(f"the commas in {column.name!r} are decimal commas")
+    return text.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
+
+
+def time_column(
+    column: pl.Series, bad: BadRows, unit: TimeUnit | None = None
+) -> tuple[Floats, list[str]]:
+    """Return times in seconds and a note on how they were understood; refuse the wrong ones.
+
+    Numbers are in the unit, or in the one that their size tells, which must be the same for all.
+    """
+    kind = column.dtype
+    dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
+    if dated is not None and dated.any():
+        values = _from_dates(column, dated)
+        how = "ISO dates, UTC where no zone is given"
+    elif kind in (pl.String, pl.Null) or kind.is_numeric():
+        values = _filled(_numbers_in_text(column, bad) if kind == pl.String else column)
+        how = ""
+    elif kind == pl.Date or isinstance(kind, pl.Datetime):
+        moments = column.cast(pl.Datetime("us")) if kind == pl.Date else column
+        values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
+        zone = kind.time_zone if isinstance(kind, pl.Datetime) else None
+        how = f"datetimes, {zone or 'taken as UTC'}"
+    else:
+        raise DataError(
+            f"column {column.name!r} holds {kind}, not times; pass time= with another column "
+            "or time=False"
+        )
+    remedy = "use seconds since 1970 or ISO dates, or pass time=False"
+    _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
+    if kind == pl.Null:
+        return values, []
+    if not how:
+        power = _power(values, column, bad) if unit is None else TIME_UNITS.index(unit)
+        if power:
+            values /= 1000.0**power
+        how = f"{UNIT_NAMES[power]} since 1970"
+    return values, [f"times {column.name!r} read as {how}"]
+
+
+def _power(values: Floats, column: pl.Series, bad: BadRows) -> int:
+    """Tell the unit of the middle time, as a power of a thousand; refuse times of another unit."""
+    usable = values if bad.mask is None else values[~bad.mask]
+    if len(usable) and usable.min() <= 0:
+        usable = usable[usable > 0]  # 0 is the same moment in all units
+    if not len(usable):
+        return 0
+    sample = usable[:: len(usable) // SAMPLE + 1]  # spread over the column
+    least, power, most = _powers([usable.min(), np.median(sample), usable.max()])
+    if least == most:
+        return int(power)
+    powers = np.where(values > 0, _powers(values), power)
+    remedy = f"bring all times to one unit, or pass time_unit={TIME_UNITS[power]!r} if they are"
+    for other in set(range(len(UNIT_NAMES))) - {power}:
+        reason = f"would be {UNIT_NAMES[other]} where most are {UNIT_NAMES[power]}"
+        bad.refuse(powers == other, column.name, reason, remedy)
+    return int(power)
+
+
+def _powers(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    return np.searchsorted(BOUNDS, values, side="right")
+
+
+def _from_dates(column: pl.Series, dated: pl.Series) -> Floats:
+    """Return the seconds of ISO texts, NaN for what is none."""
+    text = column.set(~dated, None)
+    moments = text.str.to_datetime(strict=False, time_zone="UTC", time_unit="us")
+    values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
+    left = moments.is_null() & dated
+    if left.any():
+        values[np.flatnonzero(left.to_numpy())] = [
+            _iso_seconds(value) for value in text.filter(left)
+        ]
+    return values
+
+
+def _iso_seconds(text: str) -> float:
+    try:
+        moment = dt.datetime.fromisoformat(text.strip())
+    except ValueError:
+        return float("nan")
+    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()

@@ -1,17 +1,16 @@
-"""JSON lines: one object per line.
-
-Paths to sources: which kind of file it is, and folders of parts with one schema.
-"""
+"""Files as bytes and the tables in them: compression, encodings, JSON lines and Parquet."""
 
 from __future__ import annotations
 
 import glob
+import gzip
 import io
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,53 +18,135 @@ from typing import Any, TypeVar
 import polars as pl
 
 from equipoise.errors import DataError
-from equipoise.readers.delimited import delimited_parts
 from equipoise.readers.frames import series
-from equipoise.readers.opening import contents, existing_file, first_bytes, is_blank, text_contents
 from equipoise.readers.options import (
     OnBad,
-    Options,
+    ReadOptions,
     Source,
     Table,
     bad_row,
+    check_one_schema,
     located,
-    other_columns,
     row_of,
 )
 
+T = TypeVar("T")
+
+SAMPLE = 1 << 16
 NEWLINE = b"\n"
+GZIP = b"\x1f\x8b"
+UTF8_BOM = b"\xef\xbb\xbf"
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it or save it as CSV",
+    b"SQLite format 3": "an SQLite database; export the table as CSV or Parquet",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it or use gzip",
+    b"BZh": "compressed with bzip2; unpack it or use gzip",
+    b"\xfd7zXZ": "compressed with xz; unpack it or use gzip",
+}
+
+
+def existing_file(path: Path) -> Path:
+    """Return the path of a readable, non-empty file, or say what is wrong."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the path of a file")
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))
+        hint = f"; did you mean {near[0]!r}?" if near else "; check the path"
+        raise DataError(f"there is no file {path}{hint}")
+    try:
+        empty = not first_bytes(path, 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; check its rights") from error
+    if empty:
+        raise DataError(f"{path} is empty; it needs at least one row")
+    return path
+
+
+def first_bytes(data: bytes | Path, size: int = SAMPLE) -> bytes:
+    """Return the first bytes of the content."""
+    if isinstance(data, bytes):
+        return data[:size]
+    with data.open("rb") as stream:
+        return stream.read(size)
+
+
+def all_bytes(data: bytes | Path) -> bytes:
+    """Return the content, which a path stands for where it need not be unpacked."""
+    return data if isinstance(data, bytes) else data.read_bytes()
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a file, packed or not, holds nothing but blanks; a damaged one does not."""
+    sample = first_bytes(path)
+    if sample.startswith(GZIP):
+        try:
+            with gzip.open(path, "rb") as unpacked:
+                sample = unpacked.read(SAMPLE)
+        except (EOFError, OSError, zlib.error):
+            return False
+    return len(sample) < SAMPLE and not sample.strip()
+
+
+def contents(path: Path) -> bytes | Path:
+    """Return the path itself, or the unpacked bytes of a gzipped file."""
+    head = first_bytes(existing_file(path), 16)
+    for magic, what in FOREIGN.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is {what}")
+    if not head.startswith(GZIP):
+        return path
+    try:
+        with gzip.open(path, "rb") as unpacked:
+            data = unpacked.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} is a truncated or damaged gzip file; fetch it again ({error})"
+        ) from error
+    if not data:
+        raise DataError(f"{path} is empty; it needs at least one row")
+    return data
+
+
+def text_contents(path: Path, encoding: str) -> bytes | Path:
+    """Return the content as UTF-8 without a byte-order mark; the path itself if it is that."""
+    data = _as_utf8(path, contents(path), encoding)
+    if not first_bytes(data).strip():
+        raise DataError(f"{path} holds only blank lines; it needs at least one row")
+    return data
+
+
+def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
+    head = first_bytes(data, 4)
+    plain = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
+    if plain and head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16; save it as UTF-8 or pass encoding='utf-16'")
+    if plain and not head.startswith(UTF8_BOM):
+        return data
+    whole = all_bytes(data)
+    if plain:
+        return whole.removeprefix(UTF8_BOM)
+    try:
+        return whole.decode(encoding).encode("utf-8")
+    except UnicodeDecodeError as error:
+        line = whole.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: not {encoding}; pass another encoding=") from error
 
 
 @dataclass
 class JsonLines:
-    """The records of one or several files, and which of them could not be parsed.
+    """The records of one or several files, and which of them could not be parsed."""
 
-    Parameters
-    ----------
-    data
-        The content of all files, one after another.
-    files
-        The offset at which each file starts in the content, and its name.
-    frame
-        The records.
-    starts
-        The offset of the line of each record; None where no line was left out.
-    skipped
-        How many lines could not be parsed, by reason.
-    """
-
-    data: bytes
-    files: list[tuple[int, str]]
+    data: bytes  # of all files, one after another
+    files: list[tuple[int, str]]  # where each file starts in the data, and its name
     frame: pl.DataFrame
-    starts: list[int] | None
-    skipped: dict[str, int]
+    starts: list[int] | None  # where the line of each record starts; None if none was left out
+    skipped: Counter[str]
 
-    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
+    def load(self, wanted: list[str], ids: Collection[str]) -> Table:
         """Return these columns; ids that are numbers here and text there are refused."""
         for name in ids:
             if self.frame[name].dtype == pl.String and self.starts is None:
                 self._refuse_mixture(name)
-        wanted = list(dict.fromkeys([*ids, *others]))
         return Table(self.frame.select(wanted), self._locate, self.skipped)
 
     def _locate(self, row: int) -> str:
@@ -88,23 +169,22 @@ class JsonLines:
                 )
 
 
-def jsonlines_parts(name: str, paths: Sequence[Path], options: Options) -> Source:
+def json_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source:
     """Open files of JSON lines, which are one table as if they were one file."""
     pieces: list[bytes] = []
     files: list[tuple[int, str]] = []
+    size = 0
     for path in paths:
-        opened = text_contents(path, options.encoding)
-        piece = opened if isinstance(opened, bytes) else opened.read_bytes()
-        if not piece.strip():
-            raise DataError(f"{path} holds only blank lines; it needs at least one row")
+        piece = all_bytes(text_contents(path, options.encoding))
         if piece.lstrip()[:1] == b"[":
             raise DataError(f"{path} is one JSON array; write one object per line instead")
-        files.append((sum(len(before) for before in pieces), str(path)))
+        files.append((size, str(path)))
         pieces.append(piece if piece.endswith(b"\n") else piece + b"\n")
+        size += len(pieces[-1])
     data = b"".join(pieces)
     try:
         frame = pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
-        file = JsonLines(data, files, frame, None, {})
+        file = JsonLines(data, files, frame, None, Counter())
     except pl.exceptions.PolarsError:
         file = _line_by_line(name, data, files, options.on_bad)
     return Source(name, tuple(file.frame.columns), file.load)
@@ -132,7 +212,7 @@ def _line_by_line(
     records: list[dict[str, Any]] = []
     starts: list[int] = []
     reason = "the line is not a JSON object"
-    wrong = 0
+    skipped: Counter[str] = Counter()
     for start, line in _lines(data):
         try:
             record = json.loads(line)
@@ -141,10 +221,10 @@ def _line_by_line(
         if isinstance(record, dict):
             records.append(record)
             starts.append(start)
-            continue
-        if on_bad == "error":
+        elif on_bad == "error":
             raise bad_row(_line_at(data, files, start), reason)
-        wrong += 1
+        else:
+            skipped[reason] += 1
     if not records:
         raise DataError(f"{name}: no line is a JSON object; check that it is a JSON lines file")
     keys = dict.fromkeys(key for record in records for key in record)
@@ -152,124 +232,23 @@ def _line_by_line(
     columns = [
         series(values, key, lambda row: _line_at(data, files, starts[row]))
         for key, values in flat.items()
-        if not _nested(values)
+        if not any(isinstance(value, (list, dict)) for value in values)
     ]
-    frame = pl.DataFrame(columns)
-    return JsonLines(data, files, frame, starts, {reason: wrong} if wrong else {})
+    return JsonLines(data, files, pl.DataFrame(columns), starts, skipped)
 
 
-def _nested(values: list[Any]) -> bool:
-    return any(isinstance(value, (list, dict)) for value in values)
+def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
+    """Open Parquet files with the same columns, one after another."""
+    opened = [(file, contents(file)) for file in files]
+    columns = [
+        _unbroken(*each, lambda stream: tuple(pl.read_parquet_schema(stream))) for each in opened
+    ]
+    check_one_schema(files, columns)
 
-
-T = TypeVar("T")
-
-
-PARQUET = (".parquet", ".pq", ".parq")
-
-
-JSON = (".jsonl", ".ndjson", ".json")
-
-
-TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
-
-
-def path_source(path: str | os.PathLike[str], options: Options) -> Source:
-    """Open a table file, a folder of parts, or the files a pattern names."""
-    text = os.fspath(path)
-    place = Path(text)
-    if not place.exists() and glob.has_magic(text):
-        files = _matching(place)
-        if not files:
-            raise DataError(f"no file matches {text}; check the pattern")
-        return _parts(text, files, options)
-    if place.is_dir():
-        files = part_files(place)
-        if not files:
-            raise DataError(
-                f"{place} is a folder without Parquet, CSV or JSON lines files; "
-                "give the path of a file"
-            )
-        return _parts(text, files, options)
-    return OPENERS[_kind(existing_file(place), options)](text, [place], options)
-
-
-def _matching(pattern: Path) -> list[Path]:
-    """Return the files that a pattern names; folders that exist are what they are called."""
-    root = next(folder for folder in pattern.parents if folder.is_dir())
-    rest = str(pattern.relative_to(root))
-    found = sorted(glob.glob(rest, root_dir=root, recursive=True))
-    return [root / name for name in found if (root / name).is_file()]
-
-
-def part_files(folder: Path) -> list[Path]:
-    """Return the table files below a folder; names that start with . or _ are not data."""
-    found: dict[tuple[str, ...], list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
-        hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-        if hidden or not file.is_file():
-            continue
-        suffix = _suffix(file)
-        for family in (PARQUET, JSON, TEXT):
-            if suffix in family:
-                found.setdefault(family, []).append(file)
-    if len(found) > 1:
-        kinds = " and ".join(files[0].name for files in found.values())
-        raise DataError(
-            f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
-            f"{folder / '*.parquet'}"
-        )
-    return next(iter(found.values()), [])
-
-
-def _suffix(path: Path) -> str:
-    name = path.name.lower().removesuffix(".gz")
-    return Path(name).suffix
-
-
-def _kind(path: Path, options: Options) -> str:
-    """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
-    suffix = {"parquet": ".parquet", "jsonl": ".jsonl", "csv": ".csv", "tsv": ".tsv"}.get(
-        options.format or "", _suffix(path)
-    )
-    if suffix in PARQUET or first_bytes(path, 4) == b"PAR1":
-        return "parquet"
-    return "jsonl" if suffix in JSON else "text"
-
-
-def _parts(name: str, files: list[Path], options: Options) -> Source:
-    """Put files of one kind and with the same columns one after another."""
-    full = [file for file in files if not is_blank(file)]
-    if not full:
-        raise DataError(f"all {len(files)} parts of {name} are empty; nothing can be read from it")
-    kinds = [_kind(existing_file(file), options) for file in full]
-    for file, kind in zip(full, kinds, strict=True):
-        if kind != kinds[0]:
-            raise DataError(f"{full[0]} and {file} are of different kinds; give a pattern of one")
-    source = OPENERS[kinds[0]](name, full, options)
-    notes = [f"read {len(files)} part{'s' if len(files) > 1 else ''}"]
-    if len(full) < len(files):
-        notes.append(f"{len(files) - len(full)} of {len(files)} parts are empty")
-
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        table = source.load(ids, others)
-        return replace(table, notes=[*notes, *table.notes])
-
-    return replace(source, load=load)
-
-
-def _parquet_parts(name: str, files: Sequence[Path], options: Options) -> Source:
-    opened = [contents(file) for file in files]
-    columns = [_unbroken(file, data, _names) for file, data in zip(files, opened, strict=True)]
-    for file, names in zip(files, columns, strict=True):
-        if sorted(names) != sorted(columns[0]):
-            raise other_columns(str(file), names, str(files[0]), columns[0])
-
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        wanted = list(dict.fromkeys([*ids, *others]))
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
         frames = [
-            _unbroken(file, data, lambda stream: pl.read_parquet(stream, columns=wanted))
-            for file, data in zip(files, opened, strict=True)
+            _unbroken(*each, lambda stream: pl.read_parquet(stream, columns=wanted))
+            for each in opened
         ]
         kinds = {
             key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
@@ -282,10 +261,6 @@ def _parquet_parts(name: str, files: Sequence[Path], options: Options) -> Source
         return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
 
     return Source(name, columns[0], load)
-
-
-def _names(stream: io.BytesIO | BufferedReader) -> tuple[str, ...]:
-    return tuple(pl.read_parquet_schema(stream))
 
 
 def _unbroken(
@@ -322,6 +297,3 @@ def _one_type(
         f"column {column!r} holds {kinds[first]} in {files[first]} and {kinds[other]} in "
         f"{files[other]}; write the parts with one type"
     )
-
-
-OPENERS = {"parquet": _parquet_parts, "jsonl": jsonlines_parts, "text": delimited_parts}

@@ -3,64 +3,49 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import narwhals as nw
 import numpy as np
 import polars as pl
 
 from equipoise.errors import DataError
-from equipoise.readers.options import Options, Source, Table, row_of
+from equipoise.readers.options import Locate, ReadOptions, Source, Table, frame_source, row_of
+
+T = TypeVar("T")
 
 MISSING = ("NAType", "NaTType")  # of pandas, which may not be installed
 
 
-def is_path(source: object) -> bool:
-    """Whether the source names a file."""
-    return isinstance(source, (str, os.PathLike))
-
-
 def object_source(source: Any, name: str = "the frame") -> Source:
     """Turn a frame, a mapping of columns or a list of rows into a source."""
-    if isinstance(source, pl.DataFrame):
-        return Source(
-            name,
-            tuple(source.columns),
-            lambda ids, others: Table(source.select(_distinct(ids, others)), row_of(name)),
-        )
-    if isinstance(source, pl.LazyFrame):
-        return _lazy(source, name)
     if isinstance(source, Mapping):
         columns = {str(key): series(list(values), str(key)) for key, values in source.items()}
         if len({len(column) for column in columns.values()}) > 1:
             raise DataError(f"{name}: its columns have different lengths; make them equal")
-        return object_source(pl.DataFrame(columns), name)
+        source = pl.DataFrame(columns)
+    if isinstance(source, pl.DataFrame):
+        return frame_source(name, source)
+    if isinstance(source, pl.LazyFrame):
+        return _lazy(source, name)
     if isinstance(source, (list, tuple)):
         return _rows(source)
     return _narwhals(source, name)
 
 
-def _distinct(ids: Sequence[str], others: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*ids, *others]))
-
-
 def _lazy(source: pl.LazyFrame, name: str) -> Source:
-    try:
-        names = tuple(source.collect_schema().names())
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"the lazy frame cannot be read: {error}; mend its query") from error
-
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
+    def attempt(query: Callable[[], T]) -> T:
         try:
-            frame = source.select(_distinct(ids, others)).collect()
+            return query()
         except (pl.exceptions.PolarsError, OSError) as error:
             raise DataError(f"the lazy frame cannot be read: {error}; mend its query") from error
-        return Table(frame, row_of(name))
 
-    return Source(name, names, load)
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
+        return Table(attempt(source.select(wanted).collect), row_of(name))
+
+    return Source(name, tuple(attempt(source.collect_schema).names()), load)
 
 
 def _narwhals(source: Any, name: str) -> Source:
@@ -75,8 +60,8 @@ def _narwhals(source: Any, name: str) -> Source:
     except Exception as error:  # narwhals has its own errors, such as for repeated column names
         raise DataError(f"{name} cannot be read: {error}") from error
 
-    def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-        chosen = frame.select(_distinct(ids, others))
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
+        chosen = frame.select(wanted)
         if isinstance(chosen, nw.LazyFrame):
             chosen = chosen.collect()
         columns = [_polars_column(chosen[column]) for column in chosen.columns]
@@ -96,7 +81,6 @@ def _polars_column(column: Any) -> pl.Series:
 
 
 def _rows(rows: Sequence[Any]) -> Source:
-    name = "the list"
     if not rows:
         raise DataError("the list is empty; it needs at least one (user, item) pair")
     width = len(rows[0]) if isinstance(rows[0], (list, tuple)) else 0
@@ -107,21 +91,13 @@ def _rows(rows: Sequence[Any]) -> Source:
         )
     for number, row in enumerate(rows, 1):
         if not isinstance(row, (list, tuple)) or len(row) != width:
-            raise DataError(f"{name}, row {number}: {row!r} should have {width} values; mend it")
-    names = ("user", "item", "weight", "time")[:width]
-    columns = [
-        series(list(values), key)
-        for key, values in zip(names, zip(*rows, strict=True), strict=True)
-    ]
-    frame = pl.DataFrame(columns)
-    return Source(
-        name,
-        names,
-        lambda ids, others: Table(frame.select(_distinct(ids, others)), row_of(name)),
-    )
+            raise DataError(f"the list, row {number}: {row!r} should have {width} values; mend it")
+    names = ("user", "item", "weight", "time")
+    columns = zip(names, zip(*rows, strict=True), strict=False)
+    return frame_source("the list", pl.DataFrame([series(list(v), key) for key, v in columns]))
 
 
-def row_options(source: Any, options: Options) -> Options:
+def row_options(source: Any, options: ReadOptions) -> ReadOptions:
     """Say what the third value of a list of rows is: the rating with `min_rating`, else weight."""
     is_rows = isinstance(source, (list, tuple)) and source and isinstance(source[0], (list, tuple))
     if not is_rows or len(source[0]) < 3 or options.weight is not None:
@@ -131,7 +107,7 @@ def row_options(source: Any, options: Options) -> Options:
     return replace(options, rating="weight") if options.rating is None else options
 
 
-def series(values: list[Any], name: str, locate: Callable[[int], str] | None = None) -> pl.Series:
+def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Series:
     """Make a column of Python values; values of several kinds are refused, by row or place."""
     values = [None if type(value).__name__ in MISSING else value for value in values]
     kinds = {type(value) for value in values} - {type(None)}
@@ -143,38 +119,23 @@ def series(values: list[Any], name: str, locate: Callable[[int], str] | None = N
     if kinds <= {str, np.str_}:
         return pl.Series(name, [None if v is None else str(v) for v in values], dtype=pl.String)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
-        plain = [None if value is None else int(value) for value in values]
-        return _integers(plain, name)
-    if all(_is_number(kind) for kind in kinds):
-        plain_floats = [None if value is None else float(value) for value in values]
-        return pl.Series(name, plain_floats, dtype=pl.Float64)
+        try:
+            whole = [None if value is None else int(value) for value in values]
+            return pl.Series(name, whole, dtype=pl.Int64)
+        except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
+            message = f"column {name!r} holds integers beyond 2^63; give them as text"
+            raise DataError(message) from error
+    numbers = (int, float, np.integer, np.floating)
+    if all(issubclass(kind, numbers) and kind is not bool for kind in kinds):
+        floats = [None if value is None else float(value) for value in values]
+        return pl.Series(name, floats, dtype=pl.Float64)
     if all(issubclass(kind, (dt.date, np.datetime64)) for kind in kinds):
         return pl.Series(name, values)
-    return _refuse_mixture(values, name, locate)
-
-
-def _integers(values: list[int | None], name: str) -> pl.Series:
-    try:
-        return pl.Series(name, values, dtype=pl.Int64)
-    except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
-        message = f"column {name!r} holds integers beyond 2^63; give them as text"
-        raise DataError(message) from error
-
-
-def _refuse_mixture(
-    values: list[Any], name: str, locate: Callable[[int], str] | None
-) -> pl.Series:
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     first = type(present[0][1])
     row, value = next(((r, v) for r, v in present if type(v) is not first), present[0])
-    place = f"column {name!r}, row {row + 1}"
-    if locate is not None:
-        place = f"{locate(row)}: column {name!r}"
+    place = f"{locate(row)}: column {name!r}" if locate else f"column {name!r}, row {row + 1}"
     raise DataError(
         f"{place}: {value!r} is of type {type(value).__name__}, earlier rows "
         f"are of type {first.__name__}; make the column all integers or all text"
     )
-
-
-def _is_number(kind: type) -> bool:
-    return issubclass(kind, (int, float, np.integer, np.floating)) and kind is not bool

@@ -1,7 +1,4 @@
-"""Users x items matrices, sparse or dense, with or without ids.
-
-`.npz` files: pairs of arrays, sessions, and scipy's own sparse matrices.
-"""
+"""Users x items matrices, sparse or dense, and `.npz` files: pairs, sessions, sparse matrices."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ from equipoise.errors import DataError
 from equipoise.ids import as_ids, as_list
 from equipoise.interactions import Interactions
 from equipoise.matrix import entry_rows, keep_entries, lost_in_single
-from equipoise.readers.build import aligned_labels, build, logger, refuse_single
-from equipoise.readers.frames import object_source
-from equipoise.readers.options import COLUMNS, Options, bad_row
+from equipoise.readers.build import finished, to_interactions
+from equipoise.readers.options import COLUMNS, ReadOptions, bad_row, frame_source, refuse_or_note
 
 
-def from_matrix(matrix: Any, options: Options, name: str = "the matrix") -> Interactions:
+def from_matrix(matrix: Any, options: ReadOptions, name: str = "the matrix") -> Interactions:
     """Make interactions of a matrix: values are weights, or ratings with `min_rating`."""
     options.refuse(COLUMNS, name)
     if not sp.issparse(matrix) and np.ndim(matrix) != 2:
@@ -46,18 +42,14 @@ def from_matrix(matrix: Any, options: Options, name: str = "the matrix") -> Inte
         if csr.nnz < before:
             notes.append(f"merged {before - csr.nnz:,} repeated pairs, their weights added up")
     csr = _without_bad_cells(csr, name, options, notes)
+    csr = keep_entries(csr, csr.data != 0)
     if options.min_rating is not None:
         high = csr.data >= options.min_rating
-        fell = int((~high & (csr.data != 0)).sum())
-        notes.append(f"{fell:,} pairs have a rating below {options.min_rating:g}")
-        csr = keep_entries(csr, high & (csr.data != 0))
+        notes.append(f"{(~high).sum():,} pairs have a rating below {options.min_rating:g}")
+        csr = keep_entries(csr, high)
         csr.data[:] = 1
-    else:
-        csr = keep_entries(csr, csr.data != 0)
     csr, users, items = _without_empty(csr, users, items, name, options, notes)
-    refuse_single(name, {"user": users, "item": items}, options, notes)
-    labels, label_notes = aligned_labels(options.labels, items, options)
-    return Interactions(csr, users, items, labels=labels, notes=[*notes, *label_notes])
+    return finished(name, csr, users, items, options, notes)
 
 
 def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
@@ -69,7 +61,7 @@ def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
     return ids
 
 
-def _without_bad_cells(csr: Any, name: str, options: Options, notes: list[str]) -> Any:
+def _without_bad_cells(csr: Any, name: str, options: ReadOptions, notes: list[str]) -> Any:
     faults = [
         (~np.isfinite(csr.data) | (csr.data < 0), "NaN, infinite or negative", "finite and >= 0")
     ]
@@ -78,19 +70,16 @@ def _without_bad_cells(csr: Any, name: str, options: Options, notes: list[str]) 
         faults.append((lost_in_single(csr.data), f"not {fit}", f"{fit} or 0"))
     kept = np.ones(csr.nnz, bool)
     for wrong, what, needed in faults:
-        if not wrong.any():
-            continue
-        if options.on_bad == "error":
-            place = int(np.flatnonzero(wrong)[0])
-            row = int(entry_rows(csr)[place])
-            cell = f"row {row}, column {csr.indices[place]}"
-            raise DataError(
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            cell = f"row {entry_rows(csr)[place]}, column {csr.indices[place]}"
+            error = (
                 f"{name}, {cell}: {csr.data[place]} is not a weight, which is {needed}; "
                 "correct it, or pass on_bad='skip' to leave such cells out"
             )
-        notes.append(f"skipped {int(wrong.sum()):,} cells that are {what}")
-        logger.warning("%s: %s", name, notes[-1])
-        kept &= ~wrong
+            note = f"skipped {wrong.sum():,} cells that are {what}"
+            refuse_or_note(options.on_bad == "error", error, name, note, notes)
+            kept &= ~wrong
     return csr if kept.all() else keep_entries(csr, kept)
 
 
@@ -99,7 +88,7 @@ def _without_empty(
     users: npt.NDArray[Any],
     items: npt.NDArray[Any],
     name: str,
-    options: Options,
+    options: ReadOptions,
     notes: list[str],
 ) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]:
     """Refuse or drop users without items and items without users."""
@@ -111,23 +100,20 @@ def _without_empty(
         (row_full, users, "user", "items"),
         (column_full, items, "item", "users"),
     ):
-        lost = int((~full).sum())
-        if not lost:
-            continue
-        # A filter that was asked for may empty rows; otherwise they are a fault of the data.
-        if options.on_bad == "error" and options.min_rating is None:
-            which = ids[~full].tolist()[0]
-            raise DataError(
-                f"{name}: {axis} {which!r} has no {other} ({lost:,} such); "
+        if not full.all():
+            lost = ids[~full].tolist()
+            error = (
+                f"{name}: {axis} {lost[0]!r} has no {other} ({len(lost):,} such); "
                 "remove them, or pass on_bad='skip' to leave them out"
             )
-        notes.append(f"left out {lost:,} {axis}s without {other}")
-        logger.warning("%s: %s", name, notes[-1])
+            note = f"left out {len(lost):,} {axis}s without {other}"
+            # A filter that was asked for may empty rows; otherwise they are a fault of the data.
+            stop = options.on_bad == "error" and options.min_rating is None
+            refuse_or_note(stop, error, name, note, notes)
+    csr = csr[np.flatnonzero(row_full)]
     if not column_full.all():
-        new = np.cumsum(column_full) - 1
-        shape = (csr.shape[0], int(column_full.sum()))
-        csr = sp.csr_array((csr.data, new[csr.indices], csr.indptr), shape=shape)
-    return csr[np.flatnonzero(row_full)], users[row_full], items[column_full]
+        csr = csr[:, np.flatnonzero(column_full)]
+    return csr, users[row_full], items[column_full]
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -145,7 +131,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise DataError(f"{path} is not a whole .npz file; fetch it again ({error})") from error
 
 
-def npz_interactions(path: Path, options: Options) -> Interactions:
+def npz_interactions(path: Path, options: ReadOptions) -> Interactions:
     """Read `users` and `items`, or `items` and `offsets` of sessions, or a sparse matrix."""
     arrays = load_arrays(path)
     if {"format", "shape", "data"} <= set(arrays):
@@ -163,7 +149,7 @@ def npz_interactions(path: Path, options: Options) -> Interactions:
         if name not in ("users", "items") and array.shape == users.shape
     }
     frame = pl.DataFrame({"users": users, "items": items, **more})
-    return build(object_source(frame, str(path)), options, options.labels)
+    return to_interactions(frame_source(str(path), frame), options)
 
 
 def pair_arrays(
@@ -179,7 +165,9 @@ def pair_arrays(
     return users, items
 
 
-def _sessions(path: Path, arrays: dict[str, npt.NDArray[Any]], options: Options) -> Interactions:
+def _sessions(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], options: ReadOptions
+) -> Interactions:
     """Session s is ``items[offsets[s]:offsets[s + 1]]``; the sessions are numbered from 0."""
     items, offsets = arrays["items"], arrays["offsets"]
     lengths = np.diff(offsets)
@@ -191,13 +179,6 @@ def _sessions(path: Path, arrays: dict[str, npt.NDArray[Any]], options: Options)
     if len(empty) and options.on_bad == "error":
         raise bad_row(f"{path}, session {empty[0]}", "the session has no items", "remove it")
     frame = pl.DataFrame({"session": np.repeat(np.arange(len(lengths)), lengths), "item": items})
-    source = object_source(frame, str(path))
-    if not len(empty):
-        return build(source, replace(options, session="session"), options.labels)
-
-    def load(ids: Any, others: Any) -> Any:
-        table = source.load(ids, others)
-        table.skipped["the session has no items"] = len(empty)
-        return table
-
-    return build(replace(source, load=load), replace(options, session="session"), options.labels)
+    skipped = {"the session has no items": len(empty)} if len(empty) else {}
+    source = frame_source(str(path), frame, skipped=skipped)
+    return to_interactions(source, replace(options, session="session"))

@@ -1,14 +1,17 @@
-"""What a caller asks of a reader, checked once at the border.
+"""What a caller asks of a reader, and the tables of named columns that readers work on.
 
-Tables on their way into `Interactions`: columns by name, rows that know their line.
+A path, a frame or a research format becomes a `Source`; loading its columns gives a `Table`, whose
+rows know where they came from, so that a bad one can be named (`BadRows`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,42 +19,27 @@ import polars as pl
 
 from equipoise.errors import DataError, SettingError
 
+logger = logging.getLogger(__name__)
+
 OnBad = Literal["error", "skip"]
-
-
+TimeUnit = Literal["s", "ms", "us", "ns"]  # powers of a thousand
 Column = str | int | None
-
-
 OptionalColumn = str | int | bool | None  # False: leave the column alone even if it is there
+Mask = npt.NDArray[np.bool_]
+Locate = Callable[[int], str]
 
-
-TimeUnit = Literal["s", "ms", "us", "ns"]
-
-
-TIME_UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")  # powers of a thousand
-
-
+TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
 COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "session", "gap")
-
-
-FORMATS = (
-    "csv",
-    "tsv",
-    "jsonl",
-    "parquet",
-    "npz",
-    "lightgcn",
-    "multvae",
-    "recbole",
-    "movielens",
-    "strong",
-    "weak",
-)
+TABLES = ("csv", "tsv", "jsonl", "parquet")
+FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The settings of one call of `equipoise.read`; its docstring explains each."""
+class ReadOptions:
+    """The settings of one call of `equipoise.read`, whose docstring explains them.
+
+    Labels are a `Source` here: `read` opens them.
+    """
 
     user: Column = None
     item: Column = None
@@ -62,7 +50,7 @@ class Options:
     session: Column = None
     gap: float | str | None = None
     min_rating: float | None = None
-    labels: Any = None
+    labels: Source | None = None
     users: Any = None
     items: Any = None
     separator: str | None = None
@@ -75,19 +63,15 @@ class Options:
         """Refuse settings that mean nothing or contradict one another."""
         if self.on_bad not in ("error", "skip"):
             raise SettingError(f"on_bad must be 'error' or 'skip', got {self.on_bad!r}")
-        if self.format is not None and self.format not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise SettingError(f"format must be one of {known}, got {self.format!r}")
+        for name, known in (("format", FORMATS), ("time_unit", TIME_UNITS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.min_rating is not None and not np.isfinite(self.min_rating):
             raise SettingError(f"min_rating must be a finite number, got {self.min_rating}")
-        if self.min_rating is not None and self.rating is False:
-            raise SettingError("min_rating needs a rating column, but rating is False")
-        if self.time_unit is not None and self.time_unit not in TIME_UNITS:
-            known = ", ".join(TIME_UNITS)
-            raise SettingError(f"time_unit must be one of {known}, got {self.time_unit!r}")
-        for name in ("gap", "time_unit"):
-            if getattr(self, name) is not None and self.time is False:
-                raise SettingError(f"{name} needs a time column, but time is False")
+        for name, column in (("min_rating", "rating"), ("gap", "time"), ("time_unit", "time")):
+            if getattr(self, name) is not None and getattr(self, column) is False:
+                raise SettingError(f"{name} needs a {column} column, but {column} is False")
         if self.session is not None and self.gap is not None:
             raise SettingError("session and gap exclude one another: give the column or the pause")
         if self.session is not None and self.user is not None:
@@ -107,69 +91,41 @@ class Options:
                 raise SettingError(f"{name}= does not apply to {source}; leave it out")
 
 
-logger = logging.getLogger(__name__)
-
-
-Mask = npt.NDArray[np.bool_]
-
-
 @dataclass
 class Table:
-    """Columns that were loaded, and where each row came from.
-
-    Parameters
-    ----------
-    frame
-        The columns asked for.
-    locate
-        Names a row for an error message, such as ``events.csv, line 17``.
-    skipped
-        Rows that were already left out while parsing, by reason.
-    notes
-        Sentences for `Interactions.notes`.
-    decimal_comma
-        Whether a comma within a number can only be a decimal one: no comma separates the fields.
-    written
-        Returns a column of a text file as it is written, before integers were recognised.
-    """
+    """Columns that were loaded, and where each row came from."""
 
     frame: pl.DataFrame
-    locate: Callable[[int], str]
-    skipped: dict[str, int] = field(default_factory=dict)
+    locate: Locate  # names a row for a message, such as ``events.csv, line 17``
+    skipped: Counter[str] = field(default_factory=Counter)  # rows left out, by reason
     notes: list[str] = field(default_factory=list)
-    decimal_comma: bool = False
+    decimal_comma: bool = False  # no comma separates the fields: one in a number is decimal
+    # A column of a text file as it is written, before integers were recognised.
     written: Callable[[str], pl.Series] | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something with named columns that can be loaded.
+    """Something with named columns that can be loaded."""
 
-    Parameters
-    ----------
-    name
-        How error messages call it: a path, or "the frame".
-    columns
-        The names of all its columns.
-    load
-        Loads the columns of ids (first argument) and the other ones (second argument).
-    named
-        False when the columns have no names of their own: a file without a header, a list.
-    """
-
-    name: str
+    name: str  # how error messages call it: a path, or "the frame"
     columns: tuple[str, ...]
-    load: Callable[[Sequence[str], Sequence[str]], Table]
-    named: bool = True
+    loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
+    named: bool = True  # False for a file without a header
+
+    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
+        """Load columns of ids and other ones; a column may be asked for twice."""
+        return self.loader(list(dict.fromkeys([*ids, *others])), ids)
 
     def renamed(self, names: tuple[str, ...]) -> Source:
         """Give the columns other names, in the same order."""
+        if len(names) != len(self.columns):
+            raise DataError(f"{self.name} should have {len(names)} columns; check the file")
         old = dict(zip(names, self.columns, strict=True))
-        new = dict(zip(self.columns, names, strict=True))
 
-        def load(ids: Sequence[str], others: Sequence[str]) -> Table:
-            table = self.load([old[name] for name in ids], [old[name] for name in others])
-            frame = table.frame.rename({name: new[name] for name in table.frame.columns})
+        def load(wanted: list[str], ids: Collection[str]) -> Table:
+            table = self.loader([old[name] for name in wanted], [old[name] for name in ids])
+            frame = table.frame.rename({old[name]: name for name in wanted})
             text = table.written
             written = None if text is None else lambda name: text(old[name]).alias(name)
             return replace(table, frame=frame, written=written)
@@ -177,21 +133,28 @@ class Source:
         return Source(self.name, names, load)
 
 
-class BadRows:
-    """Rows that cannot be used: the first is an error, or all are counted by reason.
+def frame_source(
+    name: str,
+    frame: pl.DataFrame,
+    locate: Locate | None = None,
+    skipped: dict[str, int] | None = None,
+) -> Source:
+    """Make a source of a frame; rows are counted from 1 where nothing else locates them."""
+    place = locate or row_of(name)
+    return Source(
+        name,
+        tuple(frame.columns),
+        lambda wanted, ids: Table(frame.select(wanted), place, Counter(skipped or {})),
+    )
 
-    Parameters
-    ----------
-    table
-        The table the rows belong to.
-    on_bad
-        "error" or "skip".
-    """
+
+class BadRows:
+    """Rows that cannot be used: the first is an error, or all are counted by reason."""
 
     def __init__(self, table: Table, on_bad: OnBad) -> None:
         self.table = table
         self.on_bad = on_bad
-        self.counts = dict(table.skipped)
+        self.counts = Counter(table.skipped)
         self.mask: Mask | None = None
 
     def refuse(self, wrong: Mask, column: str, reason: str, remedy: str = "correct it") -> None:
@@ -206,14 +169,13 @@ class BadRows:
         fresh = wrong if self.mask is None else wrong & ~self.mask
         self.mask = wrong.copy() if self.mask is None else self.mask | wrong
         if fresh.any():
-            key = f"{column!r} {reason}"
-            self.counts[key] = self.counts.get(key, 0) + int(fresh.sum())
+            self.counts[f"{column!r} {reason}"] += int(fresh.sum())
 
     def notes(self, name: str) -> list[str]:
         """Return a sentence on what was skipped, which is also logged as a warning."""
         if not self.counts:
             return []
-        total = sum(self.counts.values())
+        total = self.counts.total()
         reasons = "; ".join(f"{count:,} where {reason}" for reason, count in self.counts.items())
         note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons}"
         logger.warning("%s: %s", name, note)
@@ -225,12 +187,20 @@ def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
     return DataError(f"{place}: {reason}; {remedy}, or pass on_bad='skip' to leave such rows out")
 
 
-def row_of(name: str) -> Callable[[int], str]:
+def refuse_or_note(stop: bool, error: str, name: str, note: str, notes: list[str]) -> None:
+    """Raise the error, or go on with a note that is also logged as a warning."""
+    if stop:
+        raise DataError(error)
+    notes.append(note)
+    logger.warning("%s: %s", name, note)
+
+
+def row_of(name: str) -> Locate:
     """Return a `Table.locate` for sources without lines; rows are counted from 1."""
     return lambda row: f"{name}, row {row + 1}"
 
 
-def located(sizes: Sequence[int], locate: Sequence[Callable[[int], str]]) -> Callable[[int], str]:
+def located(sizes: Sequence[int], locate: Sequence[Locate]) -> Locate:
     """Return a `Table.locate` for parts of these sizes, one after another."""
     ends = np.cumsum(sizes)
 
@@ -241,20 +211,11 @@ def located(sizes: Sequence[int], locate: Sequence[Callable[[int], str]]) -> Cal
     return place
 
 
-def added(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Add up what was skipped in each part, by reason."""
-    total: dict[str, int] = {}
-    for each in counts:
-        for reason, count in each.items():
-            total[reason] = total.get(reason, 0) + count
-    return total
-
-
-def other_columns(
-    name: str, columns: Sequence[str], first: str, expected: Sequence[str]
-) -> DataError:
-    """Return the error for a part whose columns are not those of the first."""
-    return DataError(
-        f"{name} has the columns {', '.join(columns)} where {first} has {', '.join(expected)}; "
-        "parts need one schema"
-    )
+def check_one_schema(files: Sequence[Path], columns: Sequence[Sequence[str]]) -> None:
+    """Refuse parts whose columns are not those of the first, in any order."""
+    for file, names in zip(files, columns, strict=True):
+        if sorted(names) != sorted(columns[0]):
+            raise DataError(
+                f"{file} has the columns {', '.join(names)} where {files[0]} has "
+                f"{', '.join(columns[0])}; parts need one schema"
+            )

@@ -13,15 +13,7 @@ from equipoise.errors import DataError, SettingError
 from equipoise.ids import IdIndex, unchecked
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import Sequences, segments
-from equipoise.split.parts import (
-    Part,
-    Split,
-    check_shares,
-    counted,
-    groups,
-    leak_notes,
-    times_of,
-)
+from equipoise.split.parts import Part, Split, check_shares, counted, groups, leak_notes, times_of
 
 
 def sessions(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, date, datetime
-from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +57,7 @@ def leave_last_out(data: Interactions, *, valid: int = 1, test: int = 1) -> Spli
     ([1], [2], [0])
     """
     for name, number, least in (("valid", valid, 0), ("test", test, 1)):
-        if not isinstance(number, Integral) or number < least:
+        if not isinstance(number, (int, np.integer)) or number < least:
             raise SettingError(f"{name} must be an integer >= {least}, got {number!r}")
     counts, row = data.user_counts, entry_rows(data.matrix)
     # How many items of the user come after this one: 0 for the last.

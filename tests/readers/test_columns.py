@@ -1,4 +1,4 @@
-"""Times in every usual form become seconds since 1970, UTC."""
+"""Columns are found by name; times in every usual form become seconds since 1970, UTC."""
 
 from __future__ import annotations
 
@@ -58,14 +58,16 @@ def test_datetimes_and_dates_are_understood():
     assert times([dt.date(2024, 1, 1)] * 2) == [1704067200.0] * 2
 
 
-def test_dates_that_are_not_iso_are_refused_rather_than_guessed():
-    with pytest.raises(DataError, match=r"row 1: column 'time' .* is not a time"):
-        times(["01/02/2024", "03/02/2024"])
-
-
-def test_times_before_1970_are_refused():
-    with pytest.raises(DataError, match=r"row 2: column 'time' .* is a negative time"):
-        times(["1970-01-02", "1969-12-31"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["01/02/2024", "03/02/2024"], "row 1: column 'time' .* is not a time"),  # never guessed
+        (["1970-01-02", "1969-12-31"], "row 2: column 'time' .* is a negative time"),
+    ],
+)
+def test_texts_that_are_no_iso_dates_since_1970_are_refused(values, message):
+    with pytest.raises(DataError, match=message):
+        times(values)
 
 
 def test_skipped_times_do_not_disturb_the_unit():
@@ -134,3 +136,62 @@ def test_settings_of_times_need_a_time_column(tmp_path, text, setting):
     path.write_text(text)
     with pytest.raises(DataError, match=r"pass time="):
         eq.read(path, **setting)
+
+
+def test_guessed_columns_are_reported():
+    row = {"user_id": [1, 2], "item_id": ["a", "b"], "rating": [3, 4], "ts": [5, 6]}
+    found = "user = 'user_id', item = 'item_id', time = 'ts', rating = 'rating'"
+    assert eq.read(row, min_rating=1).notes[0] == f"columns found by name: {found}"
+
+
+@pytest.mark.parametrize(
+    ("user", "item", "time"),
+    [
+        ("userId", "movieId", "timestamp"),
+        ("visitorid", "itemid", "timestamp"),
+        ("customer_id", "product_id", "event_time"),
+        ("reviewerID", "asin", "unixReviewTime"),
+        ("User", "business_id", "date"),
+        ("SessionId", "ItemId", "Time"),
+        ("uid", "iid", "created_at"),
+    ],
+)
+def test_usual_spellings_are_found(user, item, time):
+    frame = pl.DataFrame({time: [5, 6], item: ["x", "y"], user: [1, 2]})
+    data = eq.read(frame)
+    assert data.users.tolist() == [1, 2]
+    assert data.items.tolist() == ["x", "y"]
+    assert data.times.tolist() == [5, 6]
+
+
+def test_a_user_column_wins_over_a_session_column():
+    data = eq.read(pl.DataFrame({"session_id": [7, 8], "user_id": [1, 2], "item": [1, 2]}))
+    assert data.users.tolist() == [1, 2]
+
+
+def test_decimal_commas_are_understood_in_times(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user;item;time\n1;10;1700000000,5\n2;20;1700000001\n")
+    assert eq.read(path).times.tolist() == [1_700_000_000.5, 1_700_000_001]
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        (["1,234", "2,500"], r"line 2: .*'1,234'.* thousands or decimals"),
+        (["1,5", "2.5"], r"line 2: .*'1,5'.* decimal point"),
+        (["1.234,5", "2"], r"line 2: .*'1\.234,5'.* decimal point"),
+    ],
+)
+def test_commas_in_numbers_that_could_mean_two_things_are_refused(tmp_path, cells, wrong):
+    path = tmp_path / "events.csv"
+    path.write_text("user;item;w\n" + "".join(f"{n};{n};{cell}\n" for n, cell in enumerate(cells)))
+    with pytest.raises(DataError, match=wrong):
+        eq.read(path, weight="w")
+
+
+def test_a_comma_in_a_number_between_commas_is_refused(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text('user,item,w\n1,10,"3,5"\n2,20,4\n')
+    with pytest.raises(DataError, match=r"line 2: column 'w' \('3,5'\) .* decimal point"):
+        eq.read(path, weight="w")

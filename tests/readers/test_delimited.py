@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
-from equipoise.readers.delimited import whole_numbers
-from equipoise.readers.opening import sniff
+from equipoise.readers.delimited import sniff, whole_numbers
 
 ROWS = [
     ("ann", "tea", 5.0, 1_700_000_000),
@@ -69,37 +68,6 @@ def test_the_call_of_the_design_works(tmp_path):
     assert "2 of 4 rows have a rating below 4" in data.notes
 
 
-def test_guessed_columns_are_reported(tmp_path):
-    notes = eq.read(written(tmp_path, "csv"), min_rating=1).notes
-    found = "user = 'user_id', item = 'item_id', time = 'ts', rating = 'rating'"
-    assert notes[0] == f"columns found by name: {found}"
-
-
-@pytest.mark.parametrize(
-    ("user", "item", "time"),
-    [
-        ("userId", "movieId", "timestamp"),
-        ("visitorid", "itemid", "timestamp"),
-        ("customer_id", "product_id", "event_time"),
-        ("reviewerID", "asin", "unixReviewTime"),
-        ("User", "business_id", "date"),
-        ("SessionId", "ItemId", "Time"),
-        ("uid", "iid", "created_at"),
-    ],
-)
-def test_usual_spellings_are_found(user, item, time):
-    frame = pl.DataFrame({time: [5, 6], item: ["x", "y"], user: [1, 2]})
-    data = eq.read(frame)
-    assert data.users.tolist() == [1, 2]
-    assert data.items.tolist() == ["x", "y"]
-    assert data.times.tolist() == [5, 6]
-
-
-def test_a_user_column_wins_over_a_session_column():
-    data = eq.read(pl.DataFrame({"session_id": [7, 8], "user_id": [1, 2], "item": [1, 2]}))
-    assert data.users.tolist() == [1, 2]
-
-
 def test_files_without_a_header_are_read_by_position(tmp_path):
     path = tmp_path / "events.csv"
     path.write_bytes(text(",", header=False))
@@ -108,14 +76,6 @@ def test_files_without_a_header_are_read_by_position(tmp_path):
     assert "no header: columns taken in order as user, item, rating, time" in data.notes
     swapped = eq.read(path, user=1, item=0)
     assert swapped.users.tolist() == ["milk", "salt", "tea"]
-
-
-def test_header_settles_whether_the_first_line_is_data(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_text("ann,tea\nbob,milk\n")
-    assert eq.read(path, header=False).n_users == 2
-    with pytest.raises(DataError, match="header=False if the first line is data"):
-        eq.read(path)
 
 
 def test_weights_become_the_matrix_and_add_up(tmp_path):
@@ -158,43 +118,69 @@ def test_ids_in_text_stay_exactly_what_they_are(tmp_path, cells, kept):
     assert eq.read(path).users.tolist() == kept
 
 
-def test_a_leading_zero_in_the_last_of_many_rows_keeps_the_column_text(tmp_path):
+MANY = "user,item\n" + "".join(f"{n},{n % 7}\n" for n in range(1, 2000))
+
+
+@pytest.mark.parametrize("last", ["020000", "bob", " 7"])
+def test_one_text_in_the_last_of_many_rows_keeps_the_column_text(tmp_path, last):
     path = tmp_path / "events.csv"
-    rows = [f"{n},{n % 7 + 1}" for n in range(1, 20_000)] + ["020000,3"]
-    path.write_text("user,item\n" + "\n".join(rows))
+    path.write_text(f"{MANY}{last},3\n")
     data = eq.read(path)
-    assert "020000" in data.user_index
-    assert "19999" in data.user_index
+    assert {last, "7", "1999"} <= set(data.users)
     assert data.items.dtype == np.int64
 
 
-def test_text_late_in_an_integer_column_keeps_the_column_text(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "settings", "users"),
+    [
+        ("user,item,zip\n1,10,00501\n2,20,10001\n", {}, [1, 2]),
+        ('user,item\n"a,b","say ""hi"""\n"c\nd",tea\n', {}, ["a,b", "c\nd"]),
+        ('item,user\n"a,b","say ""hi"""\n"c\nd",tea\n', {}, ['say "hi"', "tea"]),
+        ("user,item\r\n1,2\r\n\r\n2,3\r\n\r\n", {}, [1, 2]),
+        ("ann,tea\nbob,milk\n", {"header": False}, ["ann", "bob"]),
+        ("ann;tea;3,5\nbob;milk;4,5\n", {}, ["ann", "bob"]),
+        ("1,10,,1700000000\n2,20,4,1700000001\n", {}, [1, 2]),  # an empty cell tells nothing
+        ("ann,tea,2024-01-31\nbob,milk,2024-02-01\n", {"user": 0, "item": 1}, ["ann", "bob"]),
+        ('{"user":1,"item":2}\n{"user":2,"item":3}\n', {"format": "jsonl"}, [1, 2]),
+    ],
+)
+def test_text_is_cut_into_records_and_fields(tmp_path, content, settings, users):
     path = tmp_path / "events.csv"
-    path.write_text("user,item\n" + "".join(f"{n},1\n{n},2\n" for n in range(5000)) + "bob,1\n")
-    data = eq.read(path)
-    assert {"bob", "4999"} <= set(data.users)
+    path.write_bytes(content.encode())
+    assert eq.read(path, **settings).users.tolist() == users
 
 
-def test_a_leading_zero_elsewhere_leaves_integer_ids_alone(tmp_path):
+def test_what_was_left_out_or_matched_is_said(tmp_path):
     path = tmp_path / "events.csv"
-    path.write_text("user,item,zip\n1,10,00501\n2,20,10001\n")
-    assert eq.read(path).users.dtype == np.int64
+    path.write_text("user,item\n1,2\n\n2,3\n\n")
+    notes = eq.read(str(path.with_name("event[s].csv"))).notes
+    assert {"ignored 2 blank lines", "read 1 part"} <= set(notes)
+    path.write_text("ann,tea\nbob,milk\n")
+    with pytest.raises(DataError, match="header=False if the first line is data"):
+        eq.read(path)
 
 
-def test_quoted_fields_may_hold_separators_quotes_and_line_breaks(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text('user,item\n"a,b","say ""hi"""\n"c\nd",tea\n')
-    data = eq.read(path)
-    assert data.users.tolist() == ["a,b", "c\nd"]
-    assert data.items.tolist() == ['say "hi"', "tea"]
-
-
-def test_blank_lines_are_ignored_with_a_note(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_bytes(b"user,item\r\n1,2\r\n\r\n2,3\r\n\r\n")
-    data = eq.read(path)
-    assert data.users.tolist() == [1, 2]
-    assert "ignored 2 blank lines" in data.notes
+@pytest.mark.parametrize(
+    ("name", "sample", "separator"),
+    [
+        ("a.txt", b"u\ti\n1\t2\n", "\t"),
+        ("a.csv", b"u,title\n1,a|b;c\n2,d|e;f\n", ","),
+        ("a.txt", b"u;i;v\n1;2;3,5\n2;3;4,5\n", ";"),
+        ("a.dat", b"1::2::3\n2::3::4\n", "::"),
+        ("a.txt", b"1 2\n2 3\n", " "),
+        ("a.txt", b"alone\nhere\n", ""),
+        # A name in .csv does not settle commas over semicolons.
+        ("a.csv", b"1;2;3,5\n2;3;4,5\n", ";"),
+        ("a.csv", b"user;item;rating\n1;2;3,5\n2;3;4\n", ";"),
+        ("a.csv", b"user;item;title\n1;2;a, b\n2;3;c, d\n", ";"),
+        ("a.csv", b"user,items\n1,2;3\n2,4;5\n", ","),
+        ("a.csv", b"1,2;3\n2,4;5\n", ","),
+        ("a.csv", b"1,a;b;c\n2,d;e;f\n", ","),
+        ("a.csv", b"user,item,genres\n1,2,a;b;c\n2,3,d;e;f\n", ","),
+    ],
+)
+def test_the_separator_is_found(name, sample, separator):
+    assert sniff(name, sample) == separator
 
 
 def test_a_folder_or_a_pattern_of_parts_is_one_table(tmp_path):
@@ -206,19 +192,6 @@ def test_a_folder_or_a_pattern_of_parts_is_one_table(tmp_path):
     check(eq.read(folder))
     check(eq.read(str(folder / "**" / "*.parquet")))
     assert "read 2 parts" in eq.read(folder).notes
-
-
-def test_text_parts_with_integers_in_one_and_words_in_another_become_text(tmp_path):
-    (tmp_path / "a.csv").write_text("user,item\n1,5\n2,6\n")
-    (tmp_path / "b.csv").write_text("user,item\nbob,5\n")
-    assert eq.read(tmp_path).users.tolist() == ["1", "2", "bob"]
-
-
-def test_an_error_in_a_part_names_the_part_and_its_line(tmp_path):
-    (tmp_path / "a.csv").write_text("user,item\n1,5\n2,6\n")
-    (tmp_path / "b.csv").write_text("user,item\n3,5\n,6\n")
-    with pytest.raises(DataError, match=r"b\.csv, line 3: column 'user' is an empty user id"):
-        eq.read(tmp_path)
 
 
 def test_json_lines_may_lack_fields_and_hold_nan(tmp_path):
@@ -239,27 +212,6 @@ def test_a_saved_directory_is_read_again(tmp_path, toy):
     assert eq.read(tmp_path / "saved").fingerprint == toy.fingerprint
     with pytest.raises(SettingError, match="min_rating= does not apply to saved interactions"):
         eq.read(tmp_path / "saved", min_rating=3)
-
-
-def test_format_overrules_the_name_of_a_file(tmp_path):
-    path = tmp_path / "events.log"
-    path.write_text('{"user":1,"item":2}\n{"user":2,"item":3}\n')
-    assert eq.read(path, format="jsonl").n_users == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "sample", "separator"),
-    [
-        ("a.txt", b"u\ti\n1\t2\n", "\t"),
-        ("a.csv", b"u,title\n1,a|b;c\n2,d|e;f\n", ","),
-        ("a.txt", b"u;i;v\n1;2;3,5\n2;3;4,5\n", ";"),
-        ("a.dat", b"1::2::3\n2::3::4\n", "::"),
-        ("a.txt", b"1 2\n2 3\n", " "),
-        ("a.txt", b"alone\nhere\n", ""),
-    ],
-)
-def test_the_separator_is_found(name, sample, separator):
-    assert sniff(name, sample) == separator
 
 
 def test_the_order_of_rows_does_not_matter(tmp_path):
@@ -314,28 +266,10 @@ def test_a_folder_that_exists_is_never_a_pattern(tmp_path, name, kind):
     check(eq.read(str(tmp_path / name / "ev*")))
 
 
-def test_labels_whose_path_looks_like_a_pattern_are_read_from_it(tmp_path):
-    (tmp_path / "t1.csv").write_text("item,title\ntea,Wrong\n")
-    (tmp_path / "t[1].csv").write_text("item,title\ntea,Tea\n")
-    assert eq.read(FRAME, labels=tmp_path / "t[1].csv").label("tea") == "Tea"
-
-
 def test_a_missing_file_with_brackets_has_a_neighbour_too(tmp_path):
     (tmp_path / "r[1].csv.bak").write_text("x")
     with pytest.raises(DataError, match=r"did you mean 'r\[1\]\.csv\.bak'"):
         eq.read(tmp_path / "r[1].csv", format="npz")
-
-
-def test_what_a_pattern_matched_is_said(tmp_path):
-    path = written(tmp_path, "csv")
-    assert "read 1 part" in eq.read(str(path.with_name("event[s].csv"))).notes
-
-
-def test_a_blank_before_an_integer_in_the_last_of_many_rows_keeps_the_column_text(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text("user,item\n" + "".join(f"{n},{n % 7}\n" for n in range(2000)) + " 7,1\n")
-    data = eq.read(path)
-    assert {" 7", "7"} <= set(data.users)
 
 
 @pytest.mark.parametrize("cells", [["true", "false", "true"], ["1", "0", "TRUE"]])
@@ -365,56 +299,6 @@ def test_decimal_commas_are_understood_between_semicolons(tmp_path, name, header
     assert f"the commas in {column!r} are decimal commas" in data.notes
     high = eq.read(path, min_rating=3.5)
     assert high.users.tolist() == [1, 2]
-
-
-def test_decimal_commas_are_understood_in_times(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text("user;item;time\n1;10;1700000000,5\n2;20;1700000001\n")
-    assert eq.read(path).times.tolist() == [1_700_000_000.5, 1_700_000_001]
-
-
-def test_words_and_decimal_commas_without_a_header_are_data(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text("ann;tea;3,5\nbob;milk;4,5\n")
-    assert eq.read(path).users.tolist() == ["ann", "bob"]
-
-
-@pytest.mark.parametrize(
-    ("cells", "wrong"),
-    [
-        (["1,234", "2,500"], r"line 2: .*'1,234'.* thousands or decimals"),
-        (["1,5", "2.5"], r"line 2: .*'1,5'.* decimal point"),
-        (["1.234,5", "2"], r"line 2: .*'1\.234,5'.* decimal point"),
-    ],
-)
-def test_commas_in_numbers_that_could_mean_two_things_are_refused(tmp_path, cells, wrong):
-    path = tmp_path / "events.csv"
-    path.write_text("user;item;w\n" + "".join(f"{n};{n};{cell}\n" for n, cell in enumerate(cells)))
-    with pytest.raises(DataError, match=wrong):
-        eq.read(path, weight="w")
-
-
-def test_a_comma_in_a_number_between_commas_is_refused(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text('user,item,w\n1,10,"3,5"\n2,20,4\n')
-    with pytest.raises(DataError, match=r"line 2: column 'w' \('3,5'\) .* decimal point"):
-        eq.read(path, weight="w")
-
-
-@pytest.mark.parametrize(
-    ("sample", "separator"),
-    [
-        (b"1;2;3,5\n2;3;4,5\n", ";"),
-        (b"user;item;rating\n1;2;3,5\n2;3;4\n", ";"),
-        (b"user;item;title\n1;2;a, b\n2;3;c, d\n", ";"),
-        (b"user,items\n1,2;3\n2,4;5\n", ","),
-        (b"1,2;3\n2,4;5\n", ","),
-        (b"1,a;b;c\n2,d;e;f\n", ","),
-        (b"user,item,genres\n1,2,a;b;c\n2,3,d;e;f\n", ","),
-    ],
-)
-def test_a_name_in_csv_does_not_settle_commas_over_semicolons(sample, separator):
-    assert sniff("a.csv", sample) == separator
 
 
 @pytest.mark.parametrize("year", ["2019", "nan", "1.5", "2019-01-01"])
@@ -450,34 +334,3 @@ def test_a_first_line_of_words_that_is_taken_as_a_header_is_said(tmp_path):
     data = eq.read(path, user=0, item=1)
     (note,) = [note for note in data.notes if "header" in note]
     assert note == "the first line, 'ann', 'tea', is taken as the header; header=False if not"
-
-
-def test_one_usual_name_among_numbers_only_is_data(tmp_path):
-    titles = tmp_path / "titles.csv"
-    titles.write_text("1,Video\n2,Tea\n")
-    data = eq.read([(1, 1), (2, 2)], labels=titles)
-    assert data.label(1) == "Video"
-
-
-def test_an_empty_cell_in_the_first_line_says_nothing_about_a_header(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text("1,10,,1700000000\n2,20,4,1700000001\n")
-    assert eq.read(path).users.tolist() == [1, 2]
-
-
-def test_a_first_line_with_dates_is_data(tmp_path):
-    path = tmp_path / "events.csv"
-    path.write_text("ann,tea,2024-01-31\nbob,milk,2024-02-01\n")
-    assert eq.read(path, user=0, item=1, time=2).n_users == 2
-
-
-def test_labels_are_matched_by_ids_as_they_are_written(tmp_path):
-    events, titles = tmp_path / "events.csv", tmp_path / "titles.csv"
-    events.write_text("user,item\na,1.10\na,1.1\nb,x\n")
-    titles.write_text("item,title\n1.10,Ten\n1.1,One\n")
-    data = eq.read(events, labels=titles)
-    assert [data.label(item) for item in ("1.10", "1.1", "x")] == ["Ten", "One", "x"]
-    events.write_text("user,item\na,7\na,8\nb,8\n")
-    titles.write_text("item,title\n007,Agent\n8,Eight\n")
-    data = eq.read(events, labels=titles)
-    assert [data.label(item) for item in (7, 8)] == ["7", "Eight"]
