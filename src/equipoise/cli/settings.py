@@ -68,7 +68,7 @@ class ModelOptions:
     setting: Annotated[
         list[str] | None,
         choosing(
-            "Any setting by its name in Python: mix=0.3, decay_time=none, lowpass.strength=0.2. "
+            "Any setting by its name in Python: n_factors=256, mix=0.3, decay_time=none. "
             "Repeatable.",
             "--set",
         ),
@@ -135,7 +135,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise SettingError(f"--set needs NAME=VALUE, such as mix=0.3, got {text!r}")
+            raise SettingError(f"--set needs NAME=VALUE, such as n_factors=256, got {text!r}")
         out[name.replace("-", "_")] = parse(value)
     inner = {key: out.pop(key) for key in [*out] if key.startswith("lowpass.")}
     if inner:

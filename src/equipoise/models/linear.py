@@ -151,11 +151,6 @@ class LinearAutoencoder(Recommender):
         self.inverse_ = move(self.inverse_, device)
         return self
 
-    @property
-    def alpha_(self) -> float | None:
-        """The alpha of the normalizer."""
-        return self.normalizer_.exponents()[0]
-
     @classmethod
     def prototype(cls) -> Self:
         """Return the model with a `DAN`, so that alpha and beta are searched."""
