@@ -12,8 +12,10 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
-from equipoise.models.session_solver import FullMatrix, move_all, solve_on_card
+from equipoise.models.session_solver import solve_on_card
 from equipoise.models.sessions import SessionModel
+from equipoise.solve.engine import move
+from equipoise.solve.gpu import DeviceMatrix
 
 pytest.importorskip("torch")
 MODELS = [
@@ -62,10 +64,10 @@ def test_a_matrix_moves_with_its_diagonal() -> None:
     import torch
 
     C = np.arange(9.0).reshape(3, 3)
-    moved = FullMatrix.from_host(C, torch.device("cpu"))
+    moved = DeviceMatrix.from_host(C, torch.device("cpu"), zero_diagonal=False)
     assert moved.values.diagonal().tolist() == [0.0, 4.0, 8.0]
     np.testing.assert_array_equal(moved.toarray(), C)
-    assert move_all(C, "cpu") is C
+    assert move(C, "cpu") is C
 
 
 def test_a_model_on_a_card_is_saved_as_on_the_host(tmp_path: Path, data: Interactions) -> None:

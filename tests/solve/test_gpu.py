@@ -52,7 +52,7 @@ def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     rounding = len(P) * np.linalg.cond(exact) * np.finfo(np.float32).eps
     assert rounding < error**2 / 4
     assert gram.residual(P, penalty) == pytest.approx(error, abs=rounding)
-    gpu._newton_step(P, gram, penalty)
+    gram.newton_step(P, penalty)
     assert gram.residual(P, penalty) == pytest.approx(error**2, abs=rounding)
 
 
@@ -65,7 +65,7 @@ def test_indefinite_matrix_is_refused_with_its_item(block: int) -> None:
 
 
 def test_inaccurate_solve_is_refused(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.TOLERANCE, "float32", 1e-12)
+    monkeypatch.setitem(dense.TOLERANCE, "float32", 1e-12)
     with pytest.raises(SolveError, match="not accurate"):
         gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 

@@ -33,7 +33,7 @@ from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_f
 from equipoise.normalize import NoNorm, Normalizer, check_number
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.solve.engine import Options, move, require_host, solve
+from equipoise.solve.engine import SolveOptions, move, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.storage import Stored
 
@@ -98,7 +98,7 @@ class LinearAutoencoder(Recommender):
         device: str = "cpu",
         dtype: str = "float32",
         threads: int | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SolveOptions],
     ) -> Self:
         """Fit by one solve and return self.
 
@@ -125,7 +125,7 @@ class LinearAutoencoder(Recommender):
         tf32
             Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
         progress
-            Function called after each step of the tiled engine, with its `Progress`.
+            Function called after each step of the tiled engine, with its `SolveProgress`.
         """
         if not isinstance(interactions, Interactions):
             raise DataError("fit needs Interactions; make them with eq.read(...)")
@@ -307,7 +307,7 @@ class LinearAutoencoder(Recommender):
         numbers: tuple[float, float],
         device: str,
         dtype: str,
-        **options: Unpack[Options],
+        **options: Unpack[SolveOptions],
     ) -> None:
         """Fit with a normalizer that has its numbers, and with l2 and dropout."""
         penalty = self._penalty(data, normalizer, *numbers)

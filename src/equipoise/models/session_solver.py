@@ -34,9 +34,7 @@ from equipoise.ranking.terms import Adder, Rows
 from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System
-from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.torch_backend import Tensor, find_device, send, sparse_rows
 
 Vector = npt.NDArray[np.float64]
 
@@ -231,39 +229,16 @@ def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
 DEVICE_BLOCK = 1024  # rows of C that are worked on at a time
 
 
-class FullMatrix(DeviceMatrix):
-    """A matrix on a device whose diagonal counts: a click may call for its own item."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-        self._diagonal = values.diagonal().clone()
-
-
-def solve_on_card(system: System, dtype: str, device: str) -> FullMatrix:
+def solve_on_card(system: System, dtype: str, device: str) -> DeviceMatrix:
     """Return C = P R with P = M^-1 from the engine of the card, in the buffer of P."""
     A = system.inputs
-    inverse, _ = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)
-    C = inverse.values
-    diagonal = send(inverse.diagonal(), C.device)
-    C.diagonal().copy_(diagonal)
-    inputs = _sparse(A, C)
-    to_targets, to_right = _sparse(system.targets.T, C), _sparse(system.right.T, C)
+    C = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)[0].release()
+    inputs = gpu.sparse_like(A, C)
+    to_targets, to_right = (gpu.sparse_like(part.T, C) for part in (system.targets, system.right))
     for low, high in strips((0, len(C)), DEVICE_BLOCK):
         some = C[low:high].T.contiguous()
         C[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
-    return FullMatrix(C)
-
-
-def _sparse(matrix: Any, like: Tensor) -> Tensor:
-    """Return a sparse matrix on the device of a tensor and in its precision."""
-    rows = matrix.tocsr()
-    indptr, indices = (send(part.astype(np.int64), like.device) for part in _layout(rows))
-    values = send(rows.data, like.device, like.dtype)
-    return sparse_rows(indptr, indices, values, rows.shape)
-
-
-def _layout(rows: Any) -> tuple[Any, Any]:
-    return rows.indptr, rows.indices
+    return DeviceMatrix(C, zero_diagonal=False)  # a click may call for its own item
 
 
 CACHE_BYTES = 1 << 29  # of solved rows that a model keeps; those asked for last stay
@@ -374,12 +349,3 @@ def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
         some = np.ascontiguousarray(C[start : start + BLOCK].T)
         C[start : start + BLOCK] = (to_targets @ (A @ some) + to_right @ some).T
     return C
-
-
-def move_all(C: Any, device: str) -> Any:
-    """Return a dense C in the memory of the machine ("cpu") or of a card."""
-    if not isinstance(C, FullMatrix):
-        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
-    if device == "cpu":
-        return move(C, "cpu")
-    return C if device == C.device else move_all(move(C, "cpu"), device)

@@ -200,7 +200,7 @@ def machine_name(device: str) -> str:
 
     if device == "cpu":
         return f"{machine.count()} cores, {platform.machine()}"
-    from equipoise.solve.gpu import device_name
+    from equipoise.solve.torch_backend import device_name
 
     return device_name(device)
 

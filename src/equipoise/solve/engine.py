@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,14 +20,14 @@ from equipoise.machine import free_memory, gigabytes
 from equipoise.solve import dense, gpu, tiled, torch_backend
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.plan import Size, plan
-from equipoise.solve.tiled import Report
+from equipoise.solve.tiled import SolveProgress
 
 logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float64]
 
 
-class Options(TypedDict, total=False):
+class SolveOptions(TypedDict, total=False):
     """How to solve; `LinearAutoencoder.fit` says what each option does."""
 
     engine: str
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
     scratch: str | os.PathLike[str] | None
     refine: bool
     tf32: bool
-    progress: Report | None
+    progress: Callable[[SolveProgress], None] | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Solver:
         scratch: str | os.PathLike[str] | None = None,
         refine: bool = False,
         tf32: bool = False,
-        progress: Report | None = None,
+        progress: Callable[[SolveProgress], None] | None = None,
         lowpass_rank: int = 0,
         keep_gram: bool = True,
     ) -> None:
@@ -170,7 +171,6 @@ class Solver:
             scratch=scratch,
             problem=problem,
             progress=self._progress,
-            limit=dense.TOLERANCE[self.dtype],
         )
         return Solved(mapped, diagonal.astype(np.float64), residual)
 
@@ -190,11 +190,13 @@ def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
         )
 
 
-def move(matrix: Any, device: str) -> Any:
+def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
     """Return the matrix in the memory of the machine ("cpu") or of a card."""
     if isinstance(matrix, DeviceMatrix):
         if device != "cpu":
-            return matrix if device == matrix.device else move(move(matrix, "cpu"), device)
+            if device == matrix.device:
+                return matrix
+            return move(move(matrix, "cpu"), device, zero_diagonal=matrix.zero_diagonal)
         needed = len(matrix) ** 2 * matrix.dtype.itemsize
         if needed > free_memory():
             raise TooBigError(
@@ -204,7 +206,8 @@ def move(matrix: Any, device: str) -> Any:
         return matrix.toarray()
     if device == "cpu":
         return matrix
-    return DeviceMatrix.from_host(matrix, torch_backend.find_device(device))
+    where = torch_backend.find_device(device)
+    return DeviceMatrix.from_host(matrix, where, zero_diagonal=zero_diagonal)
 
 
 def require_host(matrix: Any) -> None:

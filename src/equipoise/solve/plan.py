@@ -144,24 +144,6 @@ def check_choice(engine: str, device: str) -> None:
         raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
 
 
-def card_rate(device: str, dtype: str) -> float:
-    """Operations a second of a large product on a card, from a measurement of milliseconds."""
-    import time
-
-    torch, where = torch_backend.load_torch(), torch_backend.find_device(device)
-    n = 4096
-    A = torch.ones((n, n), dtype=getattr(torch, dtype), device=where)
-    best = 0.0
-    with torch_backend.precision(False):
-        for _ in range(3):
-            torch.cuda.synchronize(where)
-            start = time.perf_counter()
-            A @ A
-            torch.cuda.synchronize(where)
-            best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
-    return best
-
-
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
 
 
@@ -213,7 +195,11 @@ class Plan:
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
         on_card = self.engine == "gpu" and self.device != "cpu"
-        rate = card_rate(self.device, self.dtype) if on_card else solve_rate(self.dtype)
+        rate = (
+            torch_backend.product_rate(self.device, self.dtype)
+            if on_card
+            else solve_rate(self.dtype)
+        )
         return self.flops / (self.speed * rate) + self.moved_bytes / DISK_RATE
 
     @property
