@@ -21,8 +21,7 @@ from equipoise.interactions import Interactions
 from equipoise.manifest import Fields
 from equipoise.models.histories import Request, empty_rows, parse_request
 from equipoise.models.recommendations import Explanation, Recommendations, add_up
-from equipoise.ranking.device import top_k
-from equipoise.ranking.ranker import Ranked, score, score_items
+from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.terms import Constant, Term
 from equipoise.storage import Stored
 

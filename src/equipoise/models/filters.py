@@ -42,7 +42,7 @@ LANES = 32  # vectors multiplied at a time: two cache lines of each
 
 
 @dataclass(frozen=True, eq=False)
-class PolynomialTerm:
+class PolynomialTerm(Term):
     """Scores ``(x * source) @ (c_0 I + c_1 M + c_2 M^2 + ...) * target``.
 
     The powers are products of M with the history, one after the other: neither they nor M = A^T A

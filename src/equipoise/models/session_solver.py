@@ -30,7 +30,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, add_rows, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Sequences, entry_rows, segments
-from equipoise.ranking.terms import Adder, Rows
+from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System
@@ -295,7 +295,7 @@ class SolvedRows:
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class Solved(Term):
     """Scores ``(x * source) @ C * target`` with the rows of C solved on demand."""
 
     rows: SolvedRows

@@ -126,7 +126,7 @@ class SGFCF(GraphFilter):
 
 
 @dataclass(frozen=True, eq=False)
-class PersonalTerm:
+class PersonalTerm(Term):
     """Scores r / sum(r) + strength * t / sum(t) of the people whose histories it knows.
 
     Factors of a person that both a row and its sum have, such as a power of the number of items,

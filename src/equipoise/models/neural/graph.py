@@ -254,7 +254,7 @@ class KnownUsers:
 
 
 @dataclass(frozen=True, eq=False)
-class PeopleTerm:
+class PeopleTerm(Term):
     """Scores a user's vector times the vectors of the items.
 
     Parameters

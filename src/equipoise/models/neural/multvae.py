@@ -177,7 +177,7 @@ def unit(x: Tensor) -> Tensor:
     return load_torch().nn.functional.normalize(x, dim=1)
 
 
-class EncoderTerm:
+class EncoderTerm(Term):
     """Scores the decoded mean of an encoded history; the last bias is a term of its own.
 
     The products are summed in a fixed order, as the ranker wants it: a person's scores do not
