@@ -117,8 +117,9 @@ class Solver:
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
         self.keeps_gram = keep_gram and room and self.engine != "tiled"
         self._repeats = keep_gram
-        self._gram: Any = None  # of the last user weights, and its numbers where they are kept
-        self._numbers: Any = None
+        self._gram: Any = None  # of the last user weights
+        self._numbers: Any = None  # of the Gram matrix, where they are kept
+        self._kept = False
         self._P: Any = None  # the matrix, or the folder of its tiles
 
     @property
@@ -132,26 +133,24 @@ class Solver:
             return self._tiled(user_weights, penalty)
         same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
         if not same:
-            self._gram = None  # before the next one takes its memory
-            self._gram = self._prepared(user_weights)
+            self._gram, self._kept = None, False  # before the next one takes its memory
+            X = self.train.matrix
+            if self.engine == "gpu":
+                self._gram = gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
+            else:
+                self._gram = dense.Gram(X, user_weights, self.dtype)
         if self._P is None:
             self._P = self._gram.empty()
-        if same and self._numbers is not None:
+        if self._kept:
             self._P[...] = self._numbers
         else:
             self._gram.fill(self._P)
             if self.keeps_gram:
-                if self._numbers is None:
-                    self._numbers = self._gram.empty()
+                self._numbers = self._gram.empty() if self._numbers is None else self._numbers
                 self._numbers[...] = self._P
+                self._kept = True
         P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
         return Solved(P, P.diagonal().astype(np.float64), residual)
-
-    def _prepared(self, user_weights: Vector) -> Any:
-        X = self.train.matrix
-        if self.engine == "gpu":
-            return gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
-        return dense.Gram(X, user_weights, self.dtype)
 
     def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)
@@ -193,9 +192,9 @@ def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
 def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
     """Return the matrix in the memory of the machine ("cpu") or of a card."""
     if isinstance(matrix, DeviceMatrix):
+        if device == matrix.device != "cpu":
+            return matrix
         if device != "cpu":
-            if device == matrix.device:
-                return matrix
             return move(move(matrix, "cpu"), device, zero_diagonal=matrix.zero_diagonal)
         needed = len(matrix) ** 2 * matrix.dtype.itemsize
         if needed > free_memory():
@@ -212,8 +211,7 @@ def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
 
 def require_host(matrix: Any) -> None:
     """Refuse a matrix that is on a card, and say how to move it."""
-    if isinstance(matrix, DeviceMatrix):
-        np.asarray(matrix)
+    np.asarray(matrix)  # a `DeviceMatrix` refuses this
 
 
 def _problem(data: Interactions, user_weights: Vector, penalty: Vector) -> dict[str, Any]:
