@@ -195,7 +195,7 @@ def _dense_scores(
     users: npt.NDArray[np.int64],
     known: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[Any]:
-    scores = np.zeros((len(users), history.shape[1]), sum_dtype(terms))
+    scores = np.tile(constant_scores(terms, history.shape[1]), (len(users), 1))
     for add in adders(terms, history, users, known):
         add(scores, 0)
     return scores
@@ -206,13 +206,22 @@ def sum_dtype(terms: Sequence[Term]) -> np.dtype[Any]:
     return np.result_type(*(term.dtype for term in terms))
 
 
+def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
+    """Return the sum of the constant terms, which every user's scores start from."""
+    base = np.zeros(n_items, sum_dtype(terms))
+    for term in terms:
+        if term.constant is not None:
+            base += term.constant
+    return base
+
+
 def adders(
     terms: Sequence[Term],
     history: Csr,
     users: npt.NDArray[np.int64],
     known: npt.NDArray[np.int64] | None = None,
 ) -> list[Adder]:
-    """Return the functions that add the terms to a block of these users' scores.
+    """Return the functions that add the other terms to a block of these users' scores.
 
     `known` holds the positions of the training users that the rows of the history belong to.
     """
@@ -221,7 +230,7 @@ def adders(
     indices = history.indices[places].astype(np.int32, copy=False)
     positions = None if known is None else known[users]
     rows = Rows(offsets, indices, history.data[places], positions)
-    return [term.adder(rows) for term in sorted(terms, key=lambda term: term.order)]
+    return [term.adder(rows) for term in terms if term.constant is None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,6 +294,7 @@ class Job:
     def run(self, users: npt.NDArray[np.int64], ranked: Ranked) -> npt.NDArray[np.int64]:
         """Fill in the lists of these users; return those who have a NaN among their scores."""
         n_items, dtype, width = len(self.allowed), ranked.scores.dtype, self.width
+        base = constant_scores(self.terms, n_items)
         barred = np.flatnonzero(~self.allowed).astype(np.int32)
         lists = Ranked.empty(len(users), self.k, dtype)
         bad = np.zeros(len(users), np.bool_)
@@ -299,7 +309,7 @@ class Job:
         for low in range(0, n_items, width):
             if self.allowed[low : low + width].any():
                 for tile in tiles:
-                    _offer(room, low, min(width, n_items - low), *tile)
+                    _offer(room, low, base[low : low + width], *tile)
         sort_heaps(lists.items, lists.scores, lists.lengths)
         ranked.put(users, lists)
         return users[bad]
@@ -318,15 +328,15 @@ class Job:
 def _offer(
     room: Floats,
     low: int,
-    width: int,
+    base: Floats,
     adders: list[Adder],
     masks: list[Mask],
     lists: Ranked,
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Score so many items from `low` on for a tile of users, and offer them to the lists."""
-    block = room[: len(bad) * width].reshape(len(bad), width)
-    block[:] = 0
+    """Score the items from `low` on for a tile of users, and offer them to the lists."""
+    block = room[: len(bad) * len(base)].reshape(len(bad), len(base))
+    block[:] = base
     for add in adders:
         add(block, low)
     for starts, stops, indices in masks:

@@ -41,7 +41,7 @@ class Rows:
 class Term(ABC):
     """A summand of the scoring matrix; a model may bring its own kind."""
 
-    order = 1  # of the summands; constants come first
+    constant: npt.NDArray[Any] | None = None  # scores that no history changes; added first
     whole_rows = False  # whether all items at once are cheaper than blocks of them
     rank_job: Callable[[Any], Any] | None = None  # makes all lists, where a term is on a device
 
@@ -240,10 +240,11 @@ class Constant(Term):
 
     scores: npt.NDArray[Any]
 
-    order, whole_rows = 0, True
+    whole_rows = True
 
     def __post_init__(self) -> None:
         _check_floats(self.scores, "the scores of a constant term")
+        object.__setattr__(self, "constant", self.scores)
 
     @property
     def n_items(self) -> int:
