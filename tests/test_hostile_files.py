@@ -308,7 +308,7 @@ def test_a_tiled_solve_with_any_field_of_its_state_damaged_is_refused_or_right(
     class Killed(BaseException):
         pass
 
-    def stop(state: tiled.Progress) -> None:
+    def stop(state: tiled.SolveProgress) -> None:
         if state.step == 5:
             raise Killed
 

@@ -99,21 +99,22 @@ def test_the_largest_entry_of_each_vector_is_positive() -> None:
     assert (right[np.arange(10), np.abs(right).argmax(axis=1)] > 0).all()
 
 
-@pytest.mark.parametrize("rank", [0, 41, True, 2.5])
-def test_a_rank_outside_the_matrix_is_refused(rank: object) -> None:
-    with pytest.raises(SettingError, match="rank must"):
-        truncated_svd(random_matrix(60, 40, 0.2), rank)
+@pytest.mark.parametrize(
+    ("rank", "dtype", "message"),
+    [
+        *[(rank, "float32", "rank must") for rank in (0, 41, True, 2.5)],
+        (5, "float16", "dtype must be"),
+    ],
+)
+def test_wrong_settings_are_refused(rank: object, dtype: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        truncated_svd(random_matrix(60, 40, 0.2), rank, dtype=dtype)
 
 
 def test_an_svd_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(svd, "free_memory", lambda: 1000)
     with pytest.raises(TooBigError, match=r"rank 5 needs .* smaller rank"):
         truncated_svd(random_matrix(60, 40, 0.2), 5)
-
-
-def test_unknown_precision_is_refused() -> None:
-    with pytest.raises(SettingError, match="dtype must be"):
-        truncated_svd(random_matrix(60, 40, 0.2), 5, dtype="float16")
 
 
 def test_power_iterations_give_the_plain_randomised_method() -> None:
@@ -136,3 +137,38 @@ def test_gowalla_has_its_known_singular_value(shared_data: Path) -> None:
     # .489 to the digits that are known; two rounds of a plain randomised method give .467
     np.testing.assert_allclose(found.values[255], 0.489, atol=5e-4)
     np.testing.assert_allclose(found.right @ found.right.T, np.eye(256), rtol=1e-4, atol=1e-4)
+
+
+def test_normalised_matrix_is_divided_by_powers_of_both_sums(toy: Interactions) -> None:
+    X = toy.matrix.toarray().astype(np.float64)
+    expected = X / (X.sum(1) + 2)[:, None] ** 0.3 / (X.sum(0) + 2) ** 0.6
+    np.testing.assert_allclose(normalised(toy, 0.3, 0.6, 2.0).toarray(), expected, rtol=1e-7)
+
+
+def test_a_larger_spectrum_serves_smaller_ranks(synthetic: Interactions) -> None:
+    svd._cache.clear()
+    large = spectrum(synthetic, 20)
+    small = spectrum(synthetic, 5)
+    assert np.shares_memory(small.right, large.right)
+    assert small.right.shape == (5, synthetic.n_items)
+    assert not np.shares_memory(spectrum(synthetic, 5, shift=1.0).right, large.right)
+    assert spectrum(synthetic, 10**6).right.shape == (80, 80)
+
+
+def test_old_spectra_leave_the_cache_when_it_is_full(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    svd._cache.clear()
+    monkeypatch.setattr(svd, "CACHED_BYTES", 3 * 5 * 80 * 4)
+    found = [spectrum(synthetic, 5, shift=float(shift)) for shift in range(5)]
+    assert len(svd._cache) == 3
+    again = [spectrum(synthetic, 5, shift=float(shift)) for shift in (4, 0)]
+    assert np.shares_memory(again[0].right, found[4].right)
+    assert not np.shares_memory(again[1].right, found[0].right)
+    svd._cache.clear()
+
+
+def test_rough_spectra_are_used_again_for_their_own_rank_only(synthetic: Interactions) -> None:
+    rough = spectrum(synthetic, 20, power_iterations=1)
+    assert np.shares_memory(spectrum(synthetic, 20, power_iterations=1).right, rough.right)
+    assert not np.shares_memory(spectrum(synthetic, 5, power_iterations=1).right, rough.right)

@@ -1,6 +1,4 @@
-"""What the machine has free, and sizes and times in words.
-
-One place that decides on the number of threads, for BLAS and for our own kernels.
+"""What the machine has free, sizes and times in words, and the number of threads.
 
 Kernels are compiled to release the GIL and run on plain Python threads: no second thread pool
 that could clash with the caller's threads or processes.
@@ -12,19 +10,22 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import threadpoolctl
 
 from equipoise.errors import SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+CGROUPS = (  # limit and use of the container, in the new and in the old layout
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
 def parse_memory(text: str | float) -> int:
@@ -35,10 +36,11 @@ def parse_memory(text: str | float) -> int:
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?I?)B?\s*", str(text).upper())
     try:
-        assert match is not None
-        size = float(match[1]) * (UNITS | BINARY)[match[2]]
-    except (AssertionError, ValueError, KeyError):
-        raise SettingError(f"memory must look like '6GB' or 6e9, got {text!r}") from None
+        size = float(match[1]) * UNITS[match[2]] if match else float("nan")
+    except (ValueError, KeyError):
+        match = None
+    if match is None:
+        raise SettingError(f"memory must look like '6GB' or 6e9, got {text!r}")
     if not size > 0:
         raise SettingError(f"memory must be > 0, got {text!r}")
     return int(size)
@@ -47,18 +49,12 @@ def parse_memory(text: str | float) -> int:
 def free_memory() -> int:
     """Bytes that can be taken now: free memory, and the container's limit where there is one."""
     free = meminfo("MemAvailable")
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
+    for names in CGROUPS:
         try:
-            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+            limit, used = (int((Path("/sys/fs/cgroup") / name).read_text()) for name in names)
         except (OSError, ValueError):
             continue
-        free = min(free, max(left, 0))
+        free = min(free, max(limit - used, 0))
     return free
 
 
@@ -74,7 +70,7 @@ def meminfo(field: str) -> int:
 
 
 def gigabytes(size: float) -> str:
-    """Return a size for people.
+    """Return a size in words.
 
     >>> gigabytes(6.7e9), gigabytes(3e6)
     ('6.7 GB', '0.003 GB')
@@ -83,7 +79,7 @@ def gigabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people.
+    """Return a time in words.
 
     >>> duration(0.4), duration(75), duration(7200)
     ('0.4 s', '1 min 15 s', '2 h 0 min')
@@ -115,18 +111,13 @@ def limited(threads: int | None) -> Iterator[None]:
         _limit.reset(token)
 
 
-@contextmanager
-def one_blas_thread(wanted: bool = True) -> Iterator[None]:
+def one_blas_thread(wanted: bool = True) -> AbstractContextManager[Any]:
     """Keep BLAS on one thread inside the block, where that is wanted.
 
     Its threads wait for one another thousands of times in a small factorisation. On a machine
     that others use too, each wait can take as long as the whole work does on one thread.
     """
-    if not wanted:
-        yield
-        return
-    with _blas().limit(limits=1, user_api="blas"):
-        yield
+    return _blas().limit(limits=1, user_api="blas") if wanted else nullcontext()
 
 
 @lru_cache(maxsize=1)

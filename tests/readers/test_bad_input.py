@@ -121,7 +121,11 @@ def packed(kind: str) -> bytes:
         ("a.parquet", b"", "a.parquet is empty; it needs at least one row"),
         ("a.npz", b"", "a.npz is empty; it needs at least one row"),
         ("a.csv.gz", gzip.compress(b"", mtime=0), "a.csv.gz is empty"),
-        ("a.csv.gz", gzip.compress(GOOD * 50, mtime=0)[:-20], "a truncated or damaged gzip file; fetch it"),
+        (
+            "a.csv.gz",
+            gzip.compress(GOOD * 50, mtime=0)[:-20],
+            "a truncated or damaged gzip file; fetch it",
+        ),
         ("a.parquet", packed("parquet")[:-30], "is not a whole Parquet file; write or fetch it"),
         (
             "a.parquet",

@@ -1,4 +1,4 @@
-"""The recursion of the blocked inverse, on plain numpy views."""
+"""The recursion of the blocked inverse, and its steps on an array."""
 
 from __future__ import annotations
 
@@ -6,92 +6,53 @@ import numpy as np
 import pytest
 from tests.tolerance import assert_close
 
-from equipoise.solve import blocked
-from equipoise.solve.blocked import Span
-from equipoise.solve.tiled import Recorder, all_tasks
+from equipoise.errors import SolveError
+from equipoise.solve import dense
+from equipoise.solve.blocked import Blocks, steps
+from equipoise.solve.tiled import all_tasks
 
 
-class Views:
-    """Every step on views of an array; counts multiplications and additions."""
-
-    def __init__(self, A: np.ndarray, block: int, strip: int) -> None:
-        self.A, self.size, self.block, self.strip = A, len(A), block, strip
-        self.flops = 0
-
-    def factor(self, at: Span) -> None:
-        self[at, at] = np.linalg.cholesky(self[at, at])
-
-    def invert(self, at: Span) -> None:
-        self[at, at] = np.linalg.inv(self[at, at])
-
-    def square(self, at: Span) -> None:
-        self[at, at] = self.product(self[at, at].T, self[at, at])
-
-    def solve(self, rows: Span, at: Span) -> None:
-        self[rows, at] = self.product(self[rows, at], np.linalg.inv(self[at, at]).T)
-
-    def left(self, at: Span, columns: Span) -> None:
-        self[at, columns] = -self.product(self[at, at], self[at, columns])
-
-    def right(self, rows: Span, at: Span) -> None:
-        self[rows, at] = self.product(self[rows, at], self[at, at])
-
-    def left_transposed(self, at: Span, columns: Span) -> None:
-        self[at, columns] = self.product(self[at, at].T, self[at, columns])
-
-    def add(self, rows: Span, columns: Span, inner: Span, *, sign: int) -> None:
-        self[rows, columns] += sign * self.product(self[rows, inner], self[inner, columns])
-
-    def subtract_outer(self, rows: Span, columns: Span, inner: Span) -> None:
-        self[rows, columns] -= self.product(self[rows, inner], self[columns, inner].T)
-
-    def add_inner(self, rows: Span, columns: Span, inner: Span) -> None:
-        self[rows, columns] += self.product(self[inner, rows].T, self[inner, columns])
-
-    def product(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
-        return left @ right
-
-    def __getitem__(self, spans: tuple[Span, Span]) -> np.ndarray:
-        return self.A[slice(*spans[0]), slice(*spans[1])]
-
-    def __setitem__(self, spans: tuple[Span, Span], value: np.ndarray) -> None:
-        self.A[slice(*spans[0]), slice(*spans[1])] = value
-
-
-def positive_definite(n: int, rng: np.random.Generator) -> np.ndarray:
+def positive_definite(n: int, rng: np.random.Generator, dtype: str = "float64") -> np.ndarray:
     X = rng.standard_normal((2 * n, n))
-    return X.T @ X / n + np.eye(n)
+    return (X.T @ X / n + np.eye(n)).astype(dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("n", "block", "strip"),
-    [(1, 4, 4), (4, 4, 4), (5, 4, 4), (37, 1, 1), (37, 5, 10), (64, 8, 16), (65, 8, 64)],
+    [
+        *[(1, 4, 4), (4, 4, 4), (5, 4, 4), (7, 1, 2), (37, 1, 1), (37, 5, 10)],
+        *[(64, 8, 16), (64, 16, 32), (65, 8, 64), (65, 16, 16), (193, 193, 193)],
+    ],
 )
-def test_blocks_give_the_inverse(n: int, block: int, strip: int, rng: np.random.Generator) -> None:
-    A = positive_definite(n, rng)
-    views = Views(A.copy(), block, strip)
-    blocked.invert(views)
-    lower = np.tril_indices(n)
-    assert_close(views.A[lower], np.linalg.inv(A)[lower], "float64", scale=1.0)
+def test_blocks_give_the_inverse(
+    n: int, block: int, strip: int, dtype: str, rng: np.random.Generator
+) -> None:
+    A = positive_definite(n, rng, dtype)
+    for height in (strip, None):
+        buffer = A.copy()
+        buffer[np.triu_indices(n, 1)] = np.nan
+        Blocks(buffer, block, strip, height).invert()
+        lower = np.tril(buffer)
+        inverse = lower + np.tril(lower, -1).T
+        assert_close(A.astype(np.float64) @ inverse, np.eye(n), dtype, scale=1.0)
 
 
 def test_blocks_above_the_diagonal_are_never_read(rng: np.random.Generator) -> None:
     A = positive_definite(40, rng)
     hidden = A.copy()
     hidden[np.arange(40)[:, None] // 8 < np.arange(40)[None] // 8] = np.nan
-    views = Views(hidden, 8, 8)
-    blocked.invert(views)
+    Blocks(hidden, 8, 8).invert()
     lower = np.tril_indices(40)
-    assert_close(views.A[lower], np.linalg.inv(A)[lower], "float64", scale=1.0)
+    assert_close(hidden[lower], np.linalg.inv(A)[lower], "float64", scale=1.0)
 
 
-def test_work_is_the_cube_of_the_size_and_little_more(rng: np.random.Generator) -> None:
+def test_work_is_the_cube_of_the_size_and_little_more() -> None:
     n, block = 256, 4
-    views = Views(positive_definite(n, rng), block, block)
-    blocked.invert(views)
+    products = [step for step in steps(n, block, block) if step.kind not in ("factor", "invert")]
+    flops = sum(2 * np.prod([high - low for low, high in step[1:]]) for step in products)
     # diagonal blocks are multiplied in full: about 2 block/n more than needed
-    assert n**3 * (1 - 2 * block / n) < views.flops < n**3 * (1 + 3 * block / n)
+    assert n**3 * (1 - 2 * block / n) < flops < n**3 * (1 + 3 * block / n)
 
 
 def test_tiles_are_only_read_when_they_are_up_to_date() -> None:
@@ -103,6 +64,22 @@ def test_tiles_are_only_read_when_they_are_up_to_date() -> None:
 
 
 def test_one_tile_takes_the_three_steps_alone() -> None:
-    recorder = Recorder(1)
-    blocked.invert(recorder)
-    assert [task.kind for task in recorder.tasks] == ["factor", "invert", "square"]
+    assert [step.kind for step in steps(1, 1, 1)] == ["factor", "invert", "square"]
+
+
+def test_large_systems_go_by_blocks_and_give_the_same_inverse(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A = positive_definite(150, rng, "float32")
+    by_lapack, by_blocks = A.copy(), A.copy()
+    by_blocks[np.tril_indices(150, -1)] = np.nan
+    dense.invert_in_place(by_lapack)
+    monkeypatch.setitem(dense.LAPACK_ITEMS, "float32", 100)
+    dense.invert_in_place(by_blocks)
+    np.testing.assert_array_equal(by_blocks, by_blocks.T)
+    assert_close(by_blocks, by_lapack, "float32", scale=float(np.abs(by_lapack).max()))
+
+
+def test_matrix_that_is_not_positive_definite_is_refused_with_its_item() -> None:
+    with pytest.raises(SolveError, match=r"at item 5\)"):
+        Blocks(np.diag([1.0, 1, 1, 1, 1, -1, 1]), 2, 2, 2).invert()

@@ -1,3 +1,5 @@
+"""The dense engine: Gram matrix, inverse in place, residual."""
+
 from __future__ import annotations
 
 import tracemalloc
@@ -5,10 +7,58 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from tests.tolerance import assert_close
 
 from equipoise.errors import SolveError
-from equipoise.solve.dense import Gram, check_residual, invert_in_place, mirror, symmetrize
+from equipoise.machine import limited
+from equipoise.matrix import checked_matrix
+from equipoise.solve.dense import (
+    Gram,
+    add_outer,
+    check_residual,
+    gram_times,
+    invert_in_place,
+    mirror,
+    symmetrize,
+    weighted_gram,
+)
+
+
+@settings(deadline=None)  # the first call may have to compile
+@given(
+    dense=hnp.arrays(
+        np.float32,
+        hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12),
+        elements=st.sampled_from([0.0, 0.0, 1.0, 2.5]),
+    )
+)
+def test_upper_triangle_is_the_weighted_gram_matrix(dense: np.ndarray) -> None:
+    X, _ = checked_matrix(dense, None)
+    w = 1 / (1.0 + np.arange(len(dense)))
+    out = np.full((dense.shape[1],) * 2, np.nan)
+    weighted_gram(X, w, out)
+    expected = dense.T.astype(np.float64) @ (w[:, None] * dense)
+    upper = np.triu_indices(len(out))
+    np.testing.assert_allclose(out[upper], expected[upper], rtol=1e-7)
+    assert np.isnan(out[np.tril_indices(len(out), -1)]).all()
+    V = np.arange(2.0 * len(out)).reshape(len(out), 2)
+    np.testing.assert_allclose(gram_times(X, w, V), expected @ V, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_result_does_not_depend_on_threads(dtype: str, rng: np.random.Generator) -> None:
+    X = sp.random_array((400, 90), density=0.1, rng=rng, dtype=np.float32, format="csr")
+    X.sort_indices()
+    w = rng.random(400)
+    results = []
+    for threads in (1, 2, 5):
+        with limited(threads):
+            results.append(weighted_gram(X, w, np.zeros((90, 90), dtype)))
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
 
 
 def positive_definite(n: int, rng: np.random.Generator, dtype: str) -> np.ndarray:
@@ -69,3 +119,10 @@ def test_bad_inverse_is_noticed(rng: np.random.Generator) -> None:
     spoilt[3, 4] = np.nan
     with pytest.raises(SolveError, match="not accurate"):
         check_residual(spoilt, X, w, penalty)
+
+
+def test_outer_product_is_added_to_the_upper_triangle(rng: np.random.Generator) -> None:
+    A, T = rng.random((9, 9)), rng.random((3, 9))
+    expected = A - T.T @ T
+    add_outer(A, T, -1.0)
+    np.testing.assert_allclose(np.triu(A), np.triu(expected), rtol=1e-7, atol=1e-14)

@@ -13,8 +13,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import MissingExtraError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.ranking import ranker
-from equipoise.ranking.device import OnDevice, top_k
+from equipoise.ranking.device import OnDevice
+from equipoise.ranking.ranker import top_k
 from equipoise.ranking.terms import Constant, Dense, LowRank
 from equipoise.solve import dense, gpu, torch_backend
 
@@ -52,7 +52,7 @@ def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     rounding = len(P) * np.linalg.cond(exact) * np.finfo(np.float32).eps
     assert rounding < error**2 / 4
     assert gram.residual(P, penalty) == pytest.approx(error, abs=rounding)
-    gpu._newton_step(P, gram, penalty)
+    gram.newton_step(P, penalty)
     assert gram.residual(P, penalty) == pytest.approx(error**2, abs=rounding)
 
 
@@ -65,7 +65,7 @@ def test_indefinite_matrix_is_refused_with_its_item(block: int) -> None:
 
 
 def test_inaccurate_solve_is_refused(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.TOLERANCE, "float32", 1e-12)
+    monkeypatch.setitem(dense.TOLERANCE, "float32", 1e-12)
     with pytest.raises(SolveError, match="not accurate"):
         gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 
@@ -121,7 +121,7 @@ def test_lists_equal_those_of_the_host(
     more = [constant, LowRank(drawn(N_ITEMS, 6), drawn(6, N_ITEMS), source, target)]
     there = gpu.DeviceMatrix.from_host(P, torch.device("cpu"))
     found = top_k([OnDevice(there, source, target), *more], X, 110, **options)
-    expected = ranker.top_k([Dense(P, source, target), *more], X, 110, **options)
+    expected = top_k([Dense(P, source, target), *more], X, 110, **options)
     np.testing.assert_array_equal(found.lengths, expected.lengths)
     np.testing.assert_array_equal(found.scores, expected.scores)
     np.testing.assert_array_equal(found.items, expected.items)
@@ -138,7 +138,7 @@ def test_equal_scores_are_ordered_by_position(k: int, rng: np.random.Generator) 
     nothing = sp.csr_array((1, 12), dtype=np.float32)
     for row in scores:
         found = top_k([OnDevice(there, ones, ones), Constant(row)], nothing, k)
-        expected = ranker.top_k([Constant(row)], nothing, k)
+        expected = top_k([Constant(row)], nothing, k)
         np.testing.assert_array_equal(found.items, expected.items)
         np.testing.assert_array_equal(found.scores, expected.scores)
 

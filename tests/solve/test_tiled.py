@@ -42,7 +42,7 @@ class Stop(Exception):
 
 
 def stop_after(step: int):
-    def progress(state: tiled.Progress) -> None:
+    def progress(state: tiled.SolveProgress) -> None:
         if state.step == step:
             raise Stop
 
@@ -68,7 +68,7 @@ def test_weights_equal_those_of_the_dense_engine(
 
 def test_finished_folder_is_used_again(problem: Problem, tmp_path: Path) -> None:
     first, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
-    steps: list[tiled.Progress] = []
+    steps: list[tiled.SolveProgress] = []
     again, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=steps.append)
     np.testing.assert_array_equal(again, first)
     assert steps == []
@@ -84,7 +84,7 @@ def test_temporary_folder_vanishes_and_the_result_stays(
 
 
 def test_progress_ends_at_the_whole(problem: Problem, tmp_path: Path) -> None:
-    steps: list[tiled.Progress] = []
+    steps: list[tiled.SolveProgress] = []
     tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=steps.append)
     assert [step.step for step in steps] == list(range(1, len(all_tasks(3)) + 1))
     assert np.all(np.diff([step.share for step in steps]) > 0)
@@ -262,7 +262,7 @@ def test_going_on_takes_the_tiles_as_they_are(problem: Problem, tmp_path: Path) 
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
     with pytest.raises(DataError, match="holds the tiles of another fit"):
         tiled.invert(*problem, tile_rows=20, scratch=tmp_path)  # less memory than it had
-    steps: list[tiled.Progress] = []
+    steps: list[tiled.SolveProgress] = []
     tiled.invert(*problem, tile_rows=60, scratch=tmp_path, progress=steps.append)
     assert [steps[0].step, steps[0].steps] == [6, len(all_tasks(3))]
 
@@ -293,9 +293,12 @@ def test_indefinite_matrix_is_refused_with_its_item(problem: Problem, tmp_path: 
         tiled.invert(X, weights, penalty, tile_rows=30, scratch=tmp_path)
 
 
-def test_inaccurate_solve_is_refused(problem: Problem, tmp_path: Path) -> None:
+def test_inaccurate_solve_is_refused(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(dense.TOLERANCE, "float32", 1e-12)
     with pytest.raises(SolveError, match="not accurate"):
-        tiled.invert(*problem, tile_rows=30, scratch=tmp_path, limit=1e-12)
+        tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
 
 
 def test_model_fits_in_less_memory_than_its_inverse(

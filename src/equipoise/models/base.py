@@ -37,8 +37,7 @@ from equipoise.models.saving import (
     plain,
     save_model,
 )
-from equipoise.ranking.device import top_k
-from equipoise.ranking.ranker import Ranked, score, score_items
+from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.terms import Constant, Term
 from equipoise.storage import Stored
 

@@ -450,7 +450,7 @@ class SGFCF(GraphFilter):
 
 
 @dataclass(frozen=True, eq=False)
-class PerUserTerm:
+class PerUserTerm(Term):
     """Scores r / sum(r) + strength * t / sum(t) of the users whose histories it knows.
 
     Factors of a user that both a row and its sum have, such as a power of the number of items,

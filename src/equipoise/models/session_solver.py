@@ -28,13 +28,11 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, add_rows, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Sequences, entry_rows, segments
-from equipoise.ranking.terms import Adder, Rows
+from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System
-from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.torch_backend import Tensor, find_device, send, sparse_rows
 
 Vector = npt.NDArray[np.float64]
 Direction = Literal["sr", "part", "all"]
@@ -226,23 +224,13 @@ def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
     return C
 
 
-class FullMatrix(DeviceMatrix):
-    """A matrix on a device whose diagonal counts: an item can raise its own score."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-        self._diagonal = values.diagonal().clone()
-
-
-def solve_on_device(system: System, dtype: str, device: str) -> FullMatrix:
+def solve_on_device(system: System, dtype: str, device: str) -> DeviceMatrix:
     """Return what `solve_all` does, solved by the engine of the GPU and kept there."""
     A = system.inputs
-    inverse, _ = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)
-    C = inverse.values
-    C.diagonal().copy_(send(inverse.diagonal(), C.device))
-    to_targets, to_right = _sparse(system.targets.T, C), _sparse(system.right.T, C)
-    _multiply(C, _sparse(A, C), to_targets, to_right, DEVICE_BLOCK, lambda part: part.contiguous())
-    return FullMatrix(C)
+    C = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)[0].release()
+    A, T, S = (gpu.sparse_like(part, C) for part in (A, system.targets.T, system.right.T))
+    _multiply(C, A, T, S, DEVICE_BLOCK, lambda part: part.contiguous())
+    return DeviceMatrix(C, zero_diagonal=False)  # an item can raise its own score
 
 
 def _multiply(
@@ -252,23 +240,6 @@ def _multiply(
     for low, high in strips((0, len(P)), block):
         some = copied(P[low:high].T)
         P[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
-
-
-def _sparse(matrix: Any, like: Tensor) -> Tensor:
-    """Return a sparse matrix on the device of a tensor and in its precision."""
-    rows = matrix.tocsr()
-    layout = (rows.indptr.astype(np.int64), rows.indices.astype(np.int64))
-    indptr, indices = (send(part, like.device) for part in layout)
-    return sparse_rows(indptr, indices, send(rows.data, like.device, like.dtype), rows.shape)
-
-
-def move_all(C: Any, device: str) -> Any:
-    """Return a dense C in the memory of the machine ("cpu") or of a GPU."""
-    if not isinstance(C, FullMatrix):
-        return C if device == "cpu" else FullMatrix.from_host(C, find_device(device))
-    if device == "cpu":
-        return move(C, "cpu")
-    return C if device == C.device else move_all(move(C, "cpu"), device)
 
 
 @dataclass(eq=False)
@@ -308,7 +279,7 @@ class SolvedRows:
 
 
 @dataclass(frozen=True, eq=False)
-class OnDemand:
+class OnDemand(Term):
     """A term that scores ``(x * source) @ C * target``, the rows of C solved on demand."""
 
     rows: SolvedRows

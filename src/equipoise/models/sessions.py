@@ -29,7 +29,6 @@ from equipoise.models.session_solver import (
     OnDemand,
     RowNorm,
     SolvedRows,
-    move_all,
     narrow,
     recency,
     regression,
@@ -41,6 +40,7 @@ from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.cg import System
+from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.plan import plan
 from equipoise.storage import Stored
@@ -152,7 +152,7 @@ class SessionModel(Recommender):
         """Move a dense C to the memory of the machine ("cpu") or of a GPU, and return self."""
         self.interactions_ = self._fitted
         if self.dense_ is not None:
-            self.dense_ = move_all(self.dense_, device)
+            self.dense_ = move(self.dense_, device, zero_diagonal=False)
         return self
 
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -179,7 +179,7 @@ class SessionModel(Recommender):
             raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
         source, target = self.normalizer_.item_scales(self.item_counts_)
         if self.dense_ is not None:
-            C = move_all(self.dense_, "cpu")
+            C = move(self.dense_, "cpu")
         else:
             assert self.system_ is not None
             C = self.system_.rows(np.arange(n_items), self.dtype_)

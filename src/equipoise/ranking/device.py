@@ -1,43 +1,60 @@
-"""Scores and top-k lists on the device, equal to those of `equipoise.ranking.ranker`."""
+"""Scores and top-k lists on the device, equal to those of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.matrix import Csr
+from equipoise.ranking.ranker import Job, Ranked, score, sum_dtype
+from equipoise.ranking.terms import Adder, Rows, ScaledTerm, Term
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.torch_backend import Tensor, load_torch, send
-
-if TYPE_CHECKING:
-    from equipoise.matrix import Csr
-    from equipoise.ranking.ranker import Ranked
 
 SCORES = 256 << 20  # bytes of scores worked on at a time
 
 
-Lists = tuple[npt.NDArray[np.int32], npt.NDArray[Any], npt.NDArray[np.int32]]
+def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
+    """Return the lists, and the rows that have a NaN among their scores, as `Job.rank` does."""
+    scorer = _Scorer(job.terms)
+    n_users, n_items = job.history.shape
+    ranked = Ranked.empty(n_users, job.k, scorer.dtype)
+    barred = send(np.flatnonzero(~job.allowed), scorer.device)
+    bad = []
+    step = max(1, SCORES // (scorer.dtype.itemsize * max(n_items, 1)))
+    for low in range(0, n_users, step):
+        rows, part = np.arange(low, min(low + step, n_users)), slice(low, low + step)
+        batch = scorer.scores(job.history[part])
+        for matrix in job.hidden:
+            cells = matrix[part].tocoo()
+            places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
+            batch[tuple(places)] = -np.inf
+        if len(barred):
+            batch[:, barred] = -np.inf
+        values, positions = (part.cpu().numpy() for part in _best(batch, job.k))
+        bad.append(rows[np.isnan(values[:, 0])])
+        listed = values > -np.inf
+        items, scores = np.where(listed, positions, -1), np.where(listed, values, np.nan)
+        ranked.put(rows, Ranked(items, scores, listed.sum(axis=1)))
+    return ranked, np.concatenate([*bad, np.empty(0, np.int64)])
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice:
-    """A term of the scoring matrix whose matrix is on a device: (x * source) @ matrix * target.
+class OnDevice(ScaledTerm):
+    """A term whose matrix is on a device: (x * source) @ matrix * target.
 
-    An item of the history adds nothing to its own score.
+    The matrix says whether an item of the history adds to its own score.
     """
 
     matrix: DeviceMatrix
     source: npt.NDArray[Any]
     target: npt.NDArray[Any]
 
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
+    rank_job = staticmethod(rank_on_device)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -49,9 +66,13 @@ class OnDevice:
         """All scores of a user."""
         return self.n_items
 
-    def adder(self, rows: Any) -> Any:
+    def factors(self) -> tuple[Any, Any, Any, Any]:
+        """Return the matrix and the scales; there is no second factor."""
+        return self.matrix.values, None, self.source, self.target
+
+    def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores, brought to the host, to a block."""
-        part = _Scorer([self], self.n_items).sums(rows.indptr, rows.indices, rows.values)
+        part = _Scorer([self]).sums(rows.indptr, rows.indices, rows.values)
         scores = part.cpu().numpy()
 
         def add(block: npt.NDArray[Any], low: int) -> None:
@@ -60,95 +81,23 @@ class OnDevice:
         return add
 
 
-def top_k(
-    terms: Sequence[Any],
-    history: Csr,
-    k: int,
-    *,
-    users: npt.NDArray[np.int64] | None = None,
-    threads: int | None = None,
-    **options: Any,
-) -> Ranked:
-    """Return the best items as `rank.top_k` does, on the device where a term lives on one."""
-    from equipoise.ranking import ranker
-
-    if any(isinstance(term, OnDevice) for term in terms):
-        return ranker.Ranked(*device_top_k(terms, history, k, **options))
-    return ranker.top_k(terms, history, k, users=users, threads=threads, **options)
-
-
-def device_top_k(
-    terms: Sequence[Any],
-    history: Csr,
-    k: int,
-    *,
-    exclude_seen: bool = True,
-    exclude: Csr | None = None,
-    candidates: npt.NDArray[np.bool_] | None = None,
-) -> Lists:
-    """Return items, scores and lengths of lists; parameters and results as of `rank.top_k`."""
-    if k < 1:
-        raise SettingError(f"k must be >= 1, got {k}")
-    if exclude is not None and exclude.shape != history.shape:
-        raise DataError(f"exclude must have shape {history.shape}, got {exclude.shape}")
-    scorer = _Scorer(terms, history.shape[1])
-    n_users, n_items = history.shape
-    k = min(k, n_items)
-    items = np.full((n_users, k), -1, np.int32)
-    scores = np.full((n_users, k), np.nan, scorer.dtype)
-    lengths = np.zeros(n_users, np.int32)
-    barred = None if candidates is None else send(np.flatnonzero(~candidates), scorer.device)
-    hidden = [part for part in (history if exclude_seen else None, exclude) if part is not None]
-    step = max(1, SCORES // (scorer.dtype.itemsize * max(n_items, 1)))
-    for low in range(0, n_users, step):
-        rows = slice(low, min(low + step, n_users))
-        batch = scorer.scores(history[rows])
-        for matrix in hidden:
-            batch[_cells(matrix[rows], scorer.device)] = -np.inf
-        if barred is not None:
-            batch[:, barred] = -np.inf
-        values, places = _best(batch, k)
-        found = values.cpu().numpy()
-        _refuse_nan(np.isnan(found[:, 0]), low)
-        listed = found > -np.inf
-        items[rows] = np.where(listed, places.cpu().numpy(), -1)
-        scores[rows] = np.where(listed, found, np.nan)
-        lengths[rows] = listed.sum(axis=1)
-    return items, scores, lengths
-
-
 class _Scorer:
     """Terms sent to the device once, and the scores of batches."""
 
-    def __init__(self, terms: Sequence[Any], n_items: int) -> None:
-        for term in terms:
-            if term.n_items != n_items:
-                raise DataError(f"the history has {n_items} items, the model has {term.n_items}")
-        self.torch = load_torch()
-        self.dtype = np.result_type(*(term.dtype for term in terms))
-        mine = [term for term in terms if isinstance(term, OnDevice)]
-        others = [term for term in terms if not isinstance(term, OnDevice)]
-        self.device = mine[0].matrix.values.device
-        self._mine: list[tuple[Tensor, ...]] = [
-            (term.matrix.values, None, self._send(term.source), self._send(term.target))
-            for term in mine
-        ]
-        self._host = [term for term in others if not _is_low_rank(term)]
-        for term in others:
-            if _is_low_rank(term):
-                parts = (term.left, term.right, term.source, term.target)
-                self._mine.append(tuple(self._send(part) for part in parts))
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.torch, self.dtype = load_torch(), sum_dtype(terms)
+        factors = [(term, term.factors()) for term in terms]
+        # a term that is on the device already comes first
+        here = sorted((f for _, f in factors if f is not None), key=lambda f: f[1] is not None)
+        self.device = here[0][0].device
+        self._here = [tuple(map(self._send, parts)) for parts in here]
+        self._host = [term for term, parts in factors if parts is None]
 
     def scores(self, history: Csr) -> Tensor:
         """Return the scores of all items for some histories."""
-        if not history.has_canonical_format:
-            history = history.copy()
-            history.sum_duplicates()
         total = self.sums(history.indptr, history.indices, history.data)
         if self._host:
-            from equipoise.ranking import ranker
-
-            total.add_(self._send(ranker.score(self._host, history)))
+            total.add_(self._send(score(self._host, history)))
         return total
 
     def sums(
@@ -157,8 +106,8 @@ class _Scorer:
         """Return the scores of the terms on the device."""
         starts, places = (send(part.astype(np.int64), self.device) for part in (indptr, indices))
         weights = self._send(values)
-        parts = []
-        for matrix, right, source, target in self._mine:
+        total = None
+        for matrix, right, source, target in self._here:
             # each score is summed item by item in the order of the history, as on the host
             part = self.torch.nn.functional.embedding_bag(
                 places,
@@ -168,22 +117,21 @@ class _Scorer:
                 per_sample_weights=(weights * source[places]).to(matrix.dtype),
                 include_last_offset=True,
             )
-            if right is not None:
-                part = part @ right
-            parts.append(part.mul_(target))
-        for part in parts[1:]:
-            parts[0].add_(part)
-        return parts[0]
+            part = (part if right is None else part @ right).mul_(target)
+            total = part if total is None else total.add_(part)
+        return total
 
-    def _send(self, array: npt.NDArray[Any]) -> Tensor:
+    def _send(self, array: Any) -> Tensor:
+        """Return an array on the device in the precision of the sums; tensors are there."""
+        if not isinstance(array, np.ndarray):
+            return array
         return send(array, self.device, getattr(self.torch, self.dtype.name))
 
 
 def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of each row, equal ones by position; NaN comes first."""
-    torch = load_torch()
     width = min(k + 1, scores.shape[1])
-    values, places = torch.topk(scores, width, dim=1)
+    values, places = load_torch().topk(scores, width, dim=1)
     if width > k:
         # `topk` takes any of several equal scores; those at the border are chosen anew
         tied = (values[:, k - 1] == values[:, k]) & (values[:, k] > -np.inf)
@@ -197,12 +145,6 @@ def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, places.gather(1, order)
 
 
-def _is_low_rank(term: Any) -> bool:
-    from equipoise.ranking.terms import LowRank
-
-    return isinstance(term, LowRank)
-
-
 def _lowest(scores: Tensor, border: Tensor, k: int) -> Tensor:
     """Return k positions: the scores above the border, and the first of those that equal it."""
     torch = load_torch()
@@ -210,17 +152,3 @@ def _lowest(scores: Tensor, border: Tensor, k: int) -> Tensor:
     missing = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= missing))
     return torch.nonzero(chosen)[:, 1].reshape(-1, k)
-
-
-def _cells(matrix: Csr, device: Any) -> tuple[Tensor, Tensor]:
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    return send(rows, device), send(matrix.indices.astype(np.int64), device)
-
-
-def _refuse_nan(wrong: npt.NDArray[np.bool_], first: int) -> None:
-    if wrong.any():
-        raise SolveError(
-            f"row {first + int(np.argmax(wrong))} of the histories has scores that are not "
-            "numbers; the model holds NaN or infinite values: fit it again with a larger l2 or "
-            "in float64"
-        )

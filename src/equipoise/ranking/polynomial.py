@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from equipoise import machine
 from equipoise.kernels import Floats, compiled
-from equipoise.ranking.terms import Adder, Rows
+from equipoise.ranking.terms import Adder, Rows, Term
 
 Array = npt.NDArray[Any]
 LANES = 32  # vectors multiplied at a time: two cache lines of each
 
 
 @dataclass(frozen=True, eq=False)
-class PolynomialTerm:
+class PolynomialTerm(Term):
     """Scores ``(x * source) @ (c_0 I + c_1 M + c_2 M^2 + ...) * target``.
 
     The powers are products of M with the history, one after the other: neither they nor M = A^T A

@@ -1,14 +1,12 @@
-"""The order in which top-k lists are computed: chunks of users, blocks of columns, tiles of users.
-
-Each thread takes a chunk of users and walks over blocks of columns. Within a block it takes as
-many users at a time as have their scores in the second-level cache, and offers the scores to the
-lists at once. So the rows of a block are read from memory once for all users of the chunk.
-
-Scores and top-k lists: one path for recommending, evaluating and serving.
+"""Scores and top-k lists: one path for recommending, evaluating and serving.
 
 A user's scores are summed from the rows of the history's items, block of columns by block of
 columns, and offered to the user's heap at once. Neither users x items nor the scoring matrix is
 ever formed, and the lists do not depend on threads, batches or the other users.
+
+Each thread takes a chunk of users through the blocks. Within a block it takes as many users at a
+time as have their scores in the second-level cache. So the rows of a block are read from memory
+once for all users of the chunk. A term on a device makes all lists there.
 """
 
 from __future__ import annotations
@@ -25,20 +23,12 @@ from equipoise.kernels import Floats, Offsets, Positions, mask_items
 from equipoise.machine import count, limited, run
 from equipoise.matrix import Csr, as_positions, segments
 from equipoise.ranking.kernels import select, sort_heaps
-from equipoise.ranking.terms import Adder, Constant, Rows, Sparse, Term
+from equipoise.ranking.terms import Adder, Rows, Term
 
 SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
-
-
 CHUNK = 4096  # users in a chunk, at most
-
-
 TILE = 1 << 19  # bytes of scores in a tile
-
-
 BLOCK = 2048  # columns: narrow enough for the cache, wide enough to stream
-
-
 SMALL = 4_000_000  # additions below which threads cost more than they give
 
 Mask = tuple[Offsets, Offsets, Positions]
@@ -88,142 +78,6 @@ class Ranked:
         return Ranked(self.items[users], self.scores[users], self.lengths[users])
 
 
-def sum_dtype(terms: Sequence[Term]) -> np.dtype[Any]:
-    """Return the precision of the summed scores."""
-    return np.result_type(*(term.dtype for term in terms))
-
-
-def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
-    """Return the sum of the constant terms, which every user's scores start from."""
-    base = np.zeros(n_items, sum_dtype(terms))
-    for term in terms:
-        if isinstance(term, Constant):
-            base += term.scores
-    return base
-
-
-def adders(
-    terms: Sequence[Term],
-    history: Csr,
-    users: npt.NDArray[np.int64],
-    known: npt.NDArray[np.int64] | None = None,
-) -> list[Adder]:
-    """Return the functions that add the other terms to a block of these users' scores.
-
-    `known` holds the positions of the training users that the rows of the history belong to.
-    """
-    starts, stops = history.indptr[users], history.indptr[users + 1]
-    places, offsets = segments(starts, stops - starts)
-    indices = history.indices[places].astype(np.int32, copy=False)
-    positions = None if known is None else known[users]
-    rows = Rows(offsets, indices, history.data[places], positions)
-    return [term.adder(rows) for term in terms if not isinstance(term, Constant)]
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """What the threads share: the terms, the histories and what may be listed.
-
-    Parameters
-    ----------
-    terms, history
-        Their product is the scores; the history is in canonical form.
-    hidden
-        Patterns, users x items, of what may not be listed, in canonical form.
-    allowed
-        Mask of the items that may be listed.
-    k
-        Length of the lists, at most the number of items.
-    known
-        Positions of the training users that the rows belong to, -1 for anybody else.
-    """
-
-    terms: Sequence[Term]
-    history: Csr
-    hidden: Sequence[Csr]
-    allowed: npt.NDArray[np.bool_]
-    k: int
-    known: npt.NDArray[np.int64] | None = None
-
-    @property
-    def width(self) -> int:
-        """Columns of a block; sparse rows are cheapest to walk over whole."""
-        whole = all(isinstance(term, (Sparse, Constant)) for term in self.terms)
-        n_items = len(self.allowed)
-        return max(n_items if whole else min(BLOCK, n_items), 1)
-
-    def chunks(self, threads: int) -> list[npt.NDArray[np.int64]]:
-        """Deal the users, longest history first, into equally heavy chunks."""
-        n_users, n_items = self.history.shape
-        held = sum(term.held for term in self.terms if not isinstance(term, Constant))
-        size = sum_dtype(self.terms).itemsize
-        most = SCRATCH // ((size + 4) * max(self.k, 1) + size * held)
-        most = min(max(most, 1), CHUNK)
-        if n_items * (self.history.nnz + n_users * (1 + held)) < SMALL:
-            threads = 1
-        rounds = -(-n_users // (most * threads))
-        count = min(rounds * threads, n_users)
-        order = np.argsort(-np.diff(self.history.indptr), kind="stable")
-        return [np.sort(order[start::count]) for start in range(count)]
-
-    def run(self, users: npt.NDArray[np.int64], ranked: Ranked) -> npt.NDArray[np.int64]:
-        """Fill in the lists of these users; return those who have a NaN among their scores."""
-        n_items, dtype, width = len(self.allowed), ranked.scores.dtype, self.width
-        base = constant_scores(self.terms, n_items)
-        barred = np.flatnonzero(~self.allowed).astype(np.int32)
-        lists = Ranked.empty(len(users), self.k, dtype)
-        bad = np.zeros(len(users), np.bool_)
-        step = max(1, TILE // (dtype.itemsize * width))
-        tiles = []
-        for at in range(0, len(users), step):
-            some = slice(at, at + step)
-            masks = self._masks(users[some], barred)
-            add = adders(self.terms, self.history, users[some], self.known)
-            tiles.append(_Tile(add, masks, lists.part(some), bad[some]))
-        room = np.empty(min(step, len(users)) * width, dtype)
-        for low in range(0, n_items, width):
-            part = base[low : low + width]
-            if self.allowed[low : low + width].any():
-                for tile in tiles:
-                    tile.offer(room, low, part)
-        sort_heaps(lists.items, lists.scores, lists.lengths)
-        ranked.put(users, lists)
-        return users[bad]
-
-    def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:
-        masks: list[Mask] = []
-        for csr in self.hidden:
-            starts, stops = csr.indptr[users], csr.indptr[users + 1]
-            masks.append((starts.astype(np.int64), stops.astype(np.int64), csr.indices))
-        if len(barred):
-            nothing = np.zeros(len(users), np.int64)
-            masks.append((nothing, nothing + len(barred), barred))
-        return masks
-
-
-@dataclass(frozen=True, eq=False)
-class _Tile:
-    adders: list[Adder]
-    masks: list[Mask]
-    lists: Ranked
-    bad: npt.NDArray[np.bool_]
-
-    def offer(self, room: Floats, low: int, base: Floats) -> None:
-        """Score the items from `low` on and offer them to the lists."""
-        shape = len(self.bad), len(base)
-        block = room[: shape[0] * shape[1]].reshape(shape)
-        block[:] = base
-        for add in self.adders:
-            add(block, low)
-        for starts, stops, indices in self.masks:
-            mask_items(block, low, starts, stops, indices)
-        lists = self.lists
-        select(block, low, lists.items, lists.scores, lists.lengths, self.bad)
-
-
-__all__ = ["Ranked", "score", "score_items", "top_k"]
-
-
 def top_k(
     terms: Sequence[Term],
     history: Csr,
@@ -255,7 +109,7 @@ def top_k(
     candidates
         Mask of the items that may be listed, for all users.
     users
-        Positions of the training users that the rows belong to, -1 for anybody else; for terms
+        Positions of the training users that the rows belong to, -1 for other users; for terms
         that know more of these than the history.
     threads
         Number of threads; all that are in force when left out.
@@ -268,7 +122,7 @@ def top_k(
     if k < 1:
         raise SettingError(f"k must be >= 1, got {k}")
     history = _checked(terms, history)
-    n_users, n_items = history.shape
+    n_items = history.shape[1]
     hidden = [history] if exclude_seen else []
     if exclude is not None:
         if exclude.shape != history.shape:
@@ -279,16 +133,10 @@ def top_k(
         found = f"{allowed.dtype} {allowed.shape}"
         raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
     job = Job(terms, history, hidden, allowed, min(k, n_items), users)
-    ranked = Ranked.empty(n_users, job.k, sum_dtype(terms))
     with limited(threads):
-        chunks = job.chunks(count())
-        bad = [np.empty(0, np.int64)] * len(chunks)
-
-        def rank_chunk(number: int) -> None:
-            bad[number] = job.run(chunks[number], ranked)
-
-        run(rank_chunk, len(chunks))
-    _refuse_nan(np.concatenate([*bad, np.empty(0, np.int64)]))
+        elsewhere = next((term.rank_job for term in terms if term.rank_job is not None), None)
+        ranked, bad = job.rank() if elsewhere is None else elsewhere(job)
+    _refuse_nan(bad)
     return ranked
 
 
@@ -351,6 +199,149 @@ def _dense_scores(
     for add in adders(terms, history, users, known):
         add(scores, 0)
     return scores
+
+
+def sum_dtype(terms: Sequence[Term]) -> np.dtype[Any]:
+    """Return the precision of the summed scores."""
+    return np.result_type(*(term.dtype for term in terms))
+
+
+def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
+    """Return the sum of the constant terms, which every user's scores start from."""
+    base = np.zeros(n_items, sum_dtype(terms))
+    for term in terms:
+        if term.constant is not None:
+            base += term.constant
+    return base
+
+
+def adders(
+    terms: Sequence[Term],
+    history: Csr,
+    users: npt.NDArray[np.int64],
+    known: npt.NDArray[np.int64] | None = None,
+) -> list[Adder]:
+    """Return the functions that add the other terms to a block of these users' scores.
+
+    `known` holds the positions of the training users that the rows of the history belong to.
+    """
+    starts, stops = history.indptr[users], history.indptr[users + 1]
+    places, offsets = segments(starts, stops - starts)
+    indices = history.indices[places].astype(np.int32, copy=False)
+    positions = None if known is None else known[users]
+    rows = Rows(offsets, indices, history.data[places], positions)
+    return [term.adder(rows) for term in terms if term.constant is None]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What the threads share: the terms, the histories and what may be listed.
+
+    Parameters
+    ----------
+    terms, history
+        Their product is the scores; the history is in canonical form.
+    hidden
+        Patterns, users x items, of what may not be listed, in canonical form.
+    allowed
+        Mask of the items that may be listed.
+    k
+        Length of the lists, at most the number of items.
+    known
+        Positions of the training users that the rows belong to, -1 for other users.
+    """
+
+    terms: Sequence[Term]
+    history: Csr
+    hidden: Sequence[Csr]
+    allowed: npt.NDArray[np.bool_]
+    k: int
+    known: npt.NDArray[np.int64] | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        whole = all(term.whole_rows for term in self.terms)
+        n_items = len(self.allowed)
+        return max(n_items if whole else min(BLOCK, n_items), 1)
+
+    def rank(self) -> tuple[Ranked, npt.NDArray[np.int64]]:
+        """Return the lists, and the rows that have a NaN among their scores."""
+        ranked = Ranked.empty(self.history.shape[0], self.k, sum_dtype(self.terms))
+        chunks = self.chunks(count())
+        bad = [np.empty(0, np.int64)] * (len(chunks) + 1)
+
+        def rank_chunk(number: int) -> None:
+            bad[number] = self.run(chunks[number], ranked)
+
+        run(rank_chunk, len(chunks))
+        return ranked, np.concatenate(bad)
+
+    def chunks(self, threads: int) -> list[npt.NDArray[np.int64]]:
+        """Deal the users, longest history first, into equally heavy chunks."""
+        n_users, n_items = self.history.shape
+        held = sum(term.held for term in self.terms)
+        size = sum_dtype(self.terms).itemsize
+        most = SCRATCH // ((size + 4) * max(self.k, 1) + size * held)
+        most = min(max(most, 1), CHUNK)
+        if n_items * (self.history.nnz + n_users * (1 + held)) < SMALL:
+            threads = 1
+        rounds = -(-n_users // (most * threads))
+        count = min(rounds * threads, n_users)
+        order = np.argsort(-np.diff(self.history.indptr), kind="stable")
+        return [np.sort(order[start::count]) for start in range(count)]
+
+    def run(self, users: npt.NDArray[np.int64], ranked: Ranked) -> npt.NDArray[np.int64]:
+        """Fill in the lists of these users; return those who have a NaN among their scores."""
+        n_items, dtype, width = len(self.allowed), ranked.scores.dtype, self.width
+        base = constant_scores(self.terms, n_items)
+        barred = np.flatnonzero(~self.allowed).astype(np.int32)
+        lists = Ranked.empty(len(users), self.k, dtype)
+        bad = np.zeros(len(users), np.bool_)
+        step = max(1, TILE // (dtype.itemsize * width))
+        tiles = []
+        for at in range(0, len(users), step):
+            some = slice(at, at + step)
+            add = adders(self.terms, self.history, users[some], self.known)
+            masks = self._masks(users[some], barred)
+            tiles.append((add, masks, lists.part(some), bad[some]))
+        room = np.empty(min(step, len(users)) * width, dtype)
+        for low in range(0, n_items, width):
+            if self.allowed[low : low + width].any():
+                for tile in tiles:
+                    _offer(room, low, base[low : low + width], *tile)
+        sort_heaps(lists.items, lists.scores, lists.lengths)
+        ranked.put(users, lists)
+        return users[bad]
+
+    def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:
+        masks: list[Mask] = []
+        for csr in self.hidden:
+            starts, stops = csr.indptr[users], csr.indptr[users + 1]
+            masks.append((starts.astype(np.int64), stops.astype(np.int64), csr.indices))
+        if len(barred):
+            nothing = np.zeros(len(users), np.int64)
+            masks.append((nothing, nothing + len(barred), barred))
+        return masks
+
+
+def _offer(
+    room: Floats,
+    low: int,
+    base: Floats,
+    adders: list[Adder],
+    masks: list[Mask],
+    lists: Ranked,
+    bad: npt.NDArray[np.bool_],
+) -> None:
+    """Score the items from `low` on for a tile of users, and offer them to the lists."""
+    block = room[: len(bad) * len(base)].reshape(len(bad), len(base))
+    block[:] = base
+    for add in adders:
+        add(block, low)
+    for starts, stops, indices in masks:
+        mask_items(block, low, starts, stops, indices)
+    select(block, low, lists.items, lists.scores, lists.lengths, bad)
 
 
 def _checked(terms: Sequence[Term], history: Csr) -> Csr:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ Adder = Callable[[Floats, int], None]
 class Rows:
     """Histories as the kernels want them: CSR with sorted positions.
 
-    `users` holds the positions of the training users they belong to, -1 for anybody else; None
+    `users` holds the positions of the training users they belong to, -1 for other users; None
     where no row belongs to one.
     """
 
@@ -37,31 +38,64 @@ class Rows:
         return np.asarray(self.values.astype(dtype, copy=False) * scale)
 
 
-class Additive(Protocol):
-    """Any term but a constant; a model may bring its own kind.
+class Term(ABC):
+    """A summand of the scoring matrix; a model may bring its own kind."""
 
-    The function that `adder` returns must give a user's scores the same bits whoever else is
-    among the rows.
-    """
+    constant: npt.NDArray[Any] | None = None  # scores that no history changes; added first
+    whole_rows = False  # whether all items at once are cheaper than blocks of them
+    rank_job: Callable[[Any], Any] | None = None  # makes all lists, where a term is on a device
 
     @property
+    @abstractmethod
     def n_items(self) -> int:
         """Number of items."""
 
     @property
+    @abstractmethod
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
 
     @property
     def held(self) -> int:
         """How many numbers an adder keeps for each user; limits the users of a batch."""
+        return 0
 
+    @abstractmethod
     def adder(self, rows: Rows) -> Adder:
-        """Return a function that adds this term's scores to ascending blocks of columns."""
+        """Return a function that adds this term's scores to ascending blocks of columns.
+
+        A user's scores must have the same bits whoever else is among the rows.
+        """
+
+    def factors(self) -> tuple[Any, Any, Any, Any] | None:
+        """Return left, right, source and target of ``(x * source) @ left @ right * target``.
+
+        A device that another term is on computes with these; None where the host has to score.
+        """
+        return None
+
+
+class ScaledTerm(Term):
+    """Base of the terms with a factor for each item of the history and each item scored."""
+
+    source: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return len(self.target)
+
+    def _check_scales(self) -> None:
+        source, target = self.source.shape, self.target.shape
+        if source != target or len(target) != 1:
+            raise DataError(
+                f"source and target need one value per item, got {source} and {target}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(ScaledTerm):
     """Scores ``(x * source) @ matrix * target``.
 
     Parameters
@@ -80,40 +114,28 @@ class Dense:
     zero_diagonal: bool = True
 
     def __post_init__(self) -> None:
-        _check_floats(self.matrix, "the matrix of a dense term")
-        _check_shape(self.matrix, (self.n_items, self.n_items), "the matrix of a dense term")
-        _check_scales(self.source, self.target)
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
+        _check_floats(self.matrix, "the matrix of a dense term", (self.n_items, self.n_items))
+        self._check_scales()
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
         return self.matrix.dtype
 
-    @property
-    def held(self) -> int:
-        """Nothing."""
-        return 0
-
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         matrix, weights = _plain(self.matrix), rows.weights(self.source, self.dtype)
+        history = rows.indptr, rows.indices, weights
         target = _plain(self.target, self.dtype)
 
         def add(scores: Floats, low: int) -> None:
-            add_rows(
-                scores, low, matrix, rows.indptr, rows.indices, weights, target, self.zero_diagonal
-            )
+            add_rows(scores, low, matrix, *history, target, self.zero_diagonal)
 
         return add
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
+class Sparse(ScaledTerm):
     """Like `Dense`, with the matrix as CSR rows whose columns are sorted and unique."""
 
     data: npt.NDArray[Any]
@@ -123,6 +145,8 @@ class Sparse:
     target: npt.NDArray[Any]
     zero_diagonal: bool = True
 
+    whole_rows = True
+
     def __post_init__(self) -> None:
         _check_floats(self.data, "the data of a sparse term")
         _check_shape(self.indices, self.data.shape, "the indices of a sparse term")
@@ -130,51 +154,29 @@ class Sparse:
         ends = int(self.indptr[0]), int(self.indptr[-1])
         if ends != (0, len(self.data)) or (np.diff(self.indptr) < 0).any():
             raise DataError(f"the indptr of a sparse term must ascend from 0 to {len(self.data)}")
-        _check_scales(self.source, self.target)
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
+        self._check_scales()
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
         return self.data.dtype
 
-    @property
-    def held(self) -> int:
-        """Nothing."""
-        return 0
-
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to ascending blocks of columns."""
-        weights = rows.weights(self.source, self.dtype)
-        data, columns = _plain(self.data), _plain(self.indices)
-        target = _plain(self.target, self.dtype)
         cursor = self.indptr[rows.indices].astype(np.int64)
         ends = self.indptr[rows.indices + 1].astype(np.int64)
+        matrix = _plain(self.data), _plain(self.indices), cursor, ends
+        history = rows.indptr, rows.indices, rows.weights(self.source, self.dtype)
+        target = _plain(self.target, self.dtype)
 
         def add(scores: Floats, low: int) -> None:
-            add_sparse_rows(
-                scores,
-                low,
-                data,
-                columns,
-                cursor,
-                ends,
-                rows.indptr,
-                rows.indices,
-                weights,
-                target,
-                self.zero_diagonal,
-            )
+            add_sparse_rows(scores, low, *matrix, *history, target, self.zero_diagonal)
 
         return add
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class LowRank(ScaledTerm):
     """Scores ``(x * source) @ left @ right * target``; left is n x q, right is q x n.
 
     Both products are summed in a fixed order, not by BLAS, whose rounding depends on the number of
@@ -188,21 +190,12 @@ class LowRank:
 
     def __post_init__(self) -> None:
         rank = self.left.shape[-1]
-        for name, array, shape in (
-            ("left", self.left, (self.n_items, rank)),
-            ("right", self.right, (rank, self.n_items)),
-        ):
-            _check_floats(array, f"the {name} factor of a low-rank term")
-            _check_shape(array, shape, f"the {name} factor of a low-rank term")
+        _check_floats(self.left, "the left factor of a low-rank term", (self.n_items, rank))
+        _check_floats(self.right, "the right factor of a low-rank term", (rank, self.n_items))
         if self.left.dtype != self.right.dtype:
             found = f"{self.left.dtype} and {self.right.dtype}"
             raise DataError(f"the factors of a low-rank term must have one dtype, got {found}")
-        _check_scales(self.source, self.target)
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(self.target)
+        self._check_scales()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -214,16 +207,19 @@ class LowRank:
         """The product of the history and the left factor."""
         return int(self.left.shape[1])
 
+    def factors(self) -> tuple[Any, Any, Any, Any]:
+        """Return the arrays of the product."""
+        return self.left, self.right, self.source, self.target
+
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         return self.product(self.hidden(rows))
 
     def hidden(self, rows: Rows) -> Floats:
         """Return ``(x * source) @ left``, a row per history."""
-        rank = self.left.shape[1]
         weights = rows.weights(self.source, self.dtype)
-        hidden = np.zeros((len(rows), rank), self.dtype)
-        ones = _plain(np.ones(rank, self.dtype))
+        hidden = np.zeros((len(rows), self.held), self.dtype)
+        ones = _plain(np.ones(self.held, self.dtype))
         add_rows(hidden, 0, _plain(self.left), rows.indptr, rows.indices, weights, ones, False)
         return hidden
 
@@ -239,13 +235,16 @@ class LowRank:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class Constant(Term):
     """A score per item that does not depend on the history, such as popularity."""
 
     scores: npt.NDArray[Any]
 
+    whole_rows = True
+
     def __post_init__(self) -> None:
         _check_floats(self.scores, "the scores of a constant term")
+        object.__setattr__(self, "constant", self.scores)
 
     @property
     def n_items(self) -> int:
@@ -257,8 +256,13 @@ class Constant:
         """Precision of the sums."""
         return self.scores.dtype
 
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds the scores to a block of columns."""
 
-Term = Constant | Additive
+        def add(scores: Floats, low: int) -> None:
+            scores += self.scores[low : low + scores.shape[1]]
+
+        return add
 
 
 def _plain(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
@@ -268,20 +272,17 @@ def _plain(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> npt.N
     return view
 
 
-def _check_floats(array: npt.NDArray[Any], what: str) -> None:
+def _check_floats(
+    array: npt.NDArray[Any], what: str, shape: tuple[int, ...] | None = None
+) -> None:
     if array.dtype not in (np.float32, np.float64):
         raise DataError(f"{what} must be float32 or float64, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise DataError(f"{what} must be C-contiguous; pass the transpose if it is symmetric")
+    if shape is not None:
+        _check_shape(array, shape, what)
 
 
 def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> None:
     if array.shape != shape:
         raise DataError(f"{what} must have shape {shape}, got {array.shape}")
-
-
-def _check_scales(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    if source.shape != target.shape or target.ndim != 1:
-        raise DataError(
-            f"source and target need one value per item, got {source.shape} and {target.shape}"
-        )

@@ -1,165 +1,200 @@
-"""The inverse of a positive definite matrix by blocks, in place, for a card or for a disk.
+"""The inverse of a positive definite matrix by blocks, in place.
 
-A = L L^T, then L^-1, then A^-1 = L^-T L^-1: each step splits the triangle in two, so nearly all
-work is products of large rectangles, no zero is multiplied and nothing but the lower triangle is
-computed: n^3 operations in all. What holds the matrix (`Blocks`) decides what a product is: a call
-on views in a card's memory, or a loop over tiles read from files.
+A = L L^T, then L^-1, then A^-1 = L^-T L^-1. Each of the three splits the triangle in two, so
+nearly all work is products of large rectangles, no zero is multiplied and nothing but the lower
+triangle is computed: n^3 operations in all. `steps` says what to do. `Blocks` does it on views of
+one array; the GPU engine gives it tensors, and the tiled engine does it on tiles in files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import get_lapack_funcs
+
+from equipoise.errors import SolveError
 
 Span = tuple[int, int]
 
 
-class Blocks(Protocol):
-    """The lower triangle of a matrix A that is worked on block by block.
+class Step(NamedTuple):
+    """One step on C = A[rows, columns]; all spans begin at multiples of the block.
 
-    Spans are ranges of rows or columns; they begin at multiples of `block`. `at` is the span of
-    one diagonal block T, the other spans may cover many blocks and never overlap with it.
+    With the diagonal block T = A[inner, inner], which no other span overlaps:
+
+    - factor: T becomes its Cholesky factor; invert: T^-1; square: T^T T
+    - solve: C becomes C T^-T; left: -T C; left_transposed: T^T C; right: C T
+
+    With the blocks between, of which only the lower triangle is needed:
+
+    - add, subtract: C +- A[rows, inner] A[inner, columns]
+    - subtract_outer: C - A[rows, inner] A[columns, inner]^T
+    - add_inner: C + A[inner, rows]^T A[inner, columns]
+    """
+
+    kind: str
+    rows: Span
+    columns: Span
+    inner: Span
+
+
+def steps(size: int, block: int, strip: int) -> Iterator[Step]:
+    """Yield what turns the lower triangle of A into that of its inverse.
 
     Parameters
     ----------
     size
-        Number of rows.
+        Rows of A.
     block
         Rows of a diagonal block.
     strip
         Columns of a symmetric product formed at a time; a multiple of `block`.
     """
-
-    size: int
-    block: int
-    strip: int
-
-    def factor(self, at: Span) -> None:
-        """Replace T by its Cholesky factor."""
-
-    def invert(self, at: Span) -> None:
-        """Replace the factor T by its inverse."""
-
-    def square(self, at: Span) -> None:
-        """Replace the lower triangle T by the one of T^T T."""
-
-    def solve(self, rows: Span, at: Span) -> None:
-        """A[rows, at] becomes A[rows, at] T^-T; T is a factor."""
-
-    def left(self, at: Span, columns: Span) -> None:
-        """A[at, columns] becomes -T A[at, columns]."""
-
-    def right(self, rows: Span, at: Span) -> None:
-        """A[rows, at] becomes A[rows, at] T."""
-
-    def left_transposed(self, at: Span, columns: Span) -> None:
-        """A[at, columns] becomes T^T A[at, columns]."""
-
-    def add(self, rows: Span, columns: Span, inner: Span, *, sign: int) -> None:
-        """A[rows, columns] += sign A[rows, inner] A[inner, columns]."""
-
-    def subtract_outer(self, rows: Span, columns: Span, inner: Span) -> None:
-        """A[rows, columns] -= A[rows, inner] A[columns, inner]^T; only its lower triangle."""
-
-    def add_inner(self, rows: Span, columns: Span, inner: Span) -> None:
-        """A[rows, columns] += A[inner, rows]^T A[inner, columns]; only its lower triangle."""
+    whole = (0, size)
+    yield from cholesky(whole, block, strip)
+    yield from triangular_inverse(whole, block)
+    yield from square(whole, block, strip)
 
 
-def invert(A: Blocks) -> None:
-    """Replace the lower triangle of A by the one of its inverse."""
-    everything = (0, A.size)
-    cholesky(A, everything)
-    triangular_inverse(A, everything)
-    square(A, everything)
-
-
-def cholesky(A: Blocks, span: Span) -> None:
-    """Replace the triangle of A by that of L, A = L L^T."""
-    parts = halves(span, A.block)
+def cholesky(span: Span, block: int, strip: int) -> Iterator[Step]:
+    """Yield what replaces the triangle of A by that of L, A = L L^T."""
+    parts = halves(span, block)
     if parts is None:
-        A.factor(span)
+        yield Step("factor", span, span, span)
         return
     first, second = parts
-    cholesky(A, first)
-    _solve(A, second, first)
-    for strip in strips(second, A.strip):
-        A.subtract_outer((strip[0], second[1]), strip, first)
-    cholesky(A, second)
+    yield from cholesky(first, block, strip)
+    yield from _triangular("solve", first, second, block)
+    for columns in strips(second, strip):
+        yield Step("subtract_outer", (columns[0], second[1]), columns, first)
+    yield from cholesky(second, block, strip)
 
 
-def triangular_inverse(A: Blocks, span: Span) -> None:
-    """Replace L by its inverse: the corner of two halves becomes -L22^-1 L21 L11^-1."""
-    parts = halves(span, A.block)
+def triangular_inverse(span: Span, block: int) -> Iterator[Step]:
+    """Yield what replaces L by L^-1: the corner of two halves becomes -L22^-1 L21 L11^-1."""
+    parts = halves(span, block)
     if parts is None:
-        A.invert(span)
+        yield Step("invert", span, span, span)
         return
     first, second = parts
-    triangular_inverse(A, first)
-    triangular_inverse(A, second)
-    _left(A, second, first)
-    _right(A, second, first)
+    yield from triangular_inverse(first, block)
+    yield from triangular_inverse(second, block)
+    yield from _triangular("left", second, first, block)
+    yield from _triangular("right", first, second, block)
 
 
-def square(A: Blocks, span: Span) -> None:
-    """Replace the triangle of L by that of L^T L."""
-    parts = halves(span, A.block)
+def square(span: Span, block: int, strip: int) -> Iterator[Step]:
+    """Yield what replaces the triangle of L by that of L^T L."""
+    parts = halves(span, block)
     if parts is None:
-        A.square(span)
+        yield Step("square", span, span, span)
         return
     first, second = parts
-    square(A, first)
-    for strip in strips(first, A.strip):
-        A.add_inner((strip[0], first[1]), strip, second)
-    _left_transposed(A, second, first)
-    square(A, second)
+    yield from square(first, block, strip)
+    for columns in strips(first, strip):
+        yield Step("add_inner", (columns[0], first[1]), columns, second)
+    yield from _triangular("left_transposed", second, first, block)
+    yield from square(second, block, strip)
 
 
-def _solve(A: Blocks, rows: Span, triangle: Span) -> None:
-    """A[rows, triangle] becomes A[rows, triangle] L^-T."""
-    parts = halves(triangle, A.block)
+def _triangular(kind: str, triangle: Span, other: Span, block: int) -> Iterator[Step]:
+    """Yield a step with all of a triangle, where `other` are the rows or columns beside it."""
+    on_the_left = kind.startswith("left")
+    parts = halves(triangle, block)
     if parts is None:
-        A.solve(rows, triangle)
+        rows, columns = (triangle, other) if on_the_left else (other, triangle)
+        yield Step(kind, rows, columns, triangle)
         return
     first, second = parts
-    _solve(A, rows, first)
-    A.subtract_outer(rows, second, first)
-    _solve(A, rows, second)
+    # the half that is changed by the other one, which has to be as it was before (left, right,
+    # left_transposed) or done already (solve)
+    changed, inner = (second, first) if kind in ("solve", "left") else (first, second)
+    rows, columns = (changed, other) if on_the_left else (other, changed)
+    product = {"solve": "subtract_outer", "left": "subtract", "right": "add"}
+    begin, end = (second, first) if kind == "left" else (first, second)
+    yield from _triangular(kind, begin, other, block)
+    yield Step(product.get(kind, "add_inner"), rows, columns, inner)
+    yield from _triangular(kind, end, other, block)
 
 
-def _left(A: Blocks, triangle: Span, columns: Span) -> None:
-    """A[triangle, columns] becomes -L A[triangle, columns]; below first, what is above is read."""
-    parts = halves(triangle, A.block)
-    if parts is None:
-        A.left(triangle, columns)
-        return
-    first, second = parts
-    _left(A, second, columns)
-    A.add(second, columns, first, sign=-1)
-    _left(A, first, columns)
+class Blocks:
+    """Does the steps on views of an array, with numpy's matrix product.
+
+    Parameters
+    ----------
+    A
+        The lower triangle is the matrix; C-ordered.
+    block, strip
+        As for `steps`.
+    height
+        Rows of a product that are held beside the matrix; None forms it at once.
+    """
+
+    def __init__(self, A: Any, block: int, strip: int, height: int | None = None) -> None:
+        self.A, self.block, self.strip, self.height = A, block, strip, height or len(A)
+        self._inverses: dict[int, Any] = {}  # of the factors: products are faster than solves
+
+    def invert(self) -> None:
+        """Replace the lower triangle by that of the inverse."""
+        for step in steps(len(self.A), self.block, self.strip):
+            self.do(step)
+
+    def do(self, step: Step) -> None:
+        """Do one step."""
+        kind, rows, columns, inner = step
+        if kind in ("factor", "invert", "square"):
+            T = self._view(inner, inner)
+            if kind == "factor":
+                self._inverses[inner[0]] = self.inverse_factor(T, inner[0])
+            else:
+                T[...] = self._inverses.pop(inner[0]) if kind == "invert" else T.T @ T
+        elif kind in ("left", "left_transposed"):
+            T = self._view(inner, inner)
+            left = -T if kind == "left" else T.T
+            for some in strips(columns, self.height):
+                C = self._view(rows, some)
+                C[...] = left @ C
+        elif kind in ("solve", "right"):
+            solve = kind == "solve"
+            right = self._inverses[inner[0]].T if solve else self._view(inner, inner)
+            for some in strips(rows, self.height):
+                C = self._view(some, columns)
+                C[...] = C @ right
+        else:
+            outer, sign = kind == "subtract_outer", -1 if kind.startswith("subtract") else 1
+            right = self._view(columns, inner).T if outer else self._view(inner, columns)
+            for some in strips(rows, self.height):
+                inside = kind == "add_inner"
+                left = self._view(inner, some).T if inside else self._view(some, inner)
+                self.add_product(self._view(some, columns), left, right, sign)
+
+    def inverse_factor(self, T: Any, first: int) -> Any:
+        """Return L^-1 of T = L L^T; `first` is the item of its first row."""
+        potrf, trtri = lapack("potrf", "trtri", of=T)
+        # the upper triangle as LAPACK sees it: see `dense` for what is wrong with the lower one
+        U, info = potrf(np.array(T, order="C").T, lower=0, overwrite_a=1)
+        if info > 0:
+            raise indefinite(first + info - 1)
+        return trtri(U, lower=0, overwrite_c=1)[0].T
+
+    def add_product(self, C: Any, left: Any, right: Any, sign: int) -> None:
+        """Add sign * left @ right to C."""
+        (np.add if sign > 0 else np.subtract)(C, left @ right, out=C)
+
+    def _view(self, rows: Span, columns: Span) -> Any:
+        return self.A[rows[0] : rows[1], columns[0] : columns[1]]
 
 
-def _right(A: Blocks, rows: Span, triangle: Span) -> None:
-    """A[rows, triangle] becomes A[rows, triangle] L."""
-    parts = halves(triangle, A.block)
-    if parts is None:
-        A.right(rows, triangle)
-        return
-    first, second = parts
-    _right(A, rows, first)
-    A.add(rows, first, second, sign=1)
-    _right(A, rows, second)
+def lapack(*names: str, of: Any) -> Any:
+    """Return LAPACK's routines for the dtype of an array."""
+    return get_lapack_funcs(names, (of,))
 
 
-def _left_transposed(A: Blocks, triangle: Span, columns: Span) -> None:
-    """A[triangle, columns] becomes L^T A[triangle, columns]."""
-    parts = halves(triangle, A.block)
-    if parts is None:
-        A.left_transposed(triangle, columns)
-        return
-    first, second = parts
-    _left_transposed(A, first, columns)
-    A.add_inner(first, columns, second)
-    _left_transposed(A, second, columns)
+def indefinite(item: int) -> SolveError:
+    """Return the error for a matrix that has no Cholesky factor from this item on."""
+    return SolveError(f"the matrix is not positive definite (at item {item}); raise l2 or dropout")
 
 
 def halves(span: Span, block: int) -> tuple[Span, Span] | None:

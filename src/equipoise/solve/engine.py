@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,14 +20,14 @@ from equipoise.machine import free_memory, gigabytes
 from equipoise.solve import dense, gpu, tiled, torch_backend
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.plan import Size, plan
-from equipoise.solve.tiled import Report
+from equipoise.solve.tiled import SolveProgress
 
 logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float64]
 
 
-class Options(TypedDict, total=False):
+class SolveOptions(TypedDict, total=False):
     """How to solve; `LinearAutoencoder.fit` says what each option does."""
 
     engine: str
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
     scratch: str | os.PathLike[str] | None
     refine: bool
     tf32: bool
-    progress: Report | None
+    progress: Callable[[SolveProgress], None] | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Solver:
         scratch: str | os.PathLike[str] | None = None,
         refine: bool = False,
         tf32: bool = False,
-        progress: Report | None = None,
+        progress: Callable[[SolveProgress], None] | None = None,
         lowpass_rank: int = 0,
         keep_gram: bool = True,
     ) -> None:
@@ -116,8 +117,9 @@ class Solver:
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
         self.keeps_gram = keep_gram and room and self.engine != "tiled"
         self._repeats = keep_gram
-        self._gram: Any = None  # of the last user weights, and its numbers where they are kept
-        self._numbers: Any = None
+        self._gram: Any = None  # of the last user weights
+        self._numbers: Any = None  # of the Gram matrix, where they are kept
+        self._kept = False
         self._P: Any = None  # the matrix, or the folder of its tiles
 
     @property
@@ -131,26 +133,24 @@ class Solver:
             return self._tiled(user_weights, penalty)
         same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
         if not same:
-            self._gram = None  # before the next one takes its memory
-            self._gram = self._prepared(user_weights)
+            self._gram, self._kept = None, False  # before the next one takes its memory
+            X = self.train.matrix
+            if self.engine == "gpu":
+                self._gram = gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
+            else:
+                self._gram = dense.Gram(X, user_weights, self.dtype)
         if self._P is None:
             self._P = self._gram.empty()
-        if same and self._numbers is not None:
+        if self._kept:
             self._P[...] = self._numbers
         else:
             self._gram.fill(self._P)
             if self.keeps_gram:
-                if self._numbers is None:
-                    self._numbers = self._gram.empty()
+                self._numbers = self._gram.empty() if self._numbers is None else self._numbers
                 self._numbers[...] = self._P
+                self._kept = True
         P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
         return Solved(P, P.diagonal().astype(np.float64), residual)
-
-    def _prepared(self, user_weights: Vector) -> Any:
-        X = self.train.matrix
-        if self.engine == "gpu":
-            return gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
-        return dense.Gram(X, user_weights, self.dtype)
 
     def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)
@@ -170,7 +170,6 @@ class Solver:
             scratch=scratch,
             problem=problem,
             progress=self._progress,
-            limit=dense.TOLERANCE[self.dtype],
         )
         return Solved(mapped, diagonal.astype(np.float64), residual)
 
@@ -190,11 +189,13 @@ def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
         )
 
 
-def move(matrix: Any, device: str) -> Any:
+def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
     """Return the matrix in the memory of the machine ("cpu") or of a card."""
     if isinstance(matrix, DeviceMatrix):
+        if device == matrix.device != "cpu":
+            return matrix
         if device != "cpu":
-            return matrix if device == matrix.device else move(move(matrix, "cpu"), device)
+            return move(move(matrix, "cpu"), device, zero_diagonal=matrix.zero_diagonal)
         needed = len(matrix) ** 2 * matrix.dtype.itemsize
         if needed > free_memory():
             raise TooBigError(
@@ -204,13 +205,13 @@ def move(matrix: Any, device: str) -> Any:
         return matrix.toarray()
     if device == "cpu":
         return matrix
-    return DeviceMatrix.from_host(matrix, torch_backend.find_device(device))
+    where = torch_backend.find_device(device)
+    return DeviceMatrix.from_host(matrix, where, zero_diagonal=zero_diagonal)
 
 
 def require_host(matrix: Any) -> None:
     """Refuse a matrix that is on a card, and say how to move it."""
-    if isinstance(matrix, DeviceMatrix):
-        np.asarray(matrix)
+    np.asarray(matrix)  # a `DeviceMatrix` refuses this
 
 
 def _problem(data: Interactions, user_weights: Vector, penalty: Vector) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""What lives on the device: interactions, sparse, and a symmetric matrix, dense.
-
-The GPU engine: Gram matrix, inverse and residual on the device.
+"""The GPU engine: Gram matrix, inverse and residual on the device.
 
 The card holds one n x n array. Nothing of that size goes through the host, neither on the way in
 (the interactions are sent sparse) nor on the way out (the inverse stays where it is).
@@ -8,7 +6,6 @@ The card holds one n x n array. Nothing of that size goes through the host, neit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import SettingError, SolveError, TooBigError
-from equipoise.solve import blocked, dense
-from equipoise.solve.blocked import Span, strips
-from equipoise.solve.dense import TOLERANCE
+from equipoise.errors import SettingError, TooBigError
+from equipoise.solve import dense
+from equipoise.solve.blocked import Blocks, Step, indefinite, strips
 from equipoise.solve.torch_backend import (
     Tensor,
     find_device,
@@ -28,53 +24,48 @@ from equipoise.solve.torch_backend import (
     send,
     sparse_rows,
 )
-from equipoise.solve.torch_backend import device_name as device_name
 
 if TYPE_CHECKING:
     from equipoise.matrix import Csr
-
-logger = logging.getLogger(__name__)
 
 BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
 STRIP = 1024
 REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
-
-
 GRAM_SHARE = 0.03  # of the matrix: room for a strip of the Gram matrix
-
-
 COPY_ROWS = 512
 
 Vector = npt.NDArray[np.float64]
 
 
 class DeviceMatrix:
-    """A symmetric n x n matrix on a device; its diagonal is kept apart.
-
-    Ranking adds up rows in which an item must not count for itself, so the diagonal of `values`
-    is zero.
+    """An n x n matrix on a device; its diagonal is kept apart.
 
     Parameters
     ----------
     values
         The tensor; taken over, not copied.
+    zero_diagonal
+        Whether the diagonal of `values` becomes zero: ranking adds up its rows, and an item of
+        the history may have to add nothing to its own score.
     """
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    def __init__(self, values: Tensor, *, zero_diagonal: bool = True) -> None:
+        self.values, self.zero_diagonal = values, zero_diagonal
         self._diagonal = values.diagonal().clone()
-        values.diagonal().zero_()
+        if zero_diagonal:
+            values.diagonal().zero_()
 
     @classmethod
-    def from_host(cls, matrix: npt.NDArray[Any], device: Any) -> DeviceMatrix:
+    def from_host(
+        cls, matrix: npt.NDArray[Any], device: Any, *, zero_diagonal: bool = True
+    ) -> DeviceMatrix:
         """Copy a matrix to the device, some rows at a time."""
-        torch = load_torch()
-        dtype = getattr(torch, matrix.dtype.name)
+        dtype = getattr(load_torch(), matrix.dtype.name)
         values = empty_square(len(matrix), dtype, device)
         for low, high in strips((0, len(matrix)), COPY_ROWS):
             values[low:high] = send(matrix[low:high], device)
-        return cls(values)
+        return cls(values, zero_diagonal=zero_diagonal)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -97,6 +88,11 @@ class DeviceMatrix:
     def diagonal(self) -> npt.NDArray[Any]:
         """Return the diagonal, on the host."""
         return np.asarray(self._diagonal.cpu().numpy())
+
+    def release(self) -> Tensor:
+        """Return the tensor with its diagonal; this object is of no more use."""
+        self.values.diagonal().copy_(self._diagonal)
+        return self.values
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows in order, some at a time, on the host."""
@@ -127,12 +123,8 @@ class Gram(dense.Gram):
 
     Parameters
     ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W.
-    dtype
-        "float32" or "float64", of the matrices.
+    X, user_weights, dtype
+        As for `dense.Gram`.
     device
         "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
     tf32
@@ -157,8 +149,8 @@ class Gram(dense.Gram):
         columns: Any = X.tocsc()
         self._starts = columns.indptr.astype(np.int64)
         with self._working():
-            self._items = self._sent(columns)
-            self._users = self._sent(X)
+            self._items = _sent(columns, self.device)
+            self._users = _sent(X, self.device)
             self._weights = send(user_weights, self.device)
 
     def empty(self) -> Tensor:
@@ -167,31 +159,59 @@ class Gram(dense.Gram):
             return empty_square(self.X.shape[1], self._type, self.device)
 
     def fill(self, out: Tensor) -> None:
-        """Write the lower triangle of G into a matrix."""
+        """Write the lower triangle of G into a matrix, strip by strip."""
+        n_users, n_items = self.X.shape
+        indptr, users, values = self._items
         with self._working():
-            self._fill(out)
+            weighted = (values * self._weights[users]).to(self._type)
+            values = values.to(self._type)
+            for low, high in strips((0, n_items), gram_width(n_users, n_items)):
+                begin, end = int(self._starts[low]), int(self._starts[high])
+                full = self.torch.zeros((n_users, high - low), dtype=self._type, device=out.device)
+                column = self.torch.arange(high - low, device=out.device)
+                column = column.repeat_interleave(indptr[low : high + 1].diff())
+                full[users[begin:end], column] = values[begin:end]
+                below = indptr[low:] - begin, users[begin:], weighted[begin:]
+                out[low:, low:high] = sparse_rows(*below, (n_items - low, n_users)) @ full
 
     def invert(
         self, P: Tensor, penalty: Vector, *, refine: bool = False
     ) -> tuple[DeviceMatrix, float]:
-        """Replace G by P = (G + diag(penalty))^-1; return P and its residual.
+        """Replace G by P = A^-1; return P and its residual.
 
-        With `refine`, one Newton step follows, at about the cost of the solve.
+        With `refine` a Newton step follows, at about the cost of the solve.
         """
         with self._working():
             P.diagonal().add_(send(penalty, self.device, P.dtype))
             invert_in_place(P, self.block)
             if refine:
-                _newton_step(P, self, penalty)
+                self.newton_step(P, penalty)
             residual = self.residual(P, penalty)
-        limit = TOLERANCE[self.dtype]
-        if not residual <= limit:
-            raise SolveError(
-                f"the solve is not accurate (residual {residual:.1e}, limit {limit:.0e}); "
-                f"raise l2 or dropout, or fit with {'tf32=False' if self.tf32 else 'refine=True'}"
-            )
-        logger.info("residual of the solve: %.1e", residual)
-        return DeviceMatrix(P), residual
+        remedy = f"fit with {'tf32=False' if self.tf32 else 'refine=True'}"
+        return DeviceMatrix(P), dense.accepted(residual, self.dtype, remedy)
+
+    def residual(self, P: Tensor, penalty: Vector) -> float:
+        """Relative size of (A P - I) V for four random vectors."""
+        V = send(dense.probes(len(P), self.dtype), self.device)
+        error = self._times_system(P @ V, penalty) - V
+        return float(error.norm() / V.norm())
+
+    def newton_step(self, P: Tensor, penalty: Vector) -> None:
+        """Improve P in place by P + P (I - A P), a block of columns at a time."""
+        for low, high in strips((0, len(P)), REFINE_COLUMNS):
+            part = P[:, low:high].double()
+            error = -self._times_system(part, penalty)
+            error[low:high].diagonal().add_(1)
+            P[:, low:high] = part + P @ error.to(P.dtype)
+        symmetrize(P)
+
+    def _times_system(self, right: Tensor, penalty: Vector) -> Tensor:
+        """Return A @ right in float64, without the Gram matrix."""
+        n_users, n_items = self.X.shape
+        middle = sparse_rows(*self._users, (n_users, n_items)) @ right.double()
+        weighted = self._weights[:, None] * middle
+        product = sparse_rows(*self._items, (n_items, n_users)) @ weighted
+        return product + send(penalty, self.device)[:, None] * right
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -206,57 +226,53 @@ class Gram(dense.Gram):
                 "data.filter(min_item=...)"
             ) from error
 
-    def _fill(self, G: Tensor) -> None:
-        n_users, n_items = self.X.shape
-        indptr, users, values = self._items
-        weighted = (values * self._weights[users]).to(self._type)
-        values = values.to(self._type)
-        for low, high in strips((0, n_items), gram_width(n_users, n_items)):
-            begin, end = int(self._starts[low]), int(self._starts[high])
-            full = self.torch.zeros((n_users, high - low), dtype=self._type, device=self.device)
-            column = self.torch.arange(high - low, device=self.device)
-            column = column.repeat_interleave(indptr[low : high + 1].diff())
-            full[users[begin:end], column] = values[begin:end]
-            below = self._csr(indptr[low:] - begin, users[begin:], weighted[begin:], n_users)
-            G[low:, low:high] = below @ full
 
-    def times(self, right: Tensor) -> Tensor:
-        """Return X^T W X @ right in float64, without the Gram matrix."""
-        n_users, n_items = self.X.shape
-        middle = self._csr(*self._users, n_items) @ right.double()
-        return self._csr(*self._items, n_users) @ (self._weights[:, None] * middle)
+class CardBlocks(Blocks):
+    """The steps of `blocked` on views of a tensor; every product is one call.
 
-    def residual(self, P: Tensor, penalty: Vector) -> float:
-        """Relative size of (A P - I) V for four random vectors; A = X^T W X + diag(penalty)."""
-        rng = np.random.default_rng(0)
-        V = send(rng.standard_normal((len(P), 4)), self.device, P.dtype)
-        Y = P @ V
-        error = self.times(Y) + send(penalty, self.device)[:, None] * Y - V
-        return float(error.norm() / V.norm())
+    Parameters
+    ----------
+    A
+        The matrix; rows may be longer than what is seen of them.
+    block, strip
+        As for `blocked.steps`.
+    """
 
-    def _sent(self, matrix: Any) -> tuple[Tensor, Tensor, Tensor]:
-        indptr, indices = (send(part.astype(np.int64), self.device) for part in _layout(matrix))
-        return indptr, indices, send(matrix.data.astype(np.float64), self.device)
+    def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+        super().__init__(A, block, strip or block * max(1, STRIP // block))
+        self._faults: list[Tensor] = []
 
-    def _csr(self, indptr: Tensor, indices: Tensor, values: Tensor, width: int) -> Tensor:
-        return sparse_rows(indptr, indices, values, (len(indptr) - 1, width))
+    def do(self, step: Step) -> None:
+        """Do one step."""
+        if step.kind == "invert" and self._faults:
+            self._refuse_indefinite()
+        super().do(step)
 
+    def inverse_factor(self, T: Tensor, first: int) -> Tensor:
+        """Return L^-1 of T = L L^T."""
+        linalg = load_torch().linalg
+        L, fault = linalg.cholesky_ex(T)
+        self._faults.append(fault)
+        unit = load_torch().eye(len(L), dtype=L.dtype, device=L.device)
+        return linalg.solve_triangular(L, unit, upper=False)
 
-def gram_width(n_users: int, n_items: int) -> int:
-    """Columns of the Gram matrix formed at a time."""
-    width = int(GRAM_SHARE * n_items**2 / (n_users + 2 * n_items))
-    return max(ALIGN, min(width // ALIGN * ALIGN, 1024))
+    def add_product(self, C: Tensor, left: Tensor, right: Tensor, sign: int) -> None:
+        """Add sign * left @ right to C."""
+        C.addmm_(left, right, alpha=sign)
 
-
-def row_length(n_items: int) -> int:
-    """Numbers from one row to the next."""
-    return -(-n_items // ALIGN) * ALIGN
+    def _refuse_indefinite(self) -> None:
+        """Look at the outcome of all diagonal blocks at once: asking each would stall the card."""
+        faults = load_torch().stack(self._faults).cpu().numpy()
+        self._faults.clear()
+        if faults.any():
+            wrong = int(np.flatnonzero(faults)[0])
+            raise indefinite(wrong * self.block + int(faults[wrong]) - 1)
 
 
-def empty_square(n_items: int, dtype: Any, device: Any) -> Tensor:
-    """Return an n x n view of a tensor whose rows are aligned."""
-    buffer = load_torch().empty((n_items, row_length(n_items)), dtype=dtype, device=device)
-    return buffer[:, :n_items]
+def invert_in_place(A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+    """Replace a positive definite matrix, given by its lower triangle, by its inverse."""
+    CardBlocks(A, block, strip).invert()
+    mirror(A)
 
 
 def mirror(A: Tensor) -> None:
@@ -277,14 +293,17 @@ def symmetrize(A: Tensor) -> None:
     mirror(A)
 
 
-def _layout(matrix: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    return matrix.indptr, matrix.indices
+def sparse_like(matrix: Any, like: Tensor) -> Tensor:
+    """Return a scipy matrix on the device of a tensor and in its precision."""
+    rows = matrix.tocsr()
+    indptr, indices, values = _sent(rows, like.device)
+    return sparse_rows(indptr, indices, values.to(like.dtype), rows.shape)
 
 
-def invert_in_place(A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
-    """Replace a positive definite matrix, given by its lower triangle, by its inverse."""
-    blocked.invert(CardBlocks(A, block, strip))
-    mirror(A)
+def _sent(matrix: Any, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    parts = (part.astype(np.int64) for part in (matrix.indptr, matrix.indices))
+    indptr, indices = (send(part, device) for part in parts)
+    return indptr, indices, send(matrix.data.astype(np.float64), device)
 
 
 def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) -> int:
@@ -298,100 +317,18 @@ def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) ->
     return matrix + max(gram, blocks) + sparse + workspace
 
 
-class CardBlocks:
-    """The steps of `blocked` on views of a tensor; every product is one call.
-
-    Parameters
-    ----------
-    A
-        The matrix; rows may be longer than what is seen of them.
-    block, strip
-        As for `Blocks`.
-    """
-
-    def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
-        self.A, self.size, self.block = A, len(A), block
-        self.strip = strip or block * max(1, STRIP // block)
-        self._torch = load_torch()
-        self._inverses: dict[int, Tensor] = {}
-        self._faults: list[Tensor] = []
-
-    def factor(self, at: Span) -> None:
-        """Replace T by its Cholesky factor."""
-        T = self._view(at, at)
-        L, fault = self._torch.linalg.cholesky_ex(T)
-        self._faults.append(fault)
-        unit = self._torch.eye(len(L), dtype=L.dtype, device=L.device)
-        # kept for `solve` and `invert`: a product is faster than a triangular solve
-        self._inverses[at[0]] = self._torch.linalg.solve_triangular(L, unit, upper=False)
-
-    def invert(self, at: Span) -> None:
-        """Replace the factor T by its inverse."""
-        if self._faults:
-            self._refuse_indefinite()
-        self._view(at, at).copy_(self._inverses.pop(at[0]))
-
-    def square(self, at: Span) -> None:
-        """Replace T by T^T T."""
-        T = self._view(at, at)
-        T.copy_(T.T @ T)
-
-    def solve(self, rows: Span, at: Span) -> None:
-        """A[rows, at] becomes A[rows, at] T^-T."""
-        B = self._view(rows, at)
-        B.copy_(B @ self._inverses[at[0]].T)
-
-    def left(self, at: Span, columns: Span) -> None:
-        """A[at, columns] becomes -T A[at, columns]."""
-        B = self._view(at, columns)
-        self._torch.neg(self._view(at, at) @ B, out=B)
-
-    def right(self, rows: Span, at: Span) -> None:
-        """A[rows, at] becomes A[rows, at] T."""
-        B = self._view(rows, at)
-        B.copy_(B @ self._view(at, at))
-
-    def left_transposed(self, at: Span, columns: Span) -> None:
-        """A[at, columns] becomes T^T A[at, columns]."""
-        B = self._view(at, columns)
-        B.copy_(self._view(at, at).T @ B)
-
-    def add(self, rows: Span, columns: Span, inner: Span, *, sign: int) -> None:
-        """A[rows, columns] += sign A[rows, inner] A[inner, columns]."""
-        left, right = self._view(rows, inner), self._view(inner, columns)
-        self._view(rows, columns).addmm_(left, right, alpha=sign)
-
-    def subtract_outer(self, rows: Span, columns: Span, inner: Span) -> None:
-        """A[rows, columns] -= A[rows, inner] A[columns, inner]^T."""
-        left, right = self._view(rows, inner), self._view(columns, inner)
-        self._view(rows, columns).addmm_(left, right.T, alpha=-1)
-
-    def add_inner(self, rows: Span, columns: Span, inner: Span) -> None:
-        """A[rows, columns] += A[inner, rows]^T A[inner, columns]."""
-        left, right = self._view(inner, rows), self._view(inner, columns)
-        self._view(rows, columns).addmm_(left.T, right)
-
-    def _view(self, rows: Span, columns: Span) -> Tensor:
-        return self.A[rows[0] : rows[1], columns[0] : columns[1]]
-
-    def _refuse_indefinite(self) -> None:
-        """Look at the outcome of all diagonal blocks at once: asking each would stall the card."""
-        faults = self._torch.stack(self._faults).cpu().numpy()
-        self._faults.clear()
-        if faults.any():
-            wrong = int(np.flatnonzero(faults)[0])
-            item = wrong * self.block + int(faults[wrong]) - 1
-            raise SolveError(
-                f"the matrix is not positive definite (at item {item}); raise l2 or dropout"
-            )
+def gram_width(n_users: int, n_items: int) -> int:
+    """Columns of the Gram matrix formed at a time."""
+    width = int(GRAM_SHARE * n_items**2 / (n_users + 2 * n_items))
+    return max(ALIGN, min(width // ALIGN * ALIGN, 1024))
 
 
-def _newton_step(P: Tensor, gram: Gram, penalty: Vector) -> None:
-    """Improve P in place by P + P (I - A P), a block of columns at a time."""
-    shift = send(penalty, P.device)[:, None]
-    for low, high in strips((0, len(P)), REFINE_COLUMNS):
-        part = P[:, low:high].double()
-        error = -gram.times(part) - shift * part
-        error[low:high].diagonal().add_(1)
-        P[:, low:high] = part + P @ error.to(P.dtype)
-    symmetrize(P)
+def row_length(n_items: int) -> int:
+    """Numbers from one row to the next."""
+    return -(-n_items // ALIGN) * ALIGN
+
+
+def empty_square(n_items: int, dtype: Any, device: Any) -> Tensor:
+    """Return an n x n view of a tensor whose rows are aligned."""
+    buffer = load_torch().empty((n_items, row_length(n_items)), dtype=dtype, device=device)
+    return buffer[:, :n_items]

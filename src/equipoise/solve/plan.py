@@ -1,7 +1,4 @@
-"""What each engine takes for a system of some size: memory, disk, operations, seconds.
-
-Bytes, operations and seconds of a fit, known before anything is allocated.
-"""
+"""Bytes, operations and seconds of a fit, known before anything is allocated."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,24 +18,14 @@ from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, free_memory, gigabytes, parse_memory
 from equipoise.solve import dense, gpu, tiled, torch_backend
-from equipoise.solve.tiled import written_bytes
 
 ENGINES = ("auto", "dense", "tiled", "gpu")
-
-
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
-
-
 TILED_SHARE = 0.9  # of the budget that goes into tiles; the rest is for BLAS and for writing
-
-
 TILED_SPEED = 0.85  # of the dense engine's rate, without the files
-
-
 DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
-
-
 CARD_SHARE = 0.85  # of a large product's rate
+PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
 
 
 @dataclass(frozen=True)
@@ -132,39 +120,6 @@ def gpu_cost(size: Size) -> Cost:
     return Cost(peak, CARD_SHARE)
 
 
-def check_choice(engine: str, device: str) -> None:
-    """Refuse an engine or a device that does not exist, and pairs that do not belong together."""
-    if engine not in ENGINES:
-        raise SettingError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    if device == "cpu":
-        return
-    if not (isinstance(device, str) and device.startswith("cuda")):
-        raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
-    if engine in ("dense", "tiled"):
-        raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
-
-
-def card_rate(device: str, dtype: str) -> float:
-    """Operations a second of a large product on a card, from a measurement of milliseconds."""
-    import time
-
-    torch, where = torch_backend.load_torch(), torch_backend.find_device(device)
-    n = 4096
-    A = torch.ones((n, n), dtype=getattr(torch, dtype), device=where)
-    best = 0.0
-    with torch_backend.precision(False):
-        for _ in range(3):
-            torch.cuda.synchronize(where)
-            start = time.perf_counter()
-            A @ A
-            torch.cuda.synchronize(where)
-            best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
-    return best
-
-
-PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
-
-
 @dataclass(frozen=True)
 class Plan:
     """What a fit will cost.
@@ -213,7 +168,11 @@ class Plan:
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
         on_card = self.engine == "gpu" and self.device != "cpu"
-        rate = card_rate(self.device, self.dtype) if on_card else solve_rate(self.dtype)
+        rate = (
+            torch_backend.product_rate(self.device, self.dtype)
+            if on_card
+            else solve_rate(self.dtype)
+        )
         return self.flops / (self.speed * rate) + self.moved_bytes / DISK_RATE
 
     @property
@@ -225,20 +184,20 @@ class Plan:
         """Raise `TooBigError` with the size, the budget and the remedy if it does not fit."""
         if self.fits:
             return
-        needed = f"{self.n_items:,} items need {gigabytes(self.peak_bytes)} in the {self.engine}"
-        allowed = f"engine and {gigabytes(self.budget_bytes)} may be used"
+        items, engine = f"{self.n_items:,} items need", f"{self.engine} engine and"
         if self.peak_bytes <= self.budget_bytes:
-            needed = f"{self.n_items:,} items need {gigabytes(self.disk_bytes)} of disk in the"
-            allowed = f"{self.engine} engine and {gigabytes(self.disk_free_bytes)} is free there"
-        raise TooBigError(f"{needed} {allowed}; {self.nearest or self._advice()}")
-
-    def _advice(self) -> str:
-        if self.peak_bytes <= self.budget_bytes:
-            return "make room there or give a scratch folder on a larger disk"
-        item_bytes = np.dtype(self.dtype).itemsize
-        largest = int((0.95 * self.budget_bytes / item_bytes) ** 0.5)
-        advice = f"keep at most {largest:,} items with data.filter(min_item=...)"
-        return advice + (", or fit with dtype='float32'" if self.dtype == "float64" else "")
+            remedy = "make room there or give a scratch folder on a larger disk"
+            raise TooBigError(
+                f"{items} {gigabytes(self.disk_bytes)} of disk in the {engine} "
+                f"{gigabytes(self.disk_free_bytes)} is free there; {self.nearest or remedy}"
+            )
+        largest = int((0.95 * self.budget_bytes / np.dtype(self.dtype).itemsize) ** 0.5)
+        remedy = f"keep at most {largest:,} items with data.filter(min_item=...)"
+        remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
+        raise TooBigError(
+            f"{items} {gigabytes(self.peak_bytes)} in the {engine} "
+            f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"
+        )
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
@@ -296,56 +255,49 @@ def plan(
         n_users, n_items, n_interactions = data.n_users, data.n_items, data.n_interactions
     if n_users is None or n_items is None or n_interactions is None:
         raise SettingError("plan needs data, or n_users, n_items and n_interactions")
-    for name, count in (("n_users", n_users), ("n_items", n_items)):
-        if count < 1:
-            raise SettingError(f"{name} must be >= 1, got {count}")
-    if n_interactions < 0:
-        raise SettingError(f"n_interactions must be >= 0, got {n_interactions}")
+    for name, count, least in (
+        ("n_users", n_users, 1),
+        ("n_items", n_items, 1),
+        ("n_interactions", n_interactions, 0),
+    ):
+        if count < least:
+            raise SettingError(f"{name} must be >= {least}, got {count}")
     if isinstance(lowpass_rank, bool) or not isinstance(lowpass_rank, int) or lowpass_rank < 0:
         raise SettingError(f"lowpass_rank must be a whole number >= 0, got {lowpass_rank!r}")
     if dtype not in ("float32", "float64"):
         raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
-    check_choice(engine, device)
+    if engine not in ENGINES:
+        raise SettingError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    if device != "cpu":
+        if not (isinstance(device, str) and device.startswith("cuda")):
+            raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
+        if engine in ("dense", "tiled"):
+            raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
     size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
     if device != "cpu" or engine == "gpu":
-        return _on_card(size, device, memory)
+        # the processor takes the place of a card where tests run the same steps
+        free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
+        budget = free if memory is None else min(free, parse_memory(memory))
+        card = _plan("gpu", size, gpu_cost(size), budget, device=device)
+        return card if card.fits else replace(card, nearest=_fitting(size, free_memory(), None))
     budget = parse_memory(memory) if memory is not None else free_memory()
-    dense = _plan("dense", size, dense_cost(size), budget)
-    if engine == "dense" or (engine == "auto" and dense.fits):
-        return dense if dense.fits else replace(dense, nearest=_fitting(size, budget, scratch))
+    whole = _plan("dense", size, dense_cost(size), budget)
+    if engine != "tiled" and whole.fits:
+        return whole
     tiles = _tiled(size, budget, scratch)
-    if tiles.fits or engine == "tiled":
+    if engine == "tiled" or (engine == "auto" and tiles.fits):
         return tiles
-    return replace(dense, nearest=_fitting(size, budget, scratch))
+    return replace(whole, nearest=_fitting(size, budget, scratch))
 
 
-def _plan(engine: str, size: Size, cost: Cost, budget: int) -> Plan:
-    return Plan(
-        engine=engine,
-        n_items=size.n_items,
-        dtype=size.dtype,
-        peak_bytes=cost.peak_bytes,
-        budget_bytes=budget,
-        flops=size.flops,
-        speed=cost.speed,
-        disk_bytes=cost.disk_bytes,
-        moved_bytes=cost.moved_bytes,
-        tile_rows=cost.tile_rows,
-    )
+def _plan(engine: str, size: Size, cost: Cost, budget: int, **more: Any) -> Plan:
+    known: dict[str, Any] = {"n_items": size.n_items, "dtype": size.dtype, "flops": size.flops}
+    return Plan(engine=engine, budget_bytes=budget, **known, **vars(cost), **more)
 
 
 def _tiled(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
     cost = tiled_cost(size, budget)
-    tiles = _plan("tiled", size, cost, budget)
-    return replace(tiles, disk_free_bytes=free_disk(scratch))
-
-
-def _on_card(size: Size, device: str, memory: str | float | None) -> Plan:
-    """Plan for a card; the processor takes its place where tests run the same steps."""
-    free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
-    budget = free if memory is None else min(free, parse_memory(memory))
-    found = replace(_plan("gpu", size, gpu_cost(size), budget), device=device)
-    return found if found.fits else replace(found, nearest=_fitting(size, free_memory(), None))
+    return _plan("tiled", size, cost, budget, disk_free_bytes=free_disk(scratch))
 
 
 def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> str:
@@ -364,7 +316,7 @@ def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) ->
 def free_disk(folder: str | os.PathLike[str] | None) -> int:
     """Bytes free for tiles in a folder that need not exist yet; None is the temporary one."""
     place = Path(tempfile.gettempdir() if folder is None else folder).absolute()
-    ours = 0 if folder is None else written_bytes(place)
+    ours = 0 if folder is None else tiled.written_bytes(place)
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free + ours
@@ -373,14 +325,12 @@ def free_disk(folder: str | os.PathLike[str] | None) -> int:
 @lru_cache(maxsize=2)
 def solve_rate(dtype: str) -> float:
     """Operations a second of the solve on this machine, from a measurement of half a second."""
-    from equipoise.solve.dense import invert_in_place
-
     rng = np.random.default_rng(0)
     best = 0.0
     for n_items in (256, PROBE_ITEMS, PROBE_ITEMS):  # the first one loads the library
         A = rng.random((n_items, n_items), np.float32).astype(dtype)
         A.flat[:: n_items + 1] += n_items
         start = time.perf_counter()
-        invert_in_place(A)
+        dense.invert_in_place(A)
         best = max(best, n_items**3 / (time.perf_counter() - start))
     return best

@@ -1,23 +1,11 @@
-"""Tiles of a matrix in a folder: checksummed, replaced one at a time, safe against a crash.
-
-A changed tile is a new file. Replacing the state file, which names the tiles that count and the
-steps that are done, is the one moment at which a step becomes true; before it the old tile is
-whole, after it the old tile is removed. So a process may die at any point.
-
-The result of the tiled engine: one `.npy` file, written tile by tile and read row by row.
-
-Plain reads and writes instead of a memory map: mapped pages would count as memory of the process.
-
-What is computed on tiles in memory: BLAS and LAPACK in place, Gram tiles, and their steps.
-
-Tiles are C-ordered and BLAS wants Fortran order: it is given the transposes, so a lower triangle T
-is to BLAS the upper triangle U = T^T.
-
-The tiled engine: the exact inverse with tiles on disk, in as much memory as is allowed.
+"""The tiled engine: the exact inverse with tiles on disk, in as much memory as is allowed.
 
 The steps are those of `blocked`, on tiles so large that three fill the budget; so almost all time
 goes into large products and little into files. Killed at any point, the same call with the same
-scratch folder goes on where it was.
+scratch folder goes on where it was: a changed tile is a new file, and replacing the state file,
+which names the tiles that count and the steps that are done, is the one moment at which a step
+becomes true. The result is one `.npy` file, written tile by tile. Files are read and written with
+plain calls instead of memory maps, whose pages would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -33,219 +21,128 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from scipy.linalg import blas, lapack
+from scipy.linalg import get_blas_funcs
 
 from equipoise import machine
 from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
 from equipoise.kernels import compiled
+from equipoise.machine import gigabytes
 from equipoise.manifest import Fields, check_seal, parse, sealed
 from equipoise.matrix import Csr
-from equipoise.solve import blocked
-from equipoise.solve.blocked import Span, strips
-from equipoise.solve.dense import LAPACK_ITEMS, gram_times, mirror
+from equipoise.solve import blocked, dense
+from equipoise.solve.blocked import Span, indefinite, lapack, strips
 
-STATE = "state.json"
+logger = logging.getLogger(__name__)
 
-
+STATE, RESULT = "state.json", "inverse.npy"
 FORMAT = "equipoise-tiles"
-
-
 ENTRY = ("row", "column", "file", "checksum")
-
-
 BUFFERS = 3  # tiles in memory: a target and two factors
+SMALLEST = 256  # rows of a tile below which files would cost more than products
+TURN_COLUMNS = 256  # of a tile, transposed at a time
+READ_BYTES = 8 << 20
+LOG_SECONDS = 30.0
+
+Tile = npt.NDArray[Any]
+Place = tuple[int, int]
+Vector = npt.NDArray[np.float64]
 
 
-class TileFolder:
-    """The lower triangle of an n x n matrix as files of tiles, and how far the work has come.
+@dataclass(frozen=True)
+class SolveProgress:
+    """How far a solve has come.
 
     Parameters
     ----------
-    folder
-        Where to; it exists.
-    problem
-        What is solved, as plain values; a folder that holds another problem is refused.
-    size
-        Rows of the matrix.
-    rows
-        Rows of a tile; the last ones may have fewer.
-    dtype
-        Type of the numbers.
+    step, steps
+        Steps done, and in all.
+    share
+        Share of the operations that are done.
+    seconds_left
+        Expected time to the end.
     """
 
-    def __init__(
-        self, folder: Path, problem: dict[str, Any], size: int, rows: int, dtype: str
-    ) -> None:
-        self.folder, self.size, self.rows = folder, size, rows
-        self.count = -(-size // rows)
-        self.dtype = np.dtype(dtype)
-        self._problem = {**problem, "size": size, "rows": rows, "dtype": dtype}
-        self.done, self._files = self._read_state()
-        self._sweep()
-        self._buffers = [np.empty(rows * rows, self.dtype) for _ in range(BUFFERS)]
-        self._holds: list[Place | None] = [None] * BUFFERS  # least recently used first
-
-    def span(self, number: int) -> tuple[int, int]:
-        """Return the items of a row or column of tiles."""
-        return number * self.rows, min((number + 1) * self.rows, self.size)
-
-    def get(self, place: Place) -> Tile:
-        """Return a tile, read from its file unless a buffer holds it; valid for two more calls."""
-        if place in self._holds:
-            return self._buffer(place, self._holds.index(place))
-        tile = self._buffer(place, 0)
-        self._holds[-1] = None  # until it has been read in full
-        file, checksum = self._files[place]
-        self._read(self.folder / file, tile, checksum)
-        self._holds[-1] = place
-        return tile
-
-    def fresh(self, place: Place) -> Tile:
-        """Return room for a tile that is to be made from nothing."""
-        found = self._holds.index(place) if place in self._holds else 0
-        return self._buffer(place, found)
-
-    @contextmanager
-    def changing(self, place: Place) -> Iterator[None]:
-        """Forget a tile that was left half changed in memory."""
-        try:
-            yield
-        except BaseException:
-            self._holds = [None if held == place else held for held in self._holds]
-            raise
-
-    def put(self, place: Place, tile: Tile) -> None:
-        """Make the changed tile count, and the step that changed it done."""
-        file = f"{place[0]:04d}-{place[1]:04d}-{self.done:08d}.tile"
-        data = _bytes(tile)
-        checksum = zlib.crc32(data)
-        self._write(self.folder / file, data)
-        old = self._files.get(place)
-        self._files[place] = file, checksum
-        self.finish()
-        if old is not None:
-            (self.folder / old[0]).unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        """Count one more step as done."""
-        self.done += 1
-        state = {
-            "format": FORMAT,
-            "problem": self._problem,
-            "done": self.done,
-            "tiles": [[*place, *entry] for place, entry in self._files.items()],
-        }
-        fresh = self.folder / f"{STATE}.new"
-        self._write(fresh, json.dumps(sealed(state)).encode())
-        os.replace(fresh, self.folder / STATE)
-
-    def clear(self) -> None:
-        """Remove the tiles, also from memory; the state stays and says that all is done."""
-        self._buffers.clear()
-        for file, _ in self._files.values():
-            (self.folder / file).unlink(missing_ok=True)
-
-    def _buffer(self, place: Place, at: int) -> Tile:
-        """Return the view of a buffer in the shape of a tile; it becomes the latest used."""
-        self._buffers.append(self._buffers.pop(at))
-        self._holds.pop(at)
-        self._holds.append(place)
-        shape = [stop - start for start, stop in map(self.span, place)]
-        return self._buffers[-1][: shape[0] * shape[1]].reshape(shape)
-
-    def _read(self, file: Path, tile: Tile, checksum: int) -> None:
-        data = _bytes(tile)
-        try:
-            with file.open("rb", buffering=0) as stream:
-                filled = 0
-                while filled < len(data) and (got := stream.readinto(data[filled:])):
-                    filled += got
-                whole = filled == len(data) and not stream.read(1)
-        except OSError as error:
-            raise FileFormatError(f"{file} cannot be read: {error.strerror}") from error
-        if not whole or zlib.crc32(data) != checksum:
-            raise FileFormatError(
-                f"{file} is damaged; remove the folder {self.folder} and fit again"
-            )
-
-    def _write(self, file: Path, data: Any) -> None:
-        try:
-            with file.open("wb", buffering=0) as stream:
-                written, view = 0, memoryview(data)
-                while written < len(view):
-                    written += stream.write(view[written:]) or 0
-                os.fsync(stream.fileno())
-        except OSError as error:
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-            raise DataError(write_failure(file, error)) from error
-
-    def _read_state(self) -> tuple[int, dict[Place, tuple[str, int]]]:
-        file = self.folder / STATE
-        if not file.exists():
-            self._refuse_foreign()
-            return 0, {}
-        try:
-            state = parse(file.read_bytes())
-            state.text("format", (FORMAT,))
-            problem = state.group("problem")
-            done, files = state.whole("done"), _listed(state)
-            if problem == self._problem:
-                self._check_places(done, list(files))
-                check_seal(state)
-        except (OSError, FileFormatError) as error:
-            raise FileFormatError(
-                f"{file} is damaged; remove the folder {self.folder} and fit again ({error})"
-            ) from error
-        if problem != self._problem:
-            raise DataError(
-                f"{self.folder} holds the tiles of another fit (data, settings or memory differ); "
-                "give another scratch folder, or remove this one"
-            )
-        return done, files
-
-    def _check_places(self, done: int, places: list[Place]) -> None:
-        """Refuse other tiles than those that so many steps have made, in their order."""
-        tasks = all_tasks(self.count)
-        made = [task.target for task in tasks[:done] if task.kind == "gram"]
-        if done > len(tasks) or places != made:
-            raise FileFormatError(f"its tiles are not those of {done} steps")
-
-    def _refuse_foreign(self) -> None:
-        strange = [f for f in self.folder.iterdir() if not f.match("*.tile")]
-        strange = [f for f in strange if f.name != f"{STATE}.new"]
-        if strange:
-            raise DataError(
-                f"{self.folder} is not empty ({strange[0].name}); give one for the tiles alone"
-            )
-
-    def _sweep(self) -> None:
-        """Remove tiles of a step that was cut short."""
-        listed = {file for file, _ in self._files.values()}
-        for file in self.folder.glob("*.tile"):
-            if file.name not in listed:
-                file.unlink(missing_ok=True)
+    step: int
+    steps: int
+    share: float
+    seconds_left: float
 
 
-def _listed(state: Fields) -> dict[Place, tuple[str, int]]:
-    """Return the file and the checksum of each tile that the state names."""
-    files: dict[Place, tuple[str, int]] = {}
-    listed = state.get("tiles")
-    for entry in listed if isinstance(listed, list) else [listed]:
-        tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
-        place = tile.whole("row"), tile.whole("column")
-        name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
-        if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
-            raise FileFormatError(f"{name!r} does not name the tile {place}")
-        files[place] = name, checksum
-    return files
+def invert(
+    X: Csr,
+    user_weights: Vector,
+    penalty: Vector,
+    *,
+    tile_rows: int,
+    dtype: str = "float32",
+    scratch: str | os.PathLike[str] | None = None,
+    problem: dict[str, Any] | None = None,
+    progress: Callable[[SolveProgress], None] | None = None,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float]:
+    """Return P = (X^T W X + diag(penalty))^-1 as a read-only memory map, diagonal and residual.
+
+    Parameters
+    ----------
+    X, user_weights, dtype
+        As for `dense.Gram`.
+    penalty
+        Diagonal added to the Gram matrix, one number per item.
+    tile_rows
+        Rows of a tile; three tiles are held in memory.
+    scratch
+        Folder for the tiles and the result, kept for going on after a crash and as the home of
+        the result; None takes a temporary one that vanishes with the process.
+    problem
+        Plain values that tell this problem from others.
+    progress
+        Called after each step.
+    """
+    if scratch is None:
+        with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as home:
+            # on POSIX the map outlives the file
+            options: dict[str, Any] = {"dtype": dtype, "problem": problem, "progress": progress}
+            return invert(X, user_weights, penalty, tile_rows=tile_rows, scratch=home, **options)
+    folder = Path(scratch)
+    with locked(folder):
+        # an earlier run may have had less memory: its tiles fit too
+        rows = stored_rows(folder)
+        rows = rows if 0 < rows < tile_rows else tile_rows
+        tiles = TileFolder(folder, problem or {}, X.shape[1], rows, dtype)
+        tiles.check_disk()
+        _Work(tiles, X, user_weights, penalty).run(progress)
+        diagonal, residual = tiles.result.check(X, user_weights, penalty)
+    dense.accepted(residual, dtype, "fit with dtype='float64'")
+    return np.lib.format.open_memmap(folder / RESULT, mode="r"), diagonal, residual
+
+
+def rows_for(n_items: int, budget: int, itemsize: int) -> int:
+    """Return the rows of a tile when tiles may take this much memory; 0 if they cannot."""
+    most = int((max(budget, 0) / (BUFFERS * itemsize)) ** 0.5)
+    most = min(most, dense.LAPACK_ITEMS["float32" if itemsize == 4 else "float64"])
+    if most < min(SMALLEST, n_items):
+        return 0
+    count = -(-n_items // most)
+    return -(-n_items // count)
+
+
+def disk_bytes(n_items: int, tile_rows: int, itemsize: int) -> int:
+    """Bytes on disk at the peak: the triangle in tiles, one tile twice, and the result."""
+    count = -(-n_items // tile_rows)
+    return (count * (count + 1) // 2 + 1) * tile_rows**2 * itemsize + n_items**2 * itemsize + 4096
+
+
+def written_bytes(folder: Path) -> int:
+    """Bytes on disk that an earlier run has written to its folder."""
+    found = [file.stat() for file in (*folder.glob("*.tile"), *folder.glob(RESULT))]
+    # the result has its full length at once, but not yet its blocks
+    return sum(min(each.st_size, 512 * getattr(each, "st_blocks", 0)) for each in found)
 
 
 def stored_rows(folder: Path) -> int:
@@ -282,142 +179,6 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _bytes(tile: Tile) -> memoryview:
-    flat: Any = tile.reshape(-1).view(np.uint8)
-    return memoryview(flat)
-
-
-def write_failure(file: Path, error: OSError) -> str:
-    """Return what to do about a file that could not be written."""
-    return (
-        f"could not write {file}: {error.strerror or error}; "
-        "make room and fit again with the same scratch folder to go on from here"
-    )
-
-
-RESULT = "inverse.npy"
-
-
-FIRST = (0, 0)  # of the tiles, in the order they are placed
-
-
-TURN_COLUMNS = 256  # of a tile, transposed at a time
-
-
-READ_BYTES = 8 << 20
-
-Vector = npt.NDArray[np.float64]
-
-
-def place_tile(tiles: TileFolder, place: Place) -> None:
-    """Write a tile and its mirror image into the rows of the result; may be done again."""
-    file = tiles.folder / RESULT
-    rows, columns = map(tiles.span, place)
-    tile = tiles.get(place)
-    try:
-        with _Rows(file, tiles.size, tiles.dtype, make=place == FIRST) as result:
-            if place[0] == place[1]:
-                with tiles.changing(place):
-                    mirror(tile.T)  # from the lower triangle to the upper one
-                result.write(tile, rows[0], columns[0])
-            else:
-                result.write(tile, rows[0], columns[0])
-                for low, high in strips((0, tile.shape[1]), TURN_COLUMNS):
-                    turned = np.ascontiguousarray(tile[:, low:high].T)
-                    result.write(turned, columns[0] + low, rows[0])
-    except OSError as error:
-        raise DataError(write_failure(file, error)) from error
-
-
-def check_result(
-    file: Path, X: Csr, user_weights: Vector, penalty: Vector, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], float]:
-    """Return the diagonal of P, and the relative size of (A P - I) V for four random vectors."""
-    n_items = X.shape[1]
-    V = np.random.default_rng(0).standard_normal((n_items, 4)).astype(dtype)
-    Y = np.empty_like(V)
-    diagonal = np.empty(n_items, dtype)
-    start = len(_header(n_items, dtype))
-    _check_head(file, n_items, dtype)
-    step = max(1, READ_BYTES // (n_items * dtype.itemsize))
-    for low, high in strips((0, n_items), step):
-        offset = start + low * n_items * dtype.itemsize
-        rows = np.fromfile(file, dtype, (high - low) * n_items, offset=offset)
-        rows = rows.reshape(high - low, n_items)
-        diagonal[low:high] = rows[:, low:high].diagonal()
-        Y[low:high] = rows @ V
-    error = gram_times(X, user_weights, Y) + penalty[:, None] * Y - V
-    return diagonal, float(np.linalg.norm(error) / np.linalg.norm(V))
-
-
-class _Rows:
-    """A `.npy` file of n x n numbers that is filled in piece by piece.
-
-    The step that places the first tile makes the file, and makes it again whatever a kill left of
-    it; for all others it must be there, with its head and its full length.
-    """
-
-    def __init__(self, file: Path, size: int, dtype: np.dtype[Any], *, make: bool = False) -> None:
-        header = _header(size, dtype)
-        self._start, self._length, self._itemsize = len(header), size, dtype.itemsize
-        if not make:
-            _check_head(file, size, dtype)
-        self._handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-        if make:
-            os.ftruncate(self._handle, len(header) + size * size * dtype.itemsize)
-            self._write_at(header, 0)
-
-    def __enter__(self) -> _Rows:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            if kind is None:
-                os.fsync(self._handle)
-        finally:
-            os.close(self._handle)
-
-    def write(self, block: Tile, row: int, column: int) -> None:
-        """Write a block whose first number stands at this row and column."""
-        for number, line in enumerate(block):
-            place = (row + number) * self._length + column
-            self._write_at(memoryview(line).cast("B"), self._start + place * self._itemsize)
-
-    def _write_at(self, data: Any, offset: int) -> None:
-        written = 0
-        while written < len(data):
-            os.lseek(self._handle, offset + written, os.SEEK_SET)
-            written += os.write(self._handle, data[written:])
-
-
-def _check_head(file: Path, size: int, dtype: np.dtype[Any]) -> None:
-    """Refuse a result without its head or of another length."""
-    header = _header(size, dtype)
-    whole = file.is_file() and file.stat().st_size == len(header) + size * size * dtype.itemsize
-    if whole:
-        with file.open("rb") as stream:
-            whole = stream.read(len(header)) == header
-    if not whole:
-        raise FileFormatError(f"{file} is damaged; remove the folder {file.parent} and fit again")
-
-
-def _header(size: int, dtype: np.dtype[Any]) -> bytes:
-    """Return the head of a `.npy` file of this size."""
-    stream = io.BytesIO()
-    fields = {"descr": dtype.str, "fortran_order": False, "shape": (size, size)}
-    np.lib.format.write_array_header_1_0(stream, fields)
-    return stream.getvalue()
-
-
-Tile = npt.NDArray[Any]
-
-
-Place = tuple[int, int]
-
-
-STRIPES = 16
-
-
 @dataclass(frozen=True)
 class Task:
     """One tile to be made from itself and others.
@@ -425,7 +186,7 @@ class Task:
     Parameters
     ----------
     kind
-        Name of the computation: a function of this module, or a sum of products.
+        "gram", a kind of `blocked.Step`, or "place": write it into the result.
     target
         Row and column of the tile that changes.
     inputs
@@ -436,110 +197,396 @@ class Task:
     target: Place
     inputs: tuple[Place, ...] = ()
 
-
-@dataclass
-class Recorder:
-    """Writes down the steps of `blocked` for a matrix of so many tiles, one tile at a time."""
-
-    size: int
-    tasks: list[Task] = field(default_factory=list)
-    block: int = 1
-    strip: int = 1
-
-    def factor(self, at: Span) -> None:
-        """Record a Cholesky factor."""
-        self.tasks.append(Task("factor", (at[0], at[0])))
-
-    def invert(self, at: Span) -> None:
-        """Record a triangular inverse."""
-        self.tasks.append(Task("invert", (at[0], at[0])))
-
-    def square(self, at: Span) -> None:
-        """Record T^T T."""
-        self.tasks.append(Task("square", (at[0], at[0])))
-
-    def solve(self, rows: Span, at: Span) -> None:
-        """Record B T^-T."""
-        self._triangular("solve", [(i, at[0]) for i in range(*rows)], at)
-
-    def left(self, at: Span, columns: Span) -> None:
-        """Record -T B."""
-        self._triangular("left", [(at[0], j) for j in range(*columns)], at)
-
-    def right(self, rows: Span, at: Span) -> None:
-        """Record B T."""
-        self._triangular("right", [(i, at[0]) for i in range(*rows)], at)
-
-    def left_transposed(self, at: Span, columns: Span) -> None:
-        """Record T^T B."""
-        self._triangular("left_transposed", [(at[0], j) for j in range(*columns)], at)
-
-    def add(self, rows: Span, columns: Span, inner: Span, *, sign: int) -> None:
-        """Record C += sign A B."""
-        for i in range(*rows):
-            for j in range(*columns):
-                pairs = [place for k in range(*inner) for place in ((i, k), (k, j))]
-                self.tasks.append(Task("add" if sign > 0 else "subtract", (i, j), tuple(pairs)))
-
-    def subtract_outer(self, rows: Span, columns: Span, inner: Span) -> None:
-        """Record C -= A B^T."""
-        for j in range(*columns):
-            for i in range(max(rows[0], j), rows[1]):
-                pairs = [place for k in range(*inner) for place in ((i, k), (j, k))]
-                self.tasks.append(Task("subtract_outer", (i, j), tuple(pairs)))
-
-    def add_inner(self, rows: Span, columns: Span, inner: Span) -> None:
-        """Record C += A^T B."""
-        for j in range(*columns):
-            for i in range(max(rows[0], j), rows[1]):
-                pairs = [place for k in range(*inner) for place in ((k, i), (k, j))]
-                self.tasks.append(Task("add_inner", (i, j), tuple(pairs)))
-
-    def _triangular(self, kind: str, targets: list[Place], at: Span) -> None:
-        self.tasks += [Task(kind, target, ((at[0], at[0]),)) for target in targets]
+    def operations(self, rows: int) -> float:
+        """Floating point operations on tiles of so many rows."""
+        if self.kind in ("gram", "place"):
+            return float(rows) ** 2
+        if not self.inputs:
+            return float(rows) ** 3 / 3
+        each = 1 if self.target[0] == self.target[1] else 2
+        return (each * (len(self.inputs) // 2) or 1) * float(rows) ** 3
 
 
 def all_tasks(count: int) -> list[Task]:
-    """Everything to do for count x count tiles: Gram matrix, inverse, and the result in rows."""
+    """Everything to do for count x count tiles: Gram matrix, inverse, and the result in rows.
+
+    A folder counts the tasks that are done, so their order is part of its format.
+    """
     places = [(i, j) for j in range(count) for i in range(j, count)]
-    recorder = Recorder(count)
-    blocked.invert(recorder)
-    gram = [Task("gram", place) for place in places]
-    return [*gram, *recorder.tasks, *(Task("place", place) for place in places)]
+    tasks = [Task("gram", place) for place in places]
+    for kind, rows, columns, inner in blocked.steps(count, 1, 1):
+        if kind in ("add", "subtract"):
+            targets = [(i, j) for i in range(*rows) for j in range(*columns)]
+        else:
+            targets = [(i, j) for j in range(*columns) for i in range(max(rows[0], j), rows[1])]
+        tasks += [Task(kind, target, _inputs(kind, target, inner)) for target in targets]
+    return [*tasks, *(Task("place", place) for place in places)]
 
 
-def operations(task: Task, rows: int) -> float:
-    """Floating point operations of a task on tiles of so many rows."""
-    if task.kind in ("gram", "place"):
-        return float(rows) ** 2
-    diagonal = task.target[0] == task.target[1]
-    if not task.inputs:
-        return float(rows) ** 3 / 3
-    products = 1 if len(task.inputs) == 1 else len(task.inputs) // 2 * (1 if diagonal else 2)
-    return products * float(rows) ** 3
+def _inputs(kind: str, target: Place, inner: Span) -> tuple[Place, ...]:
+    i, j = target
+    if kind in ("factor", "invert", "square"):
+        return ()
+    if kind in ("solve", "left", "right", "left_transposed"):
+        return ((inner[0], inner[0]),)
+    pairs = {
+        "subtract_outer": [((i, k), (j, k)) for k in range(*inner)],
+        "add_inner": [((k, i), (k, j)) for k in range(*inner)],
+    }
+    plain = [((i, k), (k, j)) for k in range(*inner)]
+    return tuple(place for pair in pairs.get(kind, plain) for place in pair)
+
+
+class TileFolder:
+    """The lower triangle of an n x n matrix as files of tiles, and how far the work has come.
+
+    Parameters
+    ----------
+    folder
+        Where to; it exists.
+    problem
+        What is solved, as plain values; a folder that holds another problem is refused.
+    size
+        Rows of the matrix.
+    rows
+        Rows of a tile; the last ones may have fewer.
+    dtype
+        Type of the numbers.
+    """
+
+    def __init__(
+        self, folder: Path, problem: dict[str, Any], size: int, rows: int, dtype: str
+    ) -> None:
+        self.folder, self.size, self.rows = folder, size, rows
+        self.dtype = np.dtype(dtype)
+        self.tasks = all_tasks(-(-size // rows))
+        self.result = _Result(folder / RESULT, size, self.dtype)
+        self._problem = {**problem, "size": size, "rows": rows, "dtype": dtype}
+        self.done, self._files = self._read_state()
+        listed = {file for file, _ in self._files.values()}
+        for file in folder.glob("*.tile"):  # of a step that was cut short
+            if file.name not in listed:
+                file.unlink(missing_ok=True)
+        self._buffers = [np.empty(rows * rows, self.dtype) for _ in range(BUFFERS)]
+        self._holds: list[Place | None] = [None] * BUFFERS  # least recently used first
+
+    def span(self, number: int) -> Span:
+        """Return the items of a row or column of tiles."""
+        return number * self.rows, min((number + 1) * self.rows, self.size)
+
+    def get(self, place: Place) -> Tile:
+        """Return a tile, read from its file unless a buffer holds it; valid for two more calls."""
+        if place in self._holds:
+            return self._buffer(place, self._holds.index(place))
+        tile = self._buffer(place, 0)
+        self._holds[-1] = None  # until it has been read in full
+        self._read(tile, *self._files[place])
+        self._holds[-1] = place
+        return tile
+
+    def fresh(self, place: Place) -> Tile:
+        """Return room for a tile that is to be made from nothing."""
+        return self._buffer(place, self._holds.index(place) if place in self._holds else 0)
+
+    @contextmanager
+    def changing(self, place: Place) -> Iterator[None]:
+        """Forget a tile that was left half changed in memory."""
+        try:
+            yield
+        except BaseException:
+            self._holds = [None if held == place else held for held in self._holds]
+            raise
+
+    def put(self, place: Place, tile: Tile) -> None:
+        """Make the changed tile count, and the step that changed it done."""
+        file = f"{place[0]:04d}-{place[1]:04d}-{self.done:08d}.tile"
+        data = _bytes(tile)
+        self._write(self.folder / file, data)
+        old = self._files.get(place)
+        self._files[place] = file, zlib.crc32(data)
+        self.finish()
+        if old is not None:
+            (self.folder / old[0]).unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Count one more step as done."""
+        self.done += 1
+        state = {
+            "format": FORMAT,
+            "problem": self._problem,
+            "done": self.done,
+            "tiles": [[*place, *entry] for place, entry in self._files.items()],
+        }
+        fresh = self.folder / f"{STATE}.new"
+        self._write(fresh, json.dumps(sealed(state)).encode())
+        os.replace(fresh, self.folder / STATE)
+
+    def clear(self) -> None:
+        """Remove the tiles, also from memory; the state stays and says that all is done."""
+        self._buffers.clear()
+        for file, _ in self._files.values():
+            (self.folder / file).unlink(missing_ok=True)
+
+    def check_disk(self) -> None:
+        """Refuse to begin, or to go on, when the disk cannot hold what is still to be written."""
+        needed = disk_bytes(self.size, self.rows, self.dtype.itemsize) - written_bytes(self.folder)
+        free = shutil.disk_usage(self.folder).free
+        if self.done < len(self.tasks) and needed > free:
+            raise TooBigError(
+                f"{self.size:,} items need {gigabytes(needed)} more on the disk of {self.folder}, "
+                f"which has {gigabytes(free)} free; make room or give another scratch folder"
+            )
+
+    def _buffer(self, place: Place, at: int) -> Tile:
+        """Return the view of a buffer in the shape of a tile; it becomes the latest used."""
+        self._buffers.append(self._buffers.pop(at))
+        self._holds.pop(at)
+        self._holds.append(place)
+        shape = [stop - start for start, stop in map(self.span, place)]
+        return self._buffers[-1][: shape[0] * shape[1]].reshape(shape)
+
+    def _read(self, tile: Tile, name: str, checksum: int) -> None:
+        file, data = self.folder / name, _bytes(tile)
+        try:
+            with file.open("rb", buffering=0) as stream:
+                filled = 0
+                while filled < len(data) and (got := stream.readinto(data[filled:])):
+                    filled += got
+                whole = filled == len(data) and not stream.read(1)
+        except OSError as error:
+            raise FileFormatError(f"{file} cannot be read: {error.strerror}") from error
+        if not whole or zlib.crc32(data) != checksum:
+            raise _damaged(file)
+
+    def _write(self, file: Path, data: Any) -> None:
+        try:
+            with file.open("wb", buffering=0) as stream:
+                written, view = 0, memoryview(data)
+                while written < len(view):
+                    written += stream.write(view[written:]) or 0
+                os.fsync(stream.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+            raise _unwritten(file, error) from error
+
+    def _read_state(self) -> tuple[int, dict[Place, tuple[str, int]]]:
+        file = self.folder / STATE
+        if not file.exists():
+            strange = [f.name for f in self.folder.iterdir() if not f.match("*.tile")]
+            strange = [name for name in strange if name != f"{STATE}.new"]
+            if strange:
+                raise DataError(
+                    f"{self.folder} is not empty ({strange[0]}); give one for the tiles alone"
+                )
+            return 0, {}
+        try:
+            state = parse(file.read_bytes())
+            state.text("format", (FORMAT,))
+            problem = state.group("problem")
+            done, files = state.whole("done"), _listed(state)
+            if problem == self._problem:
+                made = [task.target for task in self.tasks[:done] if task.kind == "gram"]
+                if done > len(self.tasks) or list(files) != made:
+                    raise FileFormatError(f"its tiles are not those of {done} steps")
+                check_seal(state)
+        except (OSError, FileFormatError) as error:
+            raise _damaged(file, f" ({error})") from error
+        if problem != self._problem:
+            raise DataError(
+                f"{self.folder} holds the tiles of another fit (data, settings or memory differ); "
+                "give another scratch folder, or remove this one"
+            )
+        return done, files
+
+
+def _listed(state: Fields) -> dict[Place, tuple[str, int]]:
+    """Return the file and the checksum of each tile that the state names."""
+    files: dict[Place, tuple[str, int]] = {}
+    listed = state.get("tiles")
+    for entry in listed if isinstance(listed, list) else [listed]:
+        tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
+        place = tile.whole("row"), tile.whole("column")
+        name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
+        if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
+            raise FileFormatError(f"{name!r} does not name the tile {place}")
+        files[place] = name, checksum
+    return files
+
+
+def _bytes(tile: Tile) -> memoryview:
+    flat: Any = tile.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _damaged(file: Path, why: str = "") -> FileFormatError:
+    return FileFormatError(
+        f"{file} is damaged; remove the folder {file.parent} and fit again{why}"
+    )
+
+
+def _unwritten(file: Path, error: OSError) -> DataError:
+    return DataError(
+        f"could not write {file}: {error.strerror or error}; "
+        "make room and fit again with the same scratch folder to go on from here"
+    )
+
+
+class _Result:
+    """The `.npy` file of the n x n numbers, filled in tile by tile and read row by row."""
+
+    def __init__(self, file: Path, size: int, dtype: np.dtype[Any]) -> None:
+        self.file, self.size, self.dtype = file, size, dtype
+        stream = io.BytesIO()
+        fields = {"descr": dtype.str, "fortran_order": False, "shape": (size, size)}
+        np.lib.format.write_array_header_1_0(stream, fields)
+        self._head = stream.getvalue()
+        self._length = len(self._head) + size * size * dtype.itemsize
+
+    def place(self, tile: Tile, row: int, column: int) -> None:
+        """Write a tile that begins at this row and column, and its mirror image.
+
+        The tile at the corner makes the file, and makes it again whatever a kill left of it; for
+        all others it must be there, with its head and its full length.
+        """
+        make = row == column == 0
+        if not make:
+            self._check_head()
+        try:
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            handle = os.open(self.file, flags, 0o644)
+            try:
+                if make:
+                    os.ftruncate(handle, self._length)
+                    self._write_at(handle, memoryview(self._head), 0)
+                self._write(handle, tile, row, column)
+                if row != column:
+                    for low, high in strips((0, tile.shape[1]), TURN_COLUMNS):
+                        turned = np.ascontiguousarray(tile[:, low:high].T)
+                        self._write(handle, turned, column + low, row)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise _unwritten(self.file, error) from error
+
+    def check(self, X: Csr, user_weights: Vector, penalty: Vector) -> tuple[Tile, float]:
+        """Return the diagonal of P, and the relative size of (A P - I) V for random vectors."""
+        self._check_head()
+        n_items, dtype = self.size, self.dtype
+        V = dense.probes(n_items, dtype)
+        Y, diagonal = np.empty_like(V), np.empty(n_items, dtype)
+        for low, high in strips((0, n_items), max(1, READ_BYTES // (n_items * dtype.itemsize))):
+            offset = len(self._head) + low * n_items * dtype.itemsize
+            rows = np.fromfile(self.file, dtype, (high - low) * n_items, offset=offset)
+            rows = rows.reshape(high - low, n_items)
+            diagonal[low:high] = rows[:, low:high].diagonal()
+            Y[low:high] = rows @ V
+        return diagonal, dense.relative_error(X, user_weights, penalty, Y, V)
+
+    def _check_head(self) -> None:
+        whole = self.file.is_file() and self.file.stat().st_size == self._length
+        if whole:
+            with self.file.open("rb") as stream:
+                whole = stream.read(len(self._head)) == self._head
+        if not whole:
+            raise _damaged(self.file)
+
+    def _write(self, handle: int, block: Tile, row: int, column: int) -> None:
+        for number, line in enumerate(block):
+            place = (row + number) * self.size + column
+            offset = len(self._head) + place * self.dtype.itemsize
+            self._write_at(handle, memoryview(line).cast("B"), offset)
+
+    def _write_at(self, handle: int, data: memoryview, offset: int) -> None:
+        written = 0
+        while written < len(data):
+            os.lseek(handle, offset + written, os.SEEK_SET)
+            written += os.write(handle, data[written:])
+
+
+class _Work:
+    """One pass through the tasks, from where the folder is."""
+
+    def __init__(self, tiles: TileFolder, X: Csr, user_weights: Vector, penalty: Vector) -> None:
+        self.tiles, self.X = tiles, X
+        self.user_weights, self.penalty = user_weights, penalty
+        self._columns: tuple[int, Any] = (-1, None)
+
+    def run(self, progress: Callable[[SolveProgress], None] | None) -> None:
+        """Do what is left, telling how far it is."""
+        tiles, tasks = self.tiles, self.tiles.tasks
+        cost = np.cumsum([task.operations(tiles.rows) for task in tasks])
+        begun = logged = time.perf_counter()
+        before = cost[tiles.done - 1] if tiles.done else 0.0
+        if tiles.done:
+            logger.info("going on after step %d of %d", tiles.done, len(tasks))
+        while tiles.done < len(tasks):
+            self._do(tasks[tiles.done])
+            now, done = time.perf_counter(), cost[tiles.done - 1]
+            left = (now - begun) / max(done - before, 1.0) * (cost[-1] - done)
+            state = SolveProgress(tiles.done, len(tasks), float(done / cost[-1]), float(left))
+            if progress is not None:
+                progress(state)
+            if now - logged > LOG_SECONDS:
+                logger.info("%.0f%% of the solve, %.0f s left", 100 * state.share, left)
+                logged = now
+        tiles.clear()
+
+    def _do(self, task: Task) -> None:
+        tiles, target = self.tiles, task.target
+        with tiles.changing(target):
+            if task.kind == "place":
+                tile = tiles.get(target)
+                if target[0] == target[1]:
+                    dense.mirror(tile.T)  # from the lower triangle to the upper one
+                tiles.result.place(tile, *(tiles.span(number)[0] for number in target))
+                tiles.finish()
+            else:
+                tile = self._gram(target) if task.kind == "gram" else self._changed(task)
+                tiles.put(target, tile)
+
+    def _gram(self, place: Place) -> Tile:
+        rows, columns = map(self.tiles.span, place)
+        if self._columns[0] != place[0]:
+            self._columns = place[0], self.X[:, rows[0] : rows[1]].tocsc()
+        tile = self.tiles.fresh(place)
+        gram_tile(self.X, self._columns[1], self.user_weights, columns, tile)
+        if place[0] == place[1]:
+            tile.flat[:: len(tile) + 1] += self.penalty[rows[0] : rows[1]].astype(tile.dtype)
+        return tile
+
+    def _changed(self, task: Task) -> Tile:
+        tiles, target = self.tiles, task.target
+        if len(task.inputs) < 2:
+            triangle = tiles.get(task.inputs[0]) if task.inputs else None
+            tile = tiles.get(target)
+            transform(task.kind, tile, triangle, tiles.span(target[0])[0])
+            return tile
+        for left, right in zip(task.inputs[::2], task.inputs[1::2], strict=True):
+            tile = tiles.get(target)  # first, so that it is the last to lose its buffer
+            factors = tiles.get(left), tiles.get(right)
+            accumulate(task.kind, tile, *factors, symmetric=target[0] == target[1])
+        return tile
 
 
 def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> None:
     """Change a tile in place by a step that has at most one input, the triangle T.
 
-    `first` is the item of the tile's first row, for the error.
+    Tiles are C-ordered and BLAS wants Fortran order: it is given the transposes, so a lower
+    triangle T is to BLAS the upper triangle U = T^T. `first` is the item of the tile's first row.
     """
-    potrf, trtri, lauum, trsm, trmm = _routines(target.dtype)
-    if kind == "factor":
-        result, info = potrf(target.T, lower=0, clean=0, overwrite_a=1)
-        if info > 0:
-            raise SolveError(
-                f"the matrix is not positive definite (at item {first + info - 1}); "
-                "raise l2 or dropout"
-            )
-    elif kind == "invert":
-        result, info = trtri(target.T, lower=0, overwrite_c=1)
-        if info:
-            raise SolveError("the matrix is singular; raise l2 or dropout")
-    elif kind == "square":
-        result, _ = lauum(target.T, lower=0, overwrite_c=1)
+    info = 0
+    if triangle is None:
+        name = {"factor": "potrf", "invert": "trtri", "square": "lauum"}[kind]
+        (routine,) = lapack(name, of=target)
+        if kind == "factor":
+            result, info = routine(target.T, lower=0, clean=0, overwrite_a=1)
+        else:
+            result, info = routine(target.T, lower=0, overwrite_c=1)
     else:
-        assert triangle is not None
+        blas: Any = get_blas_funcs(("trsm", "trmm"), (target,))
+        trsm, trmm = blas
         U, B = triangle.T, target.T
         if kind == "solve":  # B T^-T is, transposed, U^-T B^T
             result = trsm(1.0, U, B, side=0, lower=0, trans_a=1, overwrite_b=1)
@@ -549,50 +596,34 @@ def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> Non
             result = trmm(1.0, U, B, side=0, lower=0, overwrite_b=1)
         else:
             result = trmm(1.0, U, B, side=1, lower=0, trans_a=1, overwrite_b=1)
+    if info > 0 and kind == "factor":
+        raise indefinite(first + info - 1)
+    if info:
+        raise SolveError("the matrix is singular; raise l2 or dropout")
     _keep(result, target)
 
 
 def accumulate(kind: str, target: Tile, left: Tile, right: Tile, *, symmetric: bool) -> None:
     """Add one product of a sum to the target in place; a symmetric one to its lower triangle."""
-    single = target.dtype == np.float32
+    blas: Any = get_blas_funcs(("syrk", "gemm"), (target,))
+    syrk, gemm = blas
+    sign, outer = -1.0 if kind.startswith("subtract") else 1.0, int(kind == "subtract_outer")
+    held = {"beta": 1.0, "c": target.T, "overwrite_c": 1}
     if symmetric:
-        syrk = blas.ssyrk if single else blas.dsyrk
-        sign, trans = (-1.0, 1) if kind == "subtract_outer" else (1.0, 0)
-        result = syrk(sign, left.T, beta=1.0, c=target.T, trans=trans, lower=0, overwrite_c=1)
+        result = syrk(sign, left.T, trans=outer, lower=0, **held)
     else:
-        gemm = blas.sgemm if single else blas.dgemm
-        sign = -1.0 if kind.startswith("subtract") else 1.0
-        result = gemm(
-            sign,
-            right.T,
-            left.T,
-            beta=1.0,
-            c=target.T,
-            trans_a=int(kind == "subtract_outer"),
-            trans_b=int(kind == "add_inner"),
-            overwrite_c=1,
-        )
+        inner = int(kind == "add_inner")
+        result = gemm(sign, right.T, left.T, trans_a=outer, trans_b=inner, **held)
     _keep(result, target)
 
 
-def gram_tile(
-    X: Csr, columns: Any, user_weights: npt.NDArray[np.float64], span: Span, out: Tile
-) -> None:
-    """Fill a tile with the rows of X^T W X whose items are `columns`, and the items of `span`.
+def _keep(result: Any, target: Tile) -> None:
+    if not np.shares_memory(result, target):
+        target[...] = result.T
 
-    Parameters
-    ----------
-    X
-        Users x items.
-    columns
-        CSC part of X for the rows of the tile.
-    user_weights
-        Diagonal of W.
-    span
-        Items of the columns of the tile.
-    out
-        The tile.
-    """
+
+def gram_tile(X: Csr, columns: Any, user_weights: Vector, span: Span, out: Tile) -> None:
+    """Fill a tile of X^T W X, from the CSC part of X for its rows and the items of its columns."""
     rows: Any = sp.csr_array(X[:, span[0] : span[1]])
     arrays = (
         columns.indptr.astype(np.int64),
@@ -603,7 +634,7 @@ def gram_tile(
         rows.data.astype(np.float64),
         np.ascontiguousarray(user_weights, np.float64),
     )
-    stripes = min(STRIPES * machine.count(), len(out))
+    stripes = min(dense.STRIPES * machine.count(), len(out))
     machine.run(lambda stripe: _fill_rows(*arrays, stripe, stripes, out), stripes)
 
 
@@ -631,211 +662,3 @@ def _fill_rows(
                 total[row_item[place]] += weight * row_value[place]
         for j in range(out.shape[1]):
             out[i, j] = total[j]
-
-
-def _routines(dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    if dtype == np.float32:
-        return lapack.spotrf, lapack.strtri, lapack.slauum, blas.strsm, blas.strmm
-    return lapack.dpotrf, lapack.dtrtri, lapack.dlauum, blas.dtrsm, blas.dtrmm
-
-
-def _keep(result: Any, target: Tile) -> None:
-    if not np.shares_memory(result, target):
-        target[...] = result.T
-
-
-logger = logging.getLogger(__name__)
-
-SMALLEST = 256  # rows of a tile below which files would cost more than products
-
-
-LOG_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a solve has come.
-
-    Parameters
-    ----------
-    step, steps
-        Tiles done, and in all.
-    share
-        Share of the operations that are done.
-    seconds_left
-        Expected time to the end.
-    """
-
-    step: int
-    steps: int
-    share: float
-    seconds_left: float
-
-
-Report = Callable[[Progress], None]
-
-
-def invert(
-    X: Csr,
-    user_weights: Vector,
-    penalty: Vector,
-    *,
-    tile_rows: int,
-    dtype: str = "float32",
-    scratch: str | os.PathLike[str] | None = None,
-    problem: dict[str, Any] | None = None,
-    progress: Report | None = None,
-    limit: float = 1e-2,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float]:
-    """Return P = (X^T W X + diag(penalty))^-1 as a read-only memory map, diagonal and residual.
-
-    Parameters
-    ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W.
-    penalty
-        Diagonal added to the Gram matrix, one number per item.
-    tile_rows
-        Rows of a tile; three tiles are held in memory.
-    dtype
-        "float32" or "float64".
-    scratch
-        Folder for the tiles and the result, kept for going on after a crash and as the home of
-        the result; None takes a temporary one that vanishes with the process.
-    problem
-        Plain values that tell this problem from others.
-    progress
-        Called after each step.
-    limit
-        Largest residual that is accepted.
-    """
-    if scratch is None:
-        with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as home:
-            # on POSIX the map outlives the file
-            return invert(
-                X,
-                user_weights,
-                penalty,
-                tile_rows=tile_rows,
-                dtype=dtype,
-                scratch=home,
-                problem=problem,
-                progress=progress,
-                limit=limit,
-            )
-    folder = Path(scratch)
-    with locked(folder):
-        # an earlier run may have had less memory: its tiles fit too
-        rows = stored_rows(folder)
-        rows = rows if 0 < rows < tile_rows else tile_rows
-        tiles = TileFolder(folder, problem or {}, X.shape[1], rows, dtype)
-        check_disk(tiles)
-        _Run(tiles, X, user_weights, penalty).run(progress)
-        file = folder / RESULT
-        diagonal, residual = check_result(file, X, user_weights, penalty, tiles.dtype)
-    if not residual <= limit:
-        raise SolveError(
-            f"the solve is not accurate (residual {residual:.1e}, limit {limit:.0e}); "
-            "raise l2 or dropout, or fit with dtype='float64'"
-        )
-    logger.info("residual of the solve: %.1e", residual)
-    return np.lib.format.open_memmap(file, mode="r"), diagonal, residual
-
-
-def rows_for(n_items: int, budget: int, itemsize: int) -> int:
-    """Return the rows of a tile when tiles may take this much memory; 0 if they cannot."""
-    most = int((max(budget, 0) / (BUFFERS * itemsize)) ** 0.5)
-    most = min(most, LAPACK_ITEMS["float32" if itemsize == 4 else "float64"])
-    if most < min(SMALLEST, n_items):
-        return 0
-    count = -(-n_items // most)
-    return -(-n_items // count)
-
-
-def disk_bytes(n_items: int, tile_rows: int, itemsize: int) -> int:
-    """Bytes on disk at the peak: the triangle in tiles, one tile twice, and the result."""
-    count = -(-n_items // tile_rows)
-    return (count * (count + 1) // 2 + 1) * tile_rows**2 * itemsize + n_items**2 * itemsize + 4096
-
-
-def written_bytes(folder: Path) -> int:
-    """Bytes on disk that an earlier run has written to its folder."""
-    found = [file.stat() for file in (*folder.glob("*.tile"), *folder.glob(RESULT))]
-    # the result has its full length at once, but not yet its blocks
-    return sum(min(each.st_size, 512 * getattr(each, "st_blocks", 0)) for each in found)
-
-
-def check_disk(tiles: TileFolder) -> None:
-    """Refuse to begin, or to go on, when the disk cannot hold what is still to be written."""
-    needed = disk_bytes(tiles.size, tiles.rows, tiles.dtype.itemsize) - written_bytes(tiles.folder)
-    free = shutil.disk_usage(tiles.folder).free
-    if tiles.done < len(all_tasks(tiles.count)) and needed > free:
-        raise TooBigError(
-            f"{tiles.size:,} items need {needed / 1e9:.2g} GB more on the disk of {tiles.folder}, "
-            f"which has {free / 1e9:.2g} GB free; make room or give another scratch folder"
-        )
-
-
-class _Run:
-    """One pass through the tasks, from where the folder is."""
-
-    def __init__(self, tiles: TileFolder, X: Csr, user_weights: Vector, penalty: Vector) -> None:
-        self.tiles, self.X = tiles, X
-        self.user_weights, self.penalty = user_weights, penalty
-        self.tasks = all_tasks(tiles.count)
-        self._columns: tuple[int, Any] = (-1, None)
-
-    def run(self, progress: Report | None) -> None:
-        """Do what is left, telling how far it is."""
-        tiles = self.tiles
-        cost = np.cumsum([operations(task, tiles.rows) for task in self.tasks])
-        begun = time.perf_counter()
-        before = cost[tiles.done - 1] if tiles.done else 0.0
-        logged = begun
-        if tiles.done:
-            logger.info("going on after step %d of %d", tiles.done, len(self.tasks))
-        while tiles.done < len(self.tasks):
-            self._do(self.tasks[tiles.done])
-            now, done = time.perf_counter(), cost[tiles.done - 1]
-            left = (now - begun) / max(done - before, 1.0) * (cost[-1] - done)
-            state = Progress(tiles.done, len(self.tasks), float(done / cost[-1]), float(left))
-            if progress is not None:
-                progress(state)
-            if now - logged > LOG_SECONDS:
-                logger.info("%.0f%% of the solve, %.0f s left", 100 * state.share, left)
-                logged = now
-        tiles.clear()
-
-    def _do(self, task: Task) -> None:
-        if task.kind == "place":
-            place_tile(self.tiles, task.target)
-            self.tiles.finish()
-            return
-        with self.tiles.changing(task.target):
-            tile = self._gram(task.target) if task.kind == "gram" else self._changed(task)
-            self.tiles.put(task.target, tile)
-
-    def _gram(self, place: Place) -> Tile:
-        rows, columns = map(self.tiles.span, place)
-        if self._columns[0] != place[0]:
-            self._columns = place[0], self.X[:, rows[0] : rows[1]].tocsc()
-        tile = self.tiles.fresh(place)
-        gram_tile(self.X, self._columns[1], self.user_weights, columns, tile)
-        if place[0] == place[1]:
-            tile.flat[:: len(tile) + 1] += self.penalty[rows[0] : rows[1]].astype(tile.dtype)
-        return tile
-
-    def _changed(self, task: Task) -> Tile:
-        tiles, target = self.tiles, task.target
-        if len(task.inputs) < 2:
-            triangle = tiles.get(task.inputs[0]) if task.inputs else None
-            tile = tiles.get(target)
-            transform(task.kind, tile, triangle, tiles.span(target[0])[0])
-            return tile
-        for left, right in zip(task.inputs[::2], task.inputs[1::2], strict=True):
-            tile = tiles.get(target)  # first, so that it is the last to lose its buffer
-            factors = tiles.get(left), tiles.get(right)
-            accumulate(task.kind, tile, *factors, symmetric=target[0] == target[1])
-        return tile

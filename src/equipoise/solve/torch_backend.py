@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,21 @@ def free_memory(name: str) -> int:
     return free + kept
 
 
+def product_rate(name: str, dtype: str) -> float:
+    """Operations a second of a large product on a card, from a measurement of milliseconds."""
+    torch, device = load_torch(), find_device(name)
+    n, best = 4096, 0.0
+    A = torch.ones((n, n), dtype=getattr(torch, dtype), device=device)
+    with precision(False):
+        for _ in range(3):
+            torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            A @ A
+            torch.cuda.synchronize(device)
+            best = max(best, 2.0 * n**3 / (time.perf_counter() - start))
+    return best
+
+
 def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
     """Copy an array to the device; to a card through pinned memory, without waiting."""
     torch = load_torch()
@@ -70,9 +86,8 @@ def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
 
 def sparse_rows(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Return a sparse matrix of rows that are on the device already, and known to be sound."""
-    with (
-        warnings.catch_warnings()
-    ):  # torch calls these matrices a beta, and that we trust them a risk
+    with warnings.catch_warnings():
+        # torch calls these matrices a beta, and that we trust them a risk
         warnings.filterwarnings("ignore", message=".*[Ss]parse (CSR|invariant)")
         return load_torch().sparse_csr_tensor(
             indptr, indices, values, size=shape, check_invariants=False

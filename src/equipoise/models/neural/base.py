@@ -34,7 +34,7 @@ from equipoise.manifest import Fields
 from equipoise.matrix import Csr
 from equipoise.metrics import accuracy
 from equipoise.models.base import Recommender
-from equipoise.ranking.terms import Adder, LowRank, Rows
+from equipoise.ranking.terms import Adder, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 from equipoise.split.parts import Part
 from equipoise.storage import MANIFEST, Stored, check_ours, load_directory, write_directory
@@ -312,7 +312,7 @@ def torch_threads() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class VectorTerm:
+class VectorTerm(Term):
     """Scores ``vectors(rows) @ right * target``, the right factor and target those of `low`.
 
     `vectors` must give a history the same bits whichever other rows there are.
