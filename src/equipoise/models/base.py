@@ -213,11 +213,6 @@ class Recommender(ABC):
         normalizer = getattr(self, "normalizer_", None)
         return None if normalizer is None else float(normalizer.exponents()[0])
 
-    @property
-    def alpha_(self) -> float | None:
-        """The position of the popularity dial; None for a model that has none."""
-        return None
-
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
         """Add and remove interactions, where a model can do that without a new fit."""
         kind = type(self).__name__
