@@ -42,7 +42,7 @@ ORDER = [
     ["cli", "__main__"],
 ]
 # Modules that a function of the same name hides: to be renamed, none to be added.
-HIDDEN = {"datasets.fetch", "readers.build", "report.collect", "split.sessions"}
+HIDDEN = {"datasets.fetch", "report.collect", "split.sessions"}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 
 
