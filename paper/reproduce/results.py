@@ -15,7 +15,7 @@ import polars as pl
 
 from equipoise import machine
 from equipoise.errors import DataError
-from equipoise.solve.gpu import device_name
+from equipoise.solve.torch_backend import device_name
 from reproduce.config import Config, Id, Row
 
 NOT_RUN = "not run here"

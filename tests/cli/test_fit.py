@@ -37,8 +37,8 @@ import equipoise as eq
         (["-m", "svd-ae", "--set", "n_factors=2"], eq.SVDAE(n_factors=2)),
         (["-m", "sgfcf", "--set", "n_factors=2"], eq.SGFCF(n_factors=2)),
         (
-            ["--l2", 5, "--set", "lowpass.n_factors=2", "--set", "lowpass.strength=0.3"],
-            eq.EASE(l2=5.0, lowpass=eq.LowPass(n_factors=2, strength=0.3)),
+            ["--l2", 5, "--set", "lowpass.rank=2", "--set", "lowpass.strength=0.3"],
+            eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=2, strength=0.3)),
         ),
     ],
 )

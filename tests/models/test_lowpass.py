@@ -24,7 +24,7 @@ def companion(data: Interactions, lowpass: eq.LowPass) -> np.ndarray:
     users, items = (np.where(total > 0, total, 1) for total in (X.sum(1), X.sum(0)))
     A = X / users[:, None] ** lowpass.user_exponent / items**lowpass.item_exponent
     _, s, Vt = np.linalg.svd(A)
-    V, s = Vt[: lowpass.n_factors].T, s[: lowpass.n_factors] / s[0]
+    V, s = Vt[: lowpass.rank].T, s[: lowpass.rank] / s[0]
     inner = (V * s**lowpass.softness) @ V.T
     power = items**lowpass.exponent
     return np.asarray(lowpass.strength * inner / power[:, None] * power)
@@ -43,7 +43,7 @@ def both(family: Any, lowpass: eq.LowPass | None, **settings: Any) -> Any:
 def test_scores_are_the_autoencoder_plus_the_dense_formula(
     family: Any, dtype: str, shape: dict[str, float], synthetic: Interactions
 ) -> None:
-    lowpass = eq.LowPass(n_factors=9, strength=0.25, exponent=0.3, **shape)
+    lowpass = eq.LowPass(rank=9, strength=0.25, exponent=0.3, **shape)
     plain = both(family, None).fit(synthetic, dtype=dtype).score(synthetic)
     scores = both(family, lowpass).fit(synthetic, dtype=dtype).score(synthetic)
     expected = plain + synthetic.matrix.toarray() @ companion(synthetic, lowpass)
@@ -51,7 +51,7 @@ def test_scores_are_the_autoencoder_plus_the_dense_formula(
 
 
 def test_dial_moves_the_autoencoder_and_not_the_companion(synthetic: Interactions) -> None:
-    lowpass = eq.LowPass(n_factors=9, strength=0.25, exponent=0.3)
+    lowpass = eq.LowPass(rank=9, strength=0.25, exponent=0.3)
     plain = both(eq.EASE, None).fit(synthetic, dtype="float64")
     model = both(eq.EASE, lowpass).fit(synthetic, dtype="float64")
     more = synthetic.matrix.toarray() @ companion(synthetic, lowpass)
@@ -64,7 +64,7 @@ def test_dial_moves_the_autoencoder_and_not_the_companion(synthetic: Interaction
 
 def test_update_equals_a_refit(synthetic: Interactions) -> None:
     old, new = synthetic.rows(np.arange(280)), synthetic.rows(np.arange(280, 300))
-    lowpass = eq.LowPass(n_factors=9)
+    lowpass = eq.LowPass(rank=9)
     updated = both(eq.EASE, lowpass).fit(old, dtype="float64").update(new)
     refit = both(eq.EASE, lowpass).fit(updated.interactions_, dtype="float64")
     expected = refit.score(synthetic)
@@ -72,7 +72,7 @@ def test_update_equals_a_refit(synthetic: Interactions) -> None:
 
 
 def test_pruned_models_keep_the_companion(synthetic: Interactions) -> None:
-    lowpass = eq.LowPass(n_factors=9, strength=0.3)
+    lowpass = eq.LowPass(rank=9, strength=0.3)
     model = both(eq.EASE, lowpass).fit(synthetic, dtype="float64")
     plain = both(eq.EASE, None).fit(synthetic, dtype="float64")
     difference = model.prune(10).score(synthetic) - plain.prune(10).score(synthetic)
@@ -84,7 +84,7 @@ def test_pruned_models_keep_the_companion(synthetic: Interactions) -> None:
 def test_saved_models_keep_the_companion(
     synthetic: Interactions, tmp_path: Path, pruned: bool
 ) -> None:
-    model = both(eq.RLAE, eq.LowPass(n_factors=9, softness=1.0)).fit(synthetic)
+    model = both(eq.RLAE, eq.LowPass(rank=9, softness=1.0)).fit(synthetic)
     model = model.prune(12) if pruned else model
     model.save(tmp_path / "model")
     loaded = eq.load(tmp_path / "model")
@@ -93,7 +93,7 @@ def test_saved_models_keep_the_companion(
 
 
 def test_settings_build_the_same_model() -> None:
-    for lowpass in (None, eq.LowPass(n_factors=20, strength=0.1, exponent=0.25, softness=2.0)):
+    for lowpass in (None, eq.LowPass(rank=20, strength=0.1, exponent=0.25, softness=2.0)):
         model = both(eq.EASE, lowpass)
         again = build(model.settings())
         assert isinstance(again, eq.EASE)
@@ -102,7 +102,7 @@ def test_settings_build_the_same_model() -> None:
 
 
 def test_contributions_are_the_scores_of_single_items(synthetic: Interactions) -> None:
-    model = both(eq.EASE, eq.LowPass(n_factors=9)).fit(synthetic, dtype="float64")
+    model = both(eq.EASE, eq.LowPass(rank=9)).fit(synthetic, dtype="float64")
     item = model.recommend(["u3"], k=1).items[0][0]
     found = model.explain("u3", item)
     place = synthetic.item_index.positions([item])[0]
@@ -113,14 +113,14 @@ def test_contributions_are_the_scores_of_single_items(synthetic: Interactions) -
 
 def test_reused_solves_take_their_own_companion(synthetic: Interactions) -> None:
     plain = both(eq.EASE, None).fit(synthetic)
-    lowpass = eq.LowPass(n_factors=9)
+    lowpass = eq.LowPass(rank=9)
     reused = both(eq.LAE, lowpass).reuse(plain)
     fitted = both(eq.LAE, lowpass).fit(synthetic)
     np.testing.assert_array_equal(reused.score(synthetic), fitted.score(synthetic))
 
 
 def test_rank_beyond_the_data_is_the_whole_spectrum(toy: Interactions) -> None:
-    lowpass = eq.LowPass(n_factors=500, strength=1.0)
+    lowpass = eq.LowPass(rank=500, strength=1.0)
     model = eq.EASE(l2=1.0, lowpass=lowpass).fit(toy, dtype="float64")
     plain = eq.EASE(l2=1.0).fit(toy, dtype="float64")
     # V is square and orthogonal, so the companion gives the history itself back
@@ -131,8 +131,8 @@ def test_rank_beyond_the_data_is_the_whole_spectrum(toy: Interactions) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_factors": 0}, "n_factors must be a whole number >= 1, got 0"),
-        ({"n_factors": True}, "n_factors must be a whole number"),
+        ({"rank": 0}, "rank must be a whole number >= 1, got 0"),
+        ({"rank": True}, "rank must be a whole number"),
         ({"strength": -0.1}, "strength must be >= 0, got -0.1"),
         ({"softness": -1}, "softness must be >= 0"),
         ({"exponent": float("inf")}, "exponent must be finite"),
@@ -151,7 +151,7 @@ def test_anything_but_a_lowpass_is_refused() -> None:
 
 def test_lowpass_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        eq.LowPass().n_factors = 3
+        eq.LowPass().rank = 3
 
 
 @pytest.mark.parametrize("damage", ["HighPass", 3, {"name": "LowPass", "width": 1}])

@@ -258,15 +258,15 @@ def test_settings_under_their_old_names_still_build(old: dict[str, Any], n_facto
 
 
 def test_a_save_under_old_names_still_loads(tmp_path: Path, toy: Interactions) -> None:
-    model = eq.EASE(l2=1.0, lowpass=eq.LowPass(n_factors=2)).fit(toy)
+    model = eq.GFCF(n_factors=2).fit(toy)
     model.save(tmp_path / "m")
 
     def rename(manifest: dict[str, Any]) -> None:
-        lowpass = manifest["meta"]["settings"]["lowpass"]
-        lowpass["rank"] = lowpass.pop("n_factors")
+        settings = manifest["meta"]["settings"]
+        settings["factors"] = settings.pop("n_factors")
         del manifest["seal"]  # of the content before
 
     edit(tmp_path / "m", rename)
     again = eq.load(tmp_path / "m")
-    assert again.lowpass == model.lowpass
+    assert again.settings() == model.settings()
     np.testing.assert_array_equal(again.score(toy), model.score(toy))

@@ -14,14 +14,10 @@ from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.matrix import Sequences
 from equipoise.models import session_solver
-from equipoise.models.session_solver import (
-    FullMatrix,
-    move_all,
-    past_future,
-    recency,
-    solve_on_device,
-)
+from equipoise.models.session_solver import past_future, recency, solve_on_device
 from equipoise.models.sessions import SessionModel
+from equipoise.solve.engine import move
+from equipoise.solve.gpu import DeviceMatrix
 
 
 def test_past_and_future_worked_by_hand() -> None:
@@ -113,10 +109,10 @@ def test_an_item_raises_its_own_score_on_a_device(data: Interactions) -> None:
 def test_a_matrix_moves_with_its_diagonal() -> None:
     torch = pytest.importorskip("torch")
     C = np.arange(9.0).reshape(3, 3)
-    moved = FullMatrix.from_host(C, torch.device("cpu"))
+    moved = DeviceMatrix.from_host(C, torch.device("cpu"), zero_diagonal=False)
     assert moved.values.diagonal().tolist() == [0.0, 4.0, 8.0]
     np.testing.assert_array_equal(moved.toarray(), C)
-    assert move_all(C, "cpu") is C
+    assert move(C, "cpu", zero_diagonal=False) is C
 
 
 def test_a_model_on_a_device_is_saved_as_on_the_host(tmp_path: Path, data: Interactions) -> None:

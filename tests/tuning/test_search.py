@@ -197,7 +197,7 @@ def test_models_decide_which_exponents_are_searched(split: Split) -> None:
 
 
 def test_lowpass_is_kept_and_judged(split: Split) -> None:
-    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(n_factors=4, strength=0.3))
+    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
     found = eq.tune(model, split, grid={"l2": [5.0, 10.0]})
     assert found.model.lowpass == model.lowpass
     result = eq.evaluate(found.model, split.valid, bootstrap=0)
@@ -364,7 +364,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (eq.EASE, {**STRONG, "budget": "0.000001s"}, "too small: one fit takes about"),
     (eq.EASE, {"budget": "soon"}, "budget must look like"),
     (eq.ItemKNN, {"budget": "0.000001s"}, "too small: it was spent before the first fit"),
-    (eq.EASE, {"trials": 0}, "trials must be >= 1"),
+    (eq.EASE, {"trials": 0}, "trials must be a whole number >= 1"),
     (eq.EASE, {"grid": {"gamma": [0.1]}}, "no 'gamma' to tune"),
     (eq.EASE, {"grid": {"strength": [0.1]}}, "no 'strength' to tune"),
     (eq.EASE, {"grid": {"l2": []}}, "no values for 'l2'"),

@@ -82,23 +82,23 @@ def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: in
 
 
 def test_companion_is_searched_beside_the_solve(split: Split) -> None:
-    model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(n_factors=5))
+    model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(rank=5))
     found = eq.tune(model, split, trials=2)
     assert found.solves == 2
     assert found.trials.height == 2 * 6 * 4 * 2
-    assert found.model.lowpass.n_factors == 5
+    assert found.model.lowpass.rank == 5
     assert found.model.lowpass.strength == found.best["strength"]
     result = eq.evaluate(found.model, split.valid, bootstrap=0)
     assert result["ndcg@20"] == found.best["ndcg@20"]
 
 
 def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
-    model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(n_factors=4))
+    model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4))
     found = eq.tune(model, split, grid={"strength": [0.0, 0.3], "exponent": [0.1, 0.5], "l2": 5.0})
     assert found.solves == 1
     assert found.trials.height == 4
     for row in found.trials.iter_rows(named=True):
-        lowpass = eq.LowPass(n_factors=4, strength=row["strength"], exponent=row["exponent"])
+        lowpass = eq.LowPass(rank=4, strength=row["strength"], exponent=row["exponent"])
         alone = eq.LAE(l2=5.0, dropout=0.2, lowpass=lowpass).fit(split.train)
         assert eq.evaluate(alone, split.valid, bootstrap=0)["ndcg@20"] == row["ndcg@20"]
 

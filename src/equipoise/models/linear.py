@@ -226,7 +226,7 @@ class LinearAutoencoder(Recommender):
 
     @property
     def _lowpass_rank(self) -> int:
-        return 0 if self.lowpass is None else self.lowpass.n_factors
+        return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
     def update(self, added: Interactions | None = None, removed: Any = None) -> Self:

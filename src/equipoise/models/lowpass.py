@@ -21,13 +21,13 @@ from equipoise.svd import Spectrum, spectrum, sums
 class LowPass:
     """Adds the large-scale structure of the data to the scores of a linear autoencoder.
 
-    Scores x W + strength * x D_I^-e V diag(s^softness) V^T D_I^e, where V holds the `n_factors`
+    Scores x W + strength * x D_I^-e V diag(s^softness) V^T D_I^e, where V holds the `rank`
     largest right singular vectors of D_U^-a X D_I^-b and s their singular values relative to the
     largest.
 
     Parameters
     ----------
-    n_factors
+    rank
         Number of singular vectors, 100 to 1000.
     strength
         Weight beside the autoencoder, 0.1 to 0.4.
@@ -43,12 +43,12 @@ class LowPass:
     --------
     >>> import equipoise as eq
     >>> data = eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("cleo", "milk")])
-    >>> model = eq.EASE(l2=1.0, lowpass=eq.LowPass(n_factors=1, strength=0.2)).fit(data)
+    >>> model = eq.EASE(l2=1.0, lowpass=eq.LowPass(rank=1, strength=0.2)).fit(data)
     >>> model.recommend([["tea"]], k=1).items
     [['milk']]
     """
 
-    n_factors: int = 512
+    rank: int = 512
     strength: float = 0.2
     exponent: float = 0.5
     softness: float = 0.0
@@ -56,7 +56,7 @@ class LowPass:
     item_exponent: float = 0.5
 
     def __post_init__(self) -> None:
-        count("n_factors", self.n_factors)
+        count("rank", self.rank)
         for name in ("exponent", "user_exponent", "item_exponent"):
             number(name, getattr(self, name))
         for name in ("strength", "softness"):
@@ -66,7 +66,7 @@ class LowPass:
         """Return the companion of these data; the SVD is shared with other models."""
         found = spectrum(
             interactions,
-            self.n_factors,
+            self.rank,
             user_exponent=self.user_exponent,
             item_exponent=self.item_exponent,
             dtype=dtype,
@@ -76,7 +76,7 @@ class LowPass:
     def restored(self, interactions: Interactions, stored: Stored) -> Companion:
         """Return the companion that `Companion.arrays` saved."""
         m, n = interactions.matrix.shape
-        rank = min(self.n_factors, m, n)
+        rank = min(self.rank, m, n)
         values = np.array(stored.finite("lowpass_values", (rank,)))
         right = stored.finite("lowpass_right", (rank, n))
         if values.dtype != right.dtype or (values < 0).any():

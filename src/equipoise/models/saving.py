@@ -29,7 +29,6 @@ SPARSE = "sparse"  # in place of a shape: a sparse matrix, items x items
 # settings that had another name in older models; the later one counts where there are two
 RENAMED = {
     "share": "n_factors",
-    "rank": "n_factors",
     "factors": "n_factors",
     "batch": "batch_size",
 }

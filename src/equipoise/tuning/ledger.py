@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -57,6 +57,7 @@ class Ledger:
         self, path: str | os.PathLike[str] | None, search: Mapping[str, Any], *, resume: bool
     ) -> None:
         self._kinds: dict[str, type] = {}
+        self._names: dict[int, Collection[str]] = {}
         self.path = None if path is None else Path(path)
         header = {"format": KIND, "version": VERSION, **search}
         self._header: dict[str, Any] = json.loads(json.dumps(header))
@@ -158,11 +159,13 @@ class Ledger:
             raise FileFormatError("a solve has no points")
         for point in points:
             point.text("family")
-            point.whole("prototype", most=len(self._header.get("models", [None])) - 1)
+            which = point.whole("prototype", most=len(self._header.get("models", [None])) - 1)
             for name in self._header.get("metrics", ()):
                 point.number(name)
             if not outer.keys() <= point.keys():
                 raise FileFormatError("a point lacks the settings of its solve")
+            if self._names.setdefault(which, point.keys()) != point.keys():
+                raise FileFormatError("a point has other settings than those before it")
             for name, value in point.items():
                 self._check_kind(name, value)
         seconds = document.number("seconds", least=0)
