@@ -217,11 +217,11 @@ def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.Da
                 rows.append(row)
                 leads.append(lead.with_columns(user=pl.col("user").cast(pl.String)))
     frame = pl.DataFrame(rows).group_by("data", maintain_order=True).mean()
-    # one value per person: whoever is in the test part of several splits counts once
-    people = pl.concat(leads).group_by("data", "user", maintain_order=True).mean()
-    spread = people.group_by("data", maintain_order=True).agg(
+    # one value per user: a user in the test part of several splits counts once
+    users = pl.concat(leads).group_by("data", "user", maintain_order=True).mean()
+    spread = users.group_by("data", maintain_order=True).agg(
         *((pl.col(name).std() / pl.len().sqrt()).alias(f"{name}_error") for name in PEERS),
-        people=pl.len(),
+        users=pl.len(),
     )
     return frame.join(spread, on="data", maintain_order="left").with_columns(
         share=pl.col("auto") / pl.col("tuned"),
@@ -230,7 +230,7 @@ def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.Da
 
 
 def lead(row: Row) -> str:
-    """Return the lead over the strongest default and its standard error over people."""
+    """Return the lead over the strongest default and its standard error over users."""
     name = max(PEERS, key=lambda peer: float(row[peer]))
     ahead = float(row["auto"]) - float(row[name])
     return f"{ahead:+.4f} ± {float(row[f'{name}_error']):.4f}"

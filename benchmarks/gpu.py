@@ -236,7 +236,7 @@ def interactions(n_items: int) -> Any:
     items = np.searchsorted(weight, rng.random(count) * weight[-1])
     items = rng.permutation(n_items)[np.minimum(items, n_items - 1)]
     users = rng.integers(0, n_items, count)
-    users[:n_items] = np.arange(n_items)  # nobody is left without an item
+    users[:n_items] = np.arange(n_items)  # no user is left without an item
     X = sp.csr_array((np.ones(count, np.float32), (users, items)), shape=(n_items, n_items))
     X.sum_duplicates()
     X.data[:] = 1

@@ -118,7 +118,7 @@ def agreement(lists: Lists, ours: Lists, term: Dense, history: Csr) -> str:
     rows = np.repeat(differ, K)
     theirs = score_items([term], history, rows, lists[differ].ravel())
     mine = score_items([term], history, rows, ours[differ].ravel())
-    # people without a history have only zeros, and ties in any order
+    # users without a history have only zeros, and ties in any order
     gap = float(np.abs(theirs - mine).max() / max(np.abs(mine).max(), 1e-30))
     if gap > 1e-5:
         raise SystemExit(f"the lists of {len(differ)} users differ, scores by {gap:.1e}")

@@ -107,7 +107,7 @@ REFUSED = [
     ("fit split {new} -m gf-cf --set n_factors", 2, "--set needs NAME=VALUE"),
     ("fit split {new} -m gf-cf --set n_factors=no", 2, "n_factors must be a whole number >= 1"),
     ("fit split {new} -m gf-cf --l2 3", 2, "--model gf-cf has no --l2"),
-    ("fit split {new} --set lowpass.size=3", 2, "lowpass has no size; it has n_factors, strength"),
+    ("fit split {new} --set lowpass.size=3", 2, "lowpass has no size; it has rank, strength"),
     ("fit split {new} --set mix=0.5", 2, "--model ease has no setting mix"),
     ("fit split {new} -m slit --set mix=0.5", 2, "--model slit has no setting mix"),
     ("update model", 2, "nothing to do"),

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from equipoise.interactions import Interactions
-from equipoise.report.collect import collect
+from equipoise.report.facts import collect
 from equipoise.report.page import render
 
 HOSTILE = (

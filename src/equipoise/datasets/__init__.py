@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from equipoise.datasets.catalogue import CATALOGUE, DataSet
-from equipoise.datasets.fetch import cache_folder, fetch
 from equipoise.datasets.prepare import annotated, prepared
+from equipoise.datasets.wheels import cache_folder, fetch
 from equipoise.errors import FetchError, SettingError
 from equipoise.interactions import Interactions
 

@@ -25,9 +25,10 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.kernels import Floats, add_rows, compiled
+from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Sequences, entry_rows, segments
+from equipoise.ranking.kernels import add_rows
 from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips

@@ -1,4 +1,9 @@
-"""Compiled inner loops of ranking: keep the best k of scores that come block by block."""
+"""Compiled inner loops of ranking: gather rows, add them up, mask items, keep the best k.
+
+Every sum runs from left to right in plain IEEE arithmetic (no fast-math, no fused operations), and
+each loop runs over columns, which are independent. So a score has the same bits however users,
+columns and threads are divided. The kernels release the GIL; the caller brings the threads.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,208 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.kernels import Floats, Positions, compiled
+from equipoise.kernels import Floats, Offsets, Positions, compiled
 
 SCAN = 32  # scores compared with the list's worst before any of them is looked at
+GROUP = 8  # rows added in one pass over the accumulator, which `_add_eight` is written for
+
+
+@compiled
+def _add_eight(
+    total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
+) -> None:
+    """Add eight weighted rows to the total, each row's columns from `low` on."""
+    high = low + len(total)
+    r0, w0 = matrix[indices[place], low:high], weights[place]
+    r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
+    r2, w2 = matrix[indices[place + 2], low:high], weights[place + 2]
+    r3, w3 = matrix[indices[place + 3], low:high], weights[place + 3]
+    r4, w4 = matrix[indices[place + 4], low:high], weights[place + 4]
+    r5, w5 = matrix[indices[place + 5], low:high], weights[place + 5]
+    r6, w6 = matrix[indices[place + 6], low:high], weights[place + 6]
+    r7, w7 = matrix[indices[place + 7], low:high], weights[place + 7]
+    for j in range(len(total)):
+        value = total[j] + w0 * r0[j]
+        value = value + w1 * r1[j]
+        value = value + w2 * r2[j]
+        value = value + w3 * r3[j]
+        value = value + w4 * r4[j]
+        value = value + w5 * r5[j]
+        value = value + w6 * r6[j]
+        total[j] = value + w7 * r7[j]
+
+
+@compiled
+def _add_four(
+    total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
+) -> None:
+    high = low + len(total)
+    r0, w0 = matrix[indices[place], low:high], weights[place]
+    r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
+    r2, w2 = matrix[indices[place + 2], low:high], weights[place + 2]
+    r3, w3 = matrix[indices[place + 3], low:high], weights[place + 3]
+    for j in range(len(total)):
+        value = total[j] + w0 * r0[j]
+        value = value + w1 * r1[j]
+        value = value + w2 * r2[j]
+        total[j] = value + w3 * r3[j]
+
+
+@compiled
+def _add_one(total: Floats, row: Floats, weight: Any) -> None:
+    for j in range(len(total)):
+        total[j] = total[j] + weight * row[j]
+
+
+@compiled
+def _add_group(
+    total: Floats,
+    matrix: Floats,
+    low: int,
+    indices: Positions,
+    weights: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Add at most eight rows from left to right, in as few passes as possible."""
+    if last - first == GROUP:
+        _add_eight(total, matrix, low, indices, weights, first)
+        return
+    if last - first >= 4:
+        _add_four(total, matrix, low, indices, weights, first)
+        first += 4
+    for place in range(first, last):
+        _add_one(total, matrix[indices[place], low : low + len(total)], weights[place])
+
+
+@compiled
+def _without_own(
+    total: Floats,
+    before: Floats,
+    matrix: Floats,
+    low: int,
+    indices: Positions,
+    weights: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Sum the group again for its own items, leaving each one's own row out."""
+    for place in range(first, last):
+        item = indices[place]
+        if low <= item < low + len(total):
+            value = before[place - first]
+            for other in range(first, last):
+                if other != place:
+                    value = value + weights[other] * matrix[indices[other], item]
+            total[item - low] = value
+
+
+@compiled
+def add_rows(
+    scores: Floats,
+    low: int,
+    matrix: Floats,
+    indptr: Offsets,
+    indices: Positions,
+    weights: Floats,
+    target: Floats,
+    zero_diagonal: bool,
+) -> None:
+    """Add (sum over i of weight_i * matrix[i]) * target, columns from `low` on."""
+    width = scores.shape[1]
+    total = np.empty(width, matrix.dtype)
+    before = np.empty(GROUP, matrix.dtype)
+    scale = target[low : low + width]
+    for user in range(scores.shape[0]):
+        total[:] = 0
+        for first in range(indptr[user], indptr[user + 1], GROUP):
+            last = min(first + GROUP, indptr[user + 1])
+            if zero_diagonal:
+                for place in range(first, last):
+                    column = indices[place] - low
+                    if 0 <= column < width:
+                        before[place - first] = total[column]
+            _add_group(total, matrix, low, indices, weights, first, last)
+            if zero_diagonal:
+                _without_own(total, before, matrix, low, indices, weights, first, last)
+        out = scores[user]
+        for j in range(width):
+            out[j] = out[j] + total[j] * scale[j]
+
+
+@compiled
+def add_product(
+    scores: Floats, low: int, left: Floats, right: Floats, target: Floats, everything: Positions
+) -> None:
+    """Add left @ right * target, columns from `low` on; `everything` is 0, 1, 2, ...
+
+    Eight rows of `right` stay in the first-level cache while all users pass by.
+    """
+    width = scores.shape[1]
+    total = np.zeros((scores.shape[0], width), right.dtype)
+    for first in range(0, right.shape[0], GROUP):
+        last = min(first + GROUP, right.shape[0])
+        for user in range(scores.shape[0]):
+            _add_group(total[user], right, low, everything, left[user], first, last)
+    for user in range(scores.shape[0]):
+        for j in range(width):
+            scores[user, j] = scores[user, j] + total[user, j] * target[low + j]
+
+
+@compiled
+def add_sparse_rows(
+    scores: Floats,
+    low: int,
+    data: Floats,
+    columns: Positions,
+    cursor: Offsets,
+    ends: Offsets,
+    indptr: Offsets,
+    indices: Positions,
+    weights: Floats,
+    target: Floats,
+    zero_diagonal: bool,
+) -> None:
+    """Like `add_rows` for sparse rows; the cursor says where each row's next columns begin.
+
+    Blocks must come in ascending order of `low`; a new pass needs a new cursor.
+    """
+    width = scores.shape[1]
+    total = np.empty(width, data.dtype)
+    for user in range(scores.shape[0]):
+        total[:] = 0
+        for place in range(indptr[user], indptr[user + 1]):
+            at, end = cursor[place], ends[place]
+            while at < end and columns[at] < low:
+                at += 1
+            while at < end and columns[at] < low + width:
+                j = columns[at] - low
+                # Negative only where a damaged file has unsorted columns: stay in bounds.
+                if j >= 0 and not (zero_diagonal and columns[at] == indices[place]):
+                    total[j] = total[j] + weights[place] * data[at]
+                at += 1
+            cursor[place] = at
+        for j in range(width):
+            scores[user, j] = scores[user, j] + total[j] * target[low + j]
+
+
+@compiled
+def mask_items(
+    scores: Floats, low: int, starts: Offsets, stops: Offsets, indices: Positions
+) -> None:
+    """Set scores[u, j - low] to minus infinity for j in the sorted indices[starts[u]:stops[u]]."""
+    width = scores.shape[1]
+    for user in range(scores.shape[0]):
+        place, stop = starts[user], stops[user]
+        while place < stop:  # binary search of the first item in this block
+            middle = (place + stop) // 2
+            if indices[middle] < low:
+                place = middle + 1
+            else:
+                stop = middle
+        while place < stops[user] and indices[place] < low + width:
+            scores[user, indices[place] - low] = -np.inf
+            place += 1
 
 
 @compiled

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.kernels import Floats, Offsets, Positions, mask_items
+from equipoise.kernels import Floats, Offsets, Positions
 from equipoise.machine import count, limited, run
 from equipoise.matrix import Csr, as_positions, segments
-from equipoise.ranking.kernels import select, sort_heaps
+from equipoise.ranking.kernels import mask_items, select, sort_heaps
 from equipoise.ranking.terms import Adder, Rows, Term
 
 SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError
-from equipoise.kernels import Floats, Offsets, Positions, add_product, add_rows, add_sparse_rows
+from equipoise.kernels import Floats, Offsets, Positions
+from equipoise.ranking.kernels import add_product, add_rows, add_sparse_rows
 
 Adder = Callable[[Floats, int], None]
 

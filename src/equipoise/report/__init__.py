@@ -4,7 +4,7 @@
 (page.py, templates/). `case_study` puts four normalizations side by side for one user.
 """
 
-from equipoise.report.collect import collect
+from equipoise.report.facts import collect
 from equipoise.report.page import render, write_case_study, write_report
 from equipoise.report.users import CaseStudy, case_study
 

@@ -18,7 +18,7 @@ from equipoise.errors import DataError, MissingExtraError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration
 from equipoise.report import charts
-from equipoise.report.collect import SLICES, collect
+from equipoise.report.facts import SLICES, collect
 from equipoise.report.users import CaseStudy
 from equipoise.split import Split
 

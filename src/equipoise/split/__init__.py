@@ -11,7 +11,7 @@
 """
 
 from equipoise.split.parts import Part, Split, from_parts
-from equipoise.split.sessions import reveal, sessions
+from equipoise.split.session_split import reveal, sessions
 from equipoise.split.temporal import leave_last_out, time_cut
 from equipoise.split.user_split import strong, weak
 

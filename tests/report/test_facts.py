@@ -11,7 +11,7 @@ import pytest
 import equipoise as eq
 from equipoise.errors import SettingError, UnknownIdError
 from equipoise.interactions import Interactions
-from equipoise.report.collect import collect, concentration
+from equipoise.report.facts import collect, concentration
 from equipoise.report.page import glance
 from equipoise.report.users import LISTED, named, sampled
 
