@@ -23,8 +23,7 @@ import scipy.sparse as sp
 
 from equipoise.interactions import Interactions
 from equipoise.machine import count, parse_memory
-from equipoise.solve.engine import solve
-from equipoise.solve.plan import plan
+from equipoise.solve.engine import plan, solve
 
 
 def main() -> None:

@@ -17,14 +17,13 @@ import pytest
 import equipoise as eq
 from equipoise.errors import EquipoiseError, FileFormatError, SolveError
 from equipoise.interactions import Interactions
-from equipoise.manifest import SEAL
 from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.results import Result
 from equipoise.solve import tiled
 from equipoise.solve.tiled import TileFolder
 from equipoise.split import Split
-from equipoise.storage import file_entry
+from equipoise.storage import SEAL, file_entry
 from tests.mutants import damaged, mutants, near_misses, write
 
 

@@ -22,7 +22,6 @@ import scipy.sparse as sp
 from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
-from equipoise.manifest import Fields
 from equipoise.matrix import (
     Sequences,
     as_positions,
@@ -33,7 +32,7 @@ from equipoise.matrix import (
     keep_entries,
     segments,
 )
-from equipoise.storage import Stored, load_directory, write_directory
+from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
 VERSION = 1

@@ -12,9 +12,8 @@ from typing import Any
 import polars as pl
 
 from equipoise.errors import FileFormatError, UnknownIdError
-from equipoise.manifest import LARGEST_SEED
 from equipoise.metrics.named import Named, nearest
-from equipoise.storage import Stored, load_directory, write_directory
+from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 KIND = "equipoise-result"
 VERSION = 1

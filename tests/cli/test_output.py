@@ -8,11 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from equipoise.cli import output
+from equipoise.cli import framework
 
 
 def test_json_is_pure_ascii_without_nan(capsys: pytest.CaptureFixture[str]) -> None:
-    output.emit({"a": np.float32(0.5), "b": [float("nan"), np.int64(3)], "c": "Amélie", 1: None})
+    shown = {"a": np.float32(0.5), "b": [float("nan"), np.int64(3)], "c": "Amélie", 1: None}
+    framework.emit(shown)
     printed = capsys.readouterr().out
     assert printed.isascii()
     assert json.loads(printed) == {"a": 0.5, "b": [None, 3], "c": "Amélie", "1": None}
@@ -21,21 +22,21 @@ def test_json_is_pure_ascii_without_nan(capsys: pytest.CaptureFixture[str]) -> N
 def test_titles_can_neither_style_nor_steer_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output.show([["[red]Alien[/red]\x1b[2J :smile:"]], "title")
+    framework.show([["[red]Alien[/red]\x1b[2J :smile:"]], "title")
     assert "[red]Alien[/red]?[2J :smile:" in capsys.readouterr().out
 
 
 def test_quick_work_is_silent_and_long_work_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "PATIENCE", 3600.0)
-    with output.working("resting"):
+    monkeypatch.setattr(framework, "PATIENCE", 3600.0)
+    with framework.working("resting"):
         pass
     assert capsys.readouterr().err == ""
     written = ""
-    monkeypatch.setattr(output, "PATIENCE", 0.05)
-    monkeypatch.setattr(output, "REMINDER", 0.06)
-    with output.working("counting") as report:
+    monkeypatch.setattr(framework, "PATIENCE", 0.05)
+    monkeypatch.setattr(framework, "REMINDER", 0.06)
+    with framework.working("counting") as report:
         report(1, 4)
         while written.count("\n") < 2:  # however long the machine takes for it
             time.sleep(0.01)
@@ -54,18 +55,18 @@ def test_a_terminal_gets_a_spinner_that_goes_away(monkeypatch: pytest.MonkeyPatc
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with output.working("fitting") as report:
+    with framework.working("fitting") as report:
         report(1, 2)
     assert "fitting 50%" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K")
 
 
 def test_tables_in_pipes_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    output.show([("n" * 150, "1" * 150)], "name", "number")
+    framework.show([("n" * 150, "1" * 150)], "name", "number")
     assert "n" * 150 + "  " + "1" * 150 in capsys.readouterr().out
 
 
 def test_columns_of_numbers_stand_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
-    output.show([("tea", 1234, 0.5, None), ("egg", 7, 12.25, "x")], "item", "n", "score", "")
+    framework.show([("tea", 1234, 0.5, None), ("egg", 7, 12.25, "x")], "item", "n", "score", "")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == ["item      n   score", "tea   1,234  0.5000", "egg       7    12.2  x"]

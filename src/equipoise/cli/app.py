@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli import data, datasets, demo, doctor, evaluate, fit, recommend, report, tune
-from equipoise.cli.framework import Commands
-from equipoise.cli.output import hear_the_library
+from equipoise.cli.framework import Commands, hear_the_library
 
 app = typer.Typer(
     cls=Commands,

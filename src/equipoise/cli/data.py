@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.framework import Json, declare, option
-from equipoise.cli.output import emit, legend, note, say, show, working
+from equipoise.cli.framework import Json, declare, emit, legend, note, option, say, show, working
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.framework import Commands, Json, declare, option
-from equipoise.cli.output import emit, say, show, working
+from equipoise.cli.framework import Commands, Json, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

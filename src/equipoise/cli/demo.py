@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 from equipoise.cli.data import raw_id
-from equipoise.cli.framework import Json, declare, option
-from equipoise.cli.output import clean, emit, legend, say, show, working
+from equipoise.cli.framework import Json, clean, declare, emit, legend, option, say, show, working
 from equipoise.cli.recommend import strongest
 from equipoise.errors import UnknownIdError
 

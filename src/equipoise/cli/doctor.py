@@ -12,8 +12,7 @@ from typing import Any
 
 import typer
 
-from equipoise.cli.framework import Json, declare
-from equipoise.cli.output import emit, show, size_text, working
+from equipoise.cli.framework import Json, declare, emit, show, size_text, working
 
 app = typer.Typer()
 
@@ -144,7 +143,7 @@ def _self_test() -> dict[str, Any]:
     import scipy.sparse as sp
 
     from equipoise.models import EASE
-    from equipoise.solve.plan import solve_rate
+    from equipoise.solve.engine import solve_rate
 
     start = time.perf_counter()
     used = np.random.default_rng(0).random((500, 200)) < 0.05

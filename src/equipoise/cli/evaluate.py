@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from equipoise.cli.data import check_out, require_split
-from equipoise.cli.framework import Json, declare, option
-from equipoise.cli.output import emit, legend, note, number, say, show, working
+from equipoise.cli.framework import (
+    Json,
+    declare,
+    emit,
+    legend,
+    note,
+    number,
+    option,
+    say,
+    show,
+    working,
+)
 from equipoise.cli.settings import FitOptions, ModelOptions
 from equipoise.errors import SettingError
 

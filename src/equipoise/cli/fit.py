@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
-from equipoise.cli.framework import Json, Saved, declare, option
-from equipoise.cli.output import emit, say, working
+from equipoise.cli.framework import Json, Saved, declare, emit, option, say, working
 from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
 from equipoise.errors import SettingError, TooBigError
 
@@ -31,7 +30,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
-    from equipoise.solve.plan import plan as make_plan
+    from equipoise.solve.engine import plan as make_plan
 
     sizes = (users, items, interactions)
     if (data is None) == all(size is None for size in sizes):

@@ -1,27 +1,226 @@
-"""How a command is declared: shared groups of options, an example that is tested, tidy errors."""
+"""What all commands share: how they are declared and how they print.
+
+A command has groups of options, an example that is tested, and tidy errors. Tables and JSON go to
+stdout; notes, progress and errors to stderr.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import json
+import logging
+import math
+import re
+import sys
+import threading
+import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
-from equipoise.cli.output import note
 from equipoise.errors import EquipoiseError, SettingError
+
+WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
+
+
+PATIENCE = 2.0  # seconds before a silent command says what it does
+
+
+REMINDER = 30.0  # seconds between the lines of a long one without a terminal
+
+
+NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
+
+Report = Callable[[int, int], None]
+
+
+def console(*, error: bool = False) -> Console:
+    """Return a console for stdout or stderr, with a fixed width where there is no terminal."""
+    stream = sys.stderr if error else sys.stdout
+    fixed = None if stream.isatty() else WIDTH
+    return Console(stderr=error, width=fixed, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str | Text = "", style: str | None = None) -> None:
+    """Print a line on stdout."""
+    console().print(clean(text) if isinstance(text, str) else text, style=style)
+
+
+def note(text: str, style: str = "dim") -> None:
+    """Print a remark on stderr."""
+    console(error=True).print(clean(text), style=style, soft_wrap=True)
+
+
+def emit(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    sys.stdout.write(json.dumps(as_json(value), indent=2, allow_nan=False) + "\n")
+
+
+def as_json(value: Any) -> Any:
+    """Return plain values: arrays as lists, NaN and infinities as null."""
+    if isinstance(value, dict):
+        return {str(key): as_json(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy arrays and numbers
+        return as_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def clean(text: Any) -> str:
+    """Return text that cannot steer a terminal: control characters become question marks."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
+
+
+def number(value: float) -> str:
+    """Return a number for a table, such as "0.1250" or "1,234.5"."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def table(rows: Iterable[Iterable[Any]], *headings: str) -> Table:
+    """Return a table: columns of numbers to the right, text to the left and folded where narrow.
+
+    Texts are taken literally, never as markup; None is an empty cell.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    out = Table(box=None, pad_edge=False, header_style="dim", show_header=bool(headings))
+    out.padding = (0, 2, 0, 0)
+    for place in range(len(headings) or len(cells[0])):
+        heading = Text(clean(headings[place])) if headings else ""
+        if all(NUMERIC.match(row[place].plain) for row in cells):
+            out.add_column(heading, justify="right", no_wrap=True)
+        else:
+            out.add_column(heading, overflow="fold")
+    for row in cells:
+        out.add_row(*row)
+    return out
+
+
+def _cell(value: Any) -> Text:
+    if isinstance(value, Text):
+        return value
+    if value is None or isinstance(value, str):
+        return Text(clean(value or ""))
+    return Text(number(value))
+
+
+def show(rows: Iterable[Iterable[Any]], *headings: str, title: str | None = None) -> None:
+    """Print a table on stdout, with a line of space and perhaps a title above."""
+    say()
+    if title is not None:
+        say(title, "bold")
+    console().print(table(rows, *headings))
+
+
+def legend(words: Mapping[str, str]) -> None:
+    """Print what the words of a table mean, one line each."""
+    say()
+    for word, meaning in words.items():
+        say(Text.assemble((word, "italic"), f": {meaning}", style="dim"))
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes in words.
+
+    >>> size_text(16_000), size_text(2.13e7), size_text(6.7e9)
+    ('16 KB', '21 MB', '6.7 GB')
+    """
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:,.2g} {unit}" if size < 10 else f"{size:,.0f} {unit}"
+
+
+@contextmanager
+def working(what: str) -> Iterator[Report]:
+    """Say on stderr what takes long: a spinner, or lines where there is no terminal."""
+    with _spinner(clean(what)) if sys.stderr.isatty() else _lines(what) as report:
+        yield report
+
+
+@contextmanager
+def _spinner(text: str) -> Iterator[Report]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(error=True), transient=True) as progress:
+        task = progress.add_task(text, total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, description=f"{text} {done / max(total, 1):.0%}")
+
+        yield report
+
+
+@contextmanager
+def _lines(what: str) -> Iterator[Report]:
+    finished, share, start = threading.Event(), "", time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal share
+        share = f", {done / max(total, 1):.0%} done"
+
+    def remind() -> None:
+        from equipoise.machine import duration
+
+        pause = PATIENCE
+        while not finished.wait(pause):
+            passed = f", {duration(time.monotonic() - start)} so far" if pause == REMINDER else ""
+            note(f"{what}{share}{passed} ...")
+            pause = REMINDER
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        finished.set()
+        thread.join()
+
+
+class NoteHandler(logging.Handler):
+    """Passes what the library logs on to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record."""
+        note(record.getMessage(), "yellow" if record.levelno >= logging.WARNING else "dim")
+
+
+def hear_the_library() -> None:
+    """Show the library's warnings, and the origin and licence of what it downloads."""
+    logger = logging.getLogger("equipoise")
+    if not any(isinstance(handler, NoteHandler) for handler in logger.handlers):
+        logger.addHandler(NoteHandler())
+        logger.propagate = False
+    logging.getLogger("equipoise.datasets").setLevel(logging.INFO)
+    # What a reader skipped is in the notes of the data, which commands print themselves.
+    logging.getLogger("equipoise.readers").setLevel(logging.ERROR)
+
 
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")
 ]
+
+
 Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `equipoise fit` wrote.")]
+
+
 Command = Callable[..., None]
 
 

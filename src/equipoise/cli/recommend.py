@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.data import find_items, find_users, split_list
-from equipoise.cli.framework import Json, Saved, declare, option
-from equipoise.cli.output import emit, say, show, working
+from equipoise.cli.framework import Json, Saved, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

@@ -12,8 +12,18 @@ import typer
 from rich.text import Text
 
 from equipoise.cli.data import DATA, ReadOptions, open_split, raw_id
-from equipoise.cli.framework import Json, declare, option
-from equipoise.cli.output import clean, emit, note, say, show, size_text, working
+from equipoise.cli.framework import (
+    Json,
+    clean,
+    declare,
+    emit,
+    note,
+    option,
+    say,
+    show,
+    size_text,
+    working,
+)
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from equipoise.cli.framework import option
-from equipoise.cli.output import note, working
+from equipoise.cli.framework import note, option, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:

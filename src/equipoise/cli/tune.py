@@ -15,8 +15,18 @@ from rich.live import Live
 from rich.text import Text
 
 from equipoise.cli.data import require_split
-from equipoise.cli.framework import Json, declare, option
-from equipoise.cli.output import REMINDER, console, emit, note, say, show, table
+from equipoise.cli.framework import (
+    REMINDER,
+    Json,
+    console,
+    declare,
+    emit,
+    note,
+    option,
+    say,
+    show,
+    table,
+)
 from equipoise.cli.settings import PlanOptions
 from equipoise.errors import DataError, SettingError
 

@@ -21,7 +21,6 @@ from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
-from equipoise.manifest import Fields
 from equipoise.models.histories import Request, empty_rows, parse_request
 from equipoise.models.recommendations import (
     Explanation,
@@ -39,7 +38,7 @@ from equipoise.models.saving import (
 )
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.terms import Constant, Term
-from equipoise.storage import Stored
+from equipoise.storage import Fields, Stored
 
 BATCH = 4096
 KEYWORD = inspect.Parameter.KEYWORD_ONLY

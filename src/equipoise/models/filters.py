@@ -21,7 +21,6 @@ from equipoise.errors import DataError, FileFormatError, SettingError, TooBigErr
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
-from equipoise.manifest import Fields
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.histories import KnownUsers
@@ -29,7 +28,7 @@ from equipoise.models.saving import SPARSE, Shapes
 from equipoise.normalize import power
 from equipoise.ranking.polynomial import PolynomialTerm, filtered_rows
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
-from equipoise.storage import Stored
+from equipoise.storage import Fields, Stored
 from equipoise.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]

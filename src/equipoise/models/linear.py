@@ -24,7 +24,6 @@ from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
-from equipoise.manifest import Fields
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
@@ -34,7 +33,7 @@ from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.engine import Solved, Solver, move, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.storage import Stored
+from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

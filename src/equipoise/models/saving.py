@@ -14,10 +14,9 @@ import scipy.sparse as sp
 import equipoise
 from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions, pack, unpack
-from equipoise.manifest import Fields
 from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
-from equipoise.storage import Stored, load_directory, write_directory
+from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 if TYPE_CHECKING:
     from equipoise.models.base import Recommender

@@ -17,7 +17,6 @@ from equipoise.errors import DataError, FileFormatError, SettingError, TooBigErr
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
-from equipoise.manifest import Fields
 from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.histories import Request, parse_asked
@@ -40,10 +39,9 @@ from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.cg import System
-from equipoise.solve.engine import move
+from equipoise.solve.engine import move, plan
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.plan import plan
-from equipoise.storage import Stored
+from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
 

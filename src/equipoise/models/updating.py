@@ -20,8 +20,7 @@ from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
-from equipoise.solve.engine import Solved
-from equipoise.solve.plan import Size, update_cost
+from equipoise.solve.engine import Size, Solved, update_cost
 
 if TYPE_CHECKING:
     from equipoise.models.linear import LinearAutoencoder

@@ -34,10 +34,10 @@ from equipoise import machine
 from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
 from equipoise.kernels import compiled
 from equipoise.machine import gigabytes
-from equipoise.manifest import Fields, check_seal, parse, sealed
 from equipoise.matrix import Csr
 from equipoise.solve import blocked, dense
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
+from equipoise.storage import Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 

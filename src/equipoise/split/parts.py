@@ -19,9 +19,8 @@ import numpy.typing as npt
 from equipoise.errors import DataError, SettingError
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions, pack, unpack
-from equipoise.manifest import LARGEST_SEED
 from equipoise.matrix import cell_keys, entry_rows, in_ascending
-from equipoise.storage import Stored, load_directory, write_directory
+from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 Protocol = Literal["strong", "weak", "last", "time", "session"]
 Pair = tuple[Interactions, Interactions]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.manifest import LARGEST, SEAL, Fields, check_seal, parse, sealed
+from equipoise.storage import LARGEST, SEAL, Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from equipoise.machine import duration, limited
 from equipoise.metrics.named import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.linear import fit_together, shared_solver
-from equipoise.solve.engine import Solver
-from equipoise.solve.plan import plan
+from equipoise.solve.engine import Solver, plan
 from equipoise.split.parts import Split
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.proposals import (

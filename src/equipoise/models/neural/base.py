@@ -30,14 +30,13 @@ from equipoise.errors import (
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
 from equipoise.machine import count
-from equipoise.manifest import Fields
 from equipoise.matrix import Csr
 from equipoise.metrics import accuracy
 from equipoise.models.base import Recommender
 from equipoise.ranking.terms import Adder, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 from equipoise.split.parts import Part
-from equipoise.storage import MANIFEST, Stored, check_ours, load_directory, write_directory
+from equipoise.storage import MANIFEST, Fields, Stored, check_ours, load_directory, write_directory
 
 logger = logging.getLogger(__name__)
 
