@@ -248,10 +248,10 @@ def test_companion_without_room_is_refused_before_the_solve(
 def test_companion_of_a_model_on_a_card_needs_memory_of_the_machine(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "free_memory", lambda: 1000)
+    monkeypatch.setattr(Size, "companion_bytes", 10**12)  # more than the machine has free
     model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
     with pytest.raises(TooBigError, match=r"LowPass of rank 40 needs .* take a smaller rank"):
-        model.fit(synthetic, engine="gpu", memory="8GB")
+        model.fit(synthetic, engine="gpu")
 
 
 def test_update_of_a_tiled_model_without_room_solves_in_tiles_again(
