@@ -83,7 +83,7 @@ FILTERS = ["GFCF", "BSPM", "TurboCF", "SVDAE", "SGFCF"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder of one split, its name the protocol")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="results; storages get its name and a suffix")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--groups", nargs="*", choices=GROUPS, default=GROUPS[:-1])
     parser.add_argument("--filters", nargs="*", choices=FILTERS, default=[])
@@ -150,9 +150,8 @@ def print_rows(files: list[Path]) -> None:
         stored = json.loads(file.read_text())
         for line in stored["best"]:
             settings = {k: v for k, v in line["settings"].items() if v is not None}
-            table = json.dumps(settings, separators=(", ", " = "))
-            table = re.sub(r'"(\w+)" = ', r"\1 = ", table)  # TOML, with plain keys
-            rows[line["method"]].append(f"on.{stored['data'].title()} = {table}")
+            toml = re.sub(r'"(\w+)" = ', r"\1 = ", json.dumps(settings, separators=(", ", " = ")))
+            rows[line["method"]].append(f"on.{stored['data'].title()} = {toml}")
     for name, lines in rows.items():
         print("\n".join(["[[rows]]", f'name = "{name}"', *lines, ""]))
 
