@@ -205,11 +205,9 @@ def residual_and_level(
     error of standard size u sqrt(sum_j P_ij^2 V_j^2).
     """
     V = probes(len(P), P.dtype)
-    square = V.astype(np.float64) ** 2
     spread = np.empty(V.shape)
-    for low, high in strips((0, len(P)), REFINE_COLUMNS):
-        rows = P[low:high].astype(np.float64)
-        spread[low:high] = np.sqrt(np.square(rows, out=rows) @ square)
+    for low, high in strips((0, len(P)), REFINE_COLUMNS):  # an estimate: squares in P's precision
+        spread[low:high] = np.sqrt(np.square(P[low:high]) @ np.square(V))
     unit = float(np.finfo(P.dtype).eps) / 2
     error = unit * spread * np.random.default_rng(1).standard_normal(V.shape)
     moved = np.linalg.norm(_times_system(X, user_weights, penalty, error))
