@@ -136,41 +136,65 @@ def test_a_seed_makes_p_values_repeatable(results):
     assert one == same != other
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"fingerprint": "bbbbbbbbbbbb"}, "'odd' .* part bbbbbbbbbbbb, 'base' on part aaaaaaaaa"),
-        ({"values": {"ndcg@10": np.ones(400)}, "k": (10,)}, r"for 'ndcg@20' \(k = 10\)"),
-        ({"definitions": {"ndcg": "else"}}, "define 'ndcg' differently"),
-        ({"exclude_seen": False}, "kept seen items out"),
-        ({"values": {"ndcg@20": np.ones(9)}}, "hold other users"),
-    ],
-    ids=["part", "k", "definition", "seen", "users"],
-)
-def test_results_that_do_not_fit_are_refused(results, changes, reason):
+def compare_odd(results, **changes):
     other = made("odd", **{"values": {"ndcg@20": np.ones(400)}, **changes})
-    with pytest.raises(DataError, match=reason):
-        compare([results[0], other])
-
-
-def test_an_unknown_metric_names_the_nearest(results):
-    with pytest.raises(DataError, match=r"did you mean 'ndcg@20'"):
-        compare(results, "ndgc@20")
+    return compare([results[0], other])
 
 
 @pytest.mark.parametrize(
-    ("number", "settings", "reason"),
+    ("call", "error", "reason"),
     [
-        (1, {}, "at least two results, got 1"),
-        (3, {"correction": "fdr"}, "correction must be 'holm', .*, got 'fdr'"),
-        (3, {"test": "z"}, "test must be 'permutation' or 't', got 'z'"),
-        (3, {"pairs": "some"}, "pairs must be 'first' or 'all'"),
-        (3, {"resamples": 0}, "resamples must be a whole number >= 1"),
+        pytest.param(
+            lambda results, changes=changes: compare_odd(results, **changes),
+            DataError,
+            reason,
+            id=name,
+        )
+        for name, changes, reason in (
+            (
+                "part",
+                {"fingerprint": "bbbbbbbbbbbb"},
+                "'odd' .* part bbbbbbbbbbbb, 'base' on part aaaaaaaaa",
+            ),
+            (
+                "k",
+                {"values": {"ndcg@10": np.ones(400)}, "k": (10,)},
+                r"for 'ndcg@20' \(k = 10\)",
+            ),
+            ("definition", {"definitions": {"ndcg": "else"}}, "define 'ndcg' differently"),
+            ("seen", {"exclude_seen": False}, "kept seen items out"),
+            ("users", {"values": {"ndcg@20": np.ones(9)}}, "hold other users"),
+        )
+    ]
+    + [
+        pytest.param(
+            lambda results: compare(results, "ndgc@20"),
+            DataError,
+            r"did you mean 'ndcg@20'",
+            id="metric",
+        )
+    ]
+    + [
+        pytest.param(
+            lambda results, number=number, settings=settings: compare(
+                results[:number], **settings
+            ),
+            SettingError,
+            reason,
+            id=name,
+        )
+        for name, number, settings, reason in (
+            ("one result", 1, {}, "at least two results, got 1"),
+            ("correction", 3, {"correction": "fdr"}, "correction must be 'holm', .*, got 'fdr'"),
+            ("test", 3, {"test": "z"}, "test must be 'permutation' or 't', got 'z'"),
+            ("pairs", 3, {"pairs": "some"}, "pairs must be 'first' or 'all'"),
+            ("resamples", 3, {"resamples": 0}, "resamples must be a whole number >= 1"),
+        )
     ],
 )
-def test_settings_that_cannot_be_are_refused(results, number, settings, reason):
-    with pytest.raises(SettingError, match=reason):
-        compare(results[:number], **settings)
+def test_results_and_settings_that_do_not_fit_are_refused(results, call, error, reason):
+    with pytest.raises(error, match=reason):
+        call(results)
 
 
 def test_tables_say_what_was_tested(results):

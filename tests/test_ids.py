@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -72,34 +74,6 @@ def test_text_of_any_container_becomes_python_text(values: object) -> None:
     assert ids.tolist() == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1, "a"], "all integers or all text, got int, str"),
-        ([1, None], "got NoneType, int"),
-        (["a", None], "got NoneType, str"),
-        ([1.0, 2.0], "got float"),
-        (np.array([1.0, 2.0]), "got float64"),
-        ([True, False], "got bool"),
-        (np.array([True]), "got bool"),
-        (np.array([b"a"]), "must be integers or text"),
-        ([[1, 2], [3, 4]], "one-dimensional"),
-        ("abc", "one-dimensional"),
-        ([2**63], "beyond 2\\^63"),
-        (np.array([2**63], np.uint64), "beyond 2\\^63"),
-    ],
-)
-def test_other_ids_are_refused(values: object, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        as_ids(values, "user")
-
-
-@pytest.mark.parametrize("values", [[1, 2, 1], ["a", "b", "a"], np.array([5, 1, 1, 2])])
-def test_an_id_that_occurs_twice_is_named(values: object) -> None:
-    with pytest.raises(DataError, match=r"item id (1|'a') occurs twice"):
-        IdIndex(values, "item")
-
-
 def test_the_callers_array_is_neither_locked_nor_followed() -> None:
     mine = np.array([1, 2, 3])
     index = IdIndex(mine, "item")
@@ -168,11 +142,6 @@ def test_the_position_of_one_unknown_id_is_refused_with_known_ones() -> None:
         index.position(["tea"])
 
 
-def test_an_unknown_setting_for_unknown_ids_is_refused() -> None:
-    with pytest.raises(SettingError, match="unknown must be 'error' or 'skip', got 'drop'"):
-        IdIndex([1], "user").positions([1], unknown="drop")
-
-
 def test_take_keeps_ids_and_refuses_repeats() -> None:
     index = IdIndex(["a", "b", "c"], "user")
     assert index.take(np.array([2, 0])).positions(["a", "c"]).tolist() == [1, 0]
@@ -190,6 +159,51 @@ def test_same_as_compares_values_and_order() -> None:
     assert not index.same_as(IdIndex(["1", "2"], "item"))
 
 
-def test_text_that_is_not_unicode_cannot_leave_as_a_series() -> None:
-    with pytest.raises(DataError, match=r"item id '\\ud800' is not valid Unicode"):
-        IdIndex(["\ud800"], "item").to_series()
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        pytest.param(lambda values=values: as_ids(values, "user"), DataError, message, id=name)
+        for name, values, message in (
+            ("int and str", [1, "a"], "all integers or all text, got int, str"),
+            ("int and None", [1, None], "got NoneType, int"),
+            ("str and None", ["a", None], "got NoneType, str"),
+            ("floats", [1.0, 2.0], "got float"),
+            ("array of floats", np.array([1.0, 2.0]), "got float64"),
+            ("bools", [True, False], "got bool"),
+            ("array of bools", np.array([True]), "got bool"),
+            ("array of bytes", np.array([b"a"]), "must be integers or text"),
+            ("nested", [[1, 2], [3, 4]], "one-dimensional"),
+            ("one text", "abc", "one-dimensional"),
+            ("large int", [2**63], "beyond 2\\^63"),
+            ("large uint64", np.array([2**63], np.uint64), "beyond 2\\^63"),
+        )
+    ]
+    + [
+        pytest.param(
+            lambda values=values: IdIndex(values, "item"),
+            DataError,
+            r"item id (1|'a') occurs twice",
+            id=f"twice in {values}",
+        )
+        for values in ([1, 2, 1], ["a", "b", "a"], np.array([5, 1, 1, 2]))
+    ]
+    + [
+        pytest.param(
+            lambda: IdIndex([1], "user").positions([1], unknown="drop"),
+            SettingError,
+            "unknown must be 'error' or 'skip', got 'drop'",
+            id="unknown=drop",
+        ),
+        pytest.param(
+            lambda: IdIndex(["\ud800"], "item").to_series(),
+            DataError,
+            r"item id '\\ud800' is not valid Unicode",
+            id="series of no unicode",
+        ),
+    ],
+)
+def test_ids_and_settings_that_cannot_be_are_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -41,44 +42,6 @@ def test_duplicates_add_up_and_zeros_go() -> None:
     assert csr.toarray().tolist() == [[0, 3], [0, 0]]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_bad_weight_is_refused_with_its_cell(value: float, dtype: type) -> None:
-    matrix = np.zeros((3, 4), dtype)
-    matrix[2, 1] = value
-    with pytest.raises(DataError, match=r"found .* at row 2, column 1"):
-        checked_matrix(matrix, None)
-
-
-@pytest.mark.parametrize("value", [1e300, 1e-300])
-def test_a_weight_that_single_precision_would_change_to_nothing_is_refused(value: float) -> None:
-    with pytest.raises(DataError, match=re.escape(f"found {value} at row 0, column 1")):
-        checked_matrix([[1.0, value]], None)
-
-
-@pytest.mark.parametrize(
-    ("matrix", "message"),
-    [
-        (np.ones(3), "two-dimensional"),
-        (np.ones((2, 2, 2)), "two-dimensional"),
-        (sp.coo_array(np.ones(3)), "two-dimensional"),
-        (np.array([["a"]]), "must hold numbers"),
-        (np.array([[1j]]), "must hold numbers"),
-        (np.array([[None]]), "must hold numbers"),
-    ],
-)
-def test_what_is_not_a_matrix_of_numbers_is_refused(matrix: object, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        checked_matrix(matrix, None)
-
-
-def test_indices_outside_the_matrix_are_refused() -> None:
-    matrix = sp.csr_array(np.ones((2, 2)))
-    matrix.indices[1] = 7
-    with pytest.raises(DataError, match="malformed"):
-        checked_matrix(matrix, None)
-
-
 def test_times_follow_their_pairs_when_columns_are_sorted() -> None:
     matrix = sp.csr_array((np.float32([1, 2, 3]), [2, 0, 1], [0, 2, 3]), shape=(2, 3))
     csr, times = checked_matrix(matrix, [30.0, 10.0, 20.0])
@@ -96,27 +59,6 @@ def test_times_of_zero_weights_go_with_them() -> None:
     assert times.tolist() == [1, 3]
 
 
-@pytest.mark.parametrize(
-    ("matrix", "times", "message"),
-    [
-        (sp.csr_array(np.ones((1, 2))), [1.0], "times has 1 values for 2"),
-        (sp.csr_array(np.ones((1, 2))), [1.0, np.nan], "times must be finite"),
-        (sp.coo_array(np.ones((1, 2))), [1.0, 2.0], "times need a CSR matrix"),
-        (sp.csr_array((np.ones(2), [0, 0], [0, 2]), shape=(1, 1)), [1.0, 2.0], "only once"),
-        (
-            sp.csr_array((np.ones(3), [1, 0, 1], [0, 3]), shape=(1, 2)),
-            [1.0, 2.0, 3.0],
-            "only once",
-        ),
-    ],
-)
-def test_times_that_do_not_fit_are_refused(
-    matrix: object, times: list[float], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        checked_matrix(matrix, times)
-
-
 def test_rows_keys_and_kept_entries_agree_with_coordinates() -> None:
     csr, _ = checked_matrix([[1, 0, 1], [0, 0, 0], [0, 1, 1]], None)
     assert entry_rows(csr).tolist() == [0, 0, 2, 2]
@@ -129,12 +71,6 @@ def test_positions_come_from_masks_lists_and_arrays() -> None:
     assert as_positions([True, False, True], 3).tolist() == [0, 2]
     assert as_positions([2, 0], 3).tolist() == [2, 0]
     assert as_positions([], 3).tolist() == []
-
-
-@pytest.mark.parametrize("bad", [[3], [-1], [True], [0.5], ["a"]])
-def test_positions_outside_the_axis_or_not_whole_are_refused(bad: list[object]) -> None:
-    with pytest.raises(DataError):
-        as_positions(bad, 3)
 
 
 def test_values_among_ascending_keys_are_marked() -> None:
@@ -179,7 +115,90 @@ def test_take_keep_and_recode_agree_with_lists(
     assert lists_of(sequences.recode(new)) == renamed
 
 
-@pytest.mark.parametrize("offsets", [[], [1, 2], [0, 2, 1, 3], [0, 2], [0, 4], [[0, 3]]])
-def test_offsets_that_do_not_fit_are_refused(offsets: list[object]) -> None:
-    with pytest.raises(DataError, match="offsets of sequences must"):
-        Sequences(np.array([0, 1, 2], np.int32), np.array(offsets, np.int64))
+def one_weight(value: float, dtype: type) -> np.ndarray:
+    matrix = np.zeros((3, 4), dtype)
+    matrix[2, 1] = value
+    return matrix
+
+
+def with_an_index_outside() -> sp.csr_array:
+    matrix = sp.csr_array(np.ones((2, 2)))
+    matrix.indices[1] = 7
+    return matrix
+
+
+def sequences(offsets: list[object]) -> Sequences:
+    return Sequences(np.array([0, 1, 2], np.int32), np.array(offsets, np.int64))
+
+
+NOT_MATRICES = {
+    "1-d": (np.ones(3), "two-dimensional"),
+    "3-d": (np.ones((2, 2, 2)), "two-dimensional"),
+    "sparse 1-d": (sp.coo_array(np.ones(3)), "two-dimensional"),
+    "text": (np.array([["a"]]), "must hold numbers"),
+    "complex": (np.array([[1j]]), "must hold numbers"),
+    "objects": (np.array([[None]]), "must hold numbers"),
+    "index outside": (with_an_index_outside(), "malformed"),
+}
+ONE_ROW = sp.csr_array(np.ones((1, 2)))
+TWICE = sp.csr_array((np.ones(2), [0, 0], [0, 2]), shape=(1, 1))
+TWICE_APART = sp.csr_array((np.ones(3), [1, 0, 1], [0, 3]), shape=(1, 2))
+BAD_TIMES = {
+    "too few times": (ONE_ROW, [1.0], "times has 1 values for 2"),
+    "nan time": (ONE_ROW, [1.0, np.nan], "times must be finite"),
+    "times of coo": (sp.coo_array(np.ones((1, 2))), [1.0, 2.0], "times need a CSR matrix"),
+    "times of a pair twice": (TWICE, [1.0, 2.0], "only once"),
+    "times of a pair twice, apart": (TWICE_APART, [1.0, 2.0, 3.0], "only once"),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "message"),
+    [
+        pytest.param(
+            checked_matrix,
+            (one_weight(value, dtype), None),
+            DataError,
+            r"found .* at row 2, column 1",
+            id=f"weight {value} {dtype.__name__}",
+        )
+        for value in (np.nan, np.inf, -np.inf, -1.0)
+        for dtype in (np.float32, np.float64)
+    ]
+    + [
+        pytest.param(
+            checked_matrix,
+            ([[1.0, value]], None),
+            DataError,
+            re.escape(f"found {value} at row 0, column 1"),
+            id=f"weight {value}",
+        )
+        for value in (1e300, 1e-300)
+    ]
+    + [
+        pytest.param(checked_matrix, (matrix, None), DataError, message, id=name)
+        for name, (matrix, message) in NOT_MATRICES.items()
+    ]
+    + [
+        pytest.param(checked_matrix, (matrix, times), DataError, message, id=name)
+        for name, (matrix, times, message) in BAD_TIMES.items()
+    ]
+    + [
+        pytest.param(as_positions, (bad, 3), DataError, None, id=f"positions {bad}")
+        for bad in ([3], [-1], [True], [0.5], ["a"])
+    ]
+    + [
+        pytest.param(
+            sequences, (offsets,), DataError, "offsets of sequences must", id=f"offsets {offsets}"
+        )
+        for offsets in ([], [1, 2], [0, 2, 1, 3], [0, 2], [0, 4], [[0, 3]])
+    ],
+)
+def test_what_does_not_fit_a_matrix_is_refused(
+    call: Callable[..., object],
+    arguments: tuple[object, ...],
+    error: type[Exception],
+    message: str | None,
+) -> None:
+    with pytest.raises(error, match=message):
+        call(*arguments)

@@ -144,14 +144,6 @@ def test_search_over_alphas_families_and_bounds_costs_one_solve(
     np.testing.assert_array_equal(fresh.fit(synthetic).weights_, models[-1].weights_)
 
 
-@pytest.mark.parametrize(
-    "other", [eq.EASE(l2=6.0), eq.EASE(l2=5.0, dropout=0.1), eq.LAE(l2=5.0, normalizer=DAN)]
-)
-def test_reuse_refuses_another_system(other: eq.EASE, synthetic: Interactions) -> None:
-    with pytest.raises(SettingError, match="same l2, dropout and user weights"):
-        other.reuse(eq.EASE(l2=5.0).fit(synthetic))
-
-
 def test_automatic_dan_takes_its_numbers_from_the_data(synthetic: Interactions) -> None:
     model = eq.EASE(l2=5.0, normalizer=eq.DAN()).fit(synthetic)
     alpha, beta, _ = model.normalizer_.exponents()
@@ -244,41 +236,68 @@ def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
         pruned.to("cuda")
 
 
-@pytest.mark.parametrize("keep", [0, -1, 2.5, True])
-def test_prune_refuses_odd_sizes(keep, toy: Interactions) -> None:
-    with pytest.raises(SettingError, match="keep must be"):
-        eq.EASE(l2=1.0).fit(toy).prune(keep)
+REFUSED = {
+    "l2 -1": (lambda *_: eq.RLAE(l2=-1.0), SettingError, "l2 must be >= 0, got -1.0"),
+    "l2 nan": (lambda *_: eq.RLAE(l2=float("nan")), SettingError, "l2 must be finite"),
+    "l2 text": (lambda *_: eq.RLAE(l2="much"), SettingError, "l2 must be a number"),
+    "dropout 1": (
+        lambda *_: eq.RLAE(dropout=1.0),
+        SettingError,
+        r"dropout must lie in \[0, 1\), got 1.0",
+    ),
+    "no penalty": (lambda *_: eq.RLAE(l2=0.0), SettingError, "must not both be 0"),
+    "normalizer text": (
+        lambda *_: eq.RLAE(normalizer="dan"),
+        SettingError,
+        "normalizer must be a Normalizer",
+    ),
+    "diag_bound 1.5": (
+        lambda *_: eq.RLAE(diag_bound=1.5),
+        SettingError,
+        r"diag_bound must lie in \[0, 1\], got 1.5",
+    ),
+    "reuse with other l2": (
+        lambda _, synthetic: eq.EASE(l2=6.0).reuse(eq.EASE(l2=5.0).fit(synthetic)),
+        SettingError,
+        "same l2, dropout and user weights",
+    ),
+    "reuse with other dropout": (
+        lambda _, synthetic: eq.EASE(l2=5.0, dropout=0.1).reuse(eq.EASE(l2=5.0).fit(synthetic)),
+        SettingError,
+        "same l2, dropout and user weights",
+    ),
+    "reuse with other user weights": (
+        lambda _, synthetic: eq.LAE(l2=5.0, normalizer=DAN).reuse(eq.EASE(l2=5.0).fit(synthetic)),
+        SettingError,
+        "same l2, dropout and user weights",
+    ),
+    "keep 0": (lambda toy, _: eq.EASE(l2=1.0).fit(toy).prune(0), SettingError, "keep must be"),
+    "keep -1": (lambda toy, _: eq.EASE(l2=1.0).fit(toy).prune(-1), SettingError, "keep must be"),
+    "keep 2.5": (lambda toy, _: eq.EASE(l2=1.0).fit(toy).prune(2.5), SettingError, "keep must be"),
+    "keep True": (
+        lambda toy, _: eq.EASE(l2=1.0).fit(toy).prune(True),
+        SettingError,
+        "keep must be",
+    ),
+    "fit on an array": (lambda *_: eq.EASE().fit(np.eye(3)), DataError, r"eq\.read"),
+    "too big": (
+        lambda _, synthetic: eq.EASE().fit(synthetic, memory="10KB", engine="dense"),
+        TooBigError,
+        r"80 items need .* may be used; keep at most",
+    ),
+    "hopeless system": (
+        lambda _, synthetic: eq.LAE(l2=1e-12).fit(
+            Interactions(np.hstack([synthetic.matrix.toarray() * 3e4] * 2))
+        ),
+        SolveError,
+        "raise l2 or dropout",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"l2": -1.0}, "l2 must be >= 0, got -1.0"),
-        ({"l2": float("nan")}, "l2 must be finite"),
-        ({"l2": "much"}, "l2 must be a number"),
-        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"l2": 0.0}, "must not both be 0"),
-        ({"normalizer": "dan"}, "normalizer must be a Normalizer"),
-        ({"diag_bound": 1.5}, r"diag_bound must lie in \[0, 1\], got 1.5"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        eq.RLAE(**settings)
-
-
-def test_fit_refuses_what_is_not_interactions() -> None:
-    with pytest.raises(DataError, match=r"eq\.read"):
-        eq.EASE().fit(np.eye(3))
-
-
-def test_too_big_is_refused_before_allocation(synthetic: Interactions) -> None:
-    with pytest.raises(TooBigError, match=r"80 items need .* may be used; keep at most"):
-        eq.EASE().fit(synthetic, memory="10KB", engine="dense")
-
-
-def test_hopeless_system_is_refused(synthetic: Interactions) -> None:
-    matrix = synthetic.matrix.toarray() * 3e4
-    twin = np.hstack([matrix, matrix])
-    with pytest.raises(SolveError, match="raise l2 or dropout"):
-        eq.LAE(l2=1e-12).fit(Interactions(twin))
+@pytest.mark.parametrize(("ask", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_linear_model_cannot_do_is_refused(
+    ask, error: type[Exception], message: str, toy: Interactions, synthetic: Interactions
+) -> None:
+    with pytest.raises(error, match=message):
+        ask(toy, synthetic)

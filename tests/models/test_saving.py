@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,61 +157,54 @@ def test_a_class_that_takes_the_name_of_another_is_not_saved(
     assert eq.load(saved).settings()["model"] == "EASE"
 
 
+def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change the file of the inverse in place, with a manifest that knows nothing of it."""
+    file = next(path.glob("inverse-*.npy"))
+    file.write_bytes(change(file.read_bytes()))
+
+
+# what the error says, the damage, and what it takes besides the path
+REFUSED: list[tuple[Any, ...]] = [
+    ("not allowed", edit, lambda m: m["files"]["inverse"].update(file="../evil.npy")),
+    ("not allowed", edit, lambda m: m["files"]["inverse"].update(file="/etc/passwd")),
+    ("unknown kind", edit, lambda m: m["meta"]["settings"].update(model="Popen")),
+    ("unknown kind|settings", edit, lambda m: m["meta"]["settings"].update(model="Recommender")),
+    ("not those of EASE", edit, lambda m: m["meta"]["settings"].update(secret=1)),
+    ("l2 must be >= 0", edit, lambda m: m["meta"]["settings"].update(l2=-4)),
+    ("unknown kind", edit, lambda m: m["meta"]["settings"].update(normalizer={"name": "os"})),
+    ("unknown kind", edit, lambda m: m["meta"]["settings"].update(normalizer=7)),
+    ("damaged", edit, lambda m: m["meta"]["state"].update(normalizer={"name": "DAN", "x": 1})),
+    ("field .state. is missing", edit, lambda m: m["meta"].pop("state")),
+    ("field .settings. must be a group", edit, lambda m: m["meta"].update(settings=[1])),
+    ("shape|rows", edit, lambda m: m["meta"]["train"].update(shape=[7, 5])),
+    ("upgrade", edit, lambda m: m.update(version=99)),
+    ("expected 'equipoise-model'", edit, lambda m: m.update(format="other")),
+    ("no array 'diagonal'", edit, lambda m: m["files"].pop("diagonal")),
+    ("bytes", rewrite, lambda content: content[:-8]),
+    ("checksum", rewrite, lambda content: content[:-4] + b"\x00\x00\x80\x7f"),
+    ("shape", replace_array, "inverse", np.zeros((3, 3), np.float32)),
+    ("NaN", replace_array, "inverse", np.full((4, 4), np.nan, np.float32)),
+    ("shape|found int64", replace_array, "inverse", np.zeros((4, 4), np.int64)),
+    ("found float16", replace_array, "inverse", np.eye(4, dtype=np.float16)),
+    ("row by row", replace_array, "inverse", np.asfortranarray(np.arange(16.0).reshape(4, 4))),
+    ("found ", replace_array, "penalty", np.full(4, 1e-300, np.longdouble)),
+    ("NaN or infinite", replace_array, "diagonal", np.array([1.0, 2.0, np.inf, 1.0])),
+    ("not positive", replace_array, "diagonal", np.array([1.0, 2.0, -1.0, 1.0])),
+    ("damaged", replace_array, "train_indices", np.full(15, 77, np.int32)),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("message", "damage", "options"),
     [
-        (lambda m: m["files"]["inverse"].update(file="../evil.npy"), "not allowed"),
-        (lambda m: m["files"]["inverse"].update(file="/etc/passwd"), "not allowed"),
-        (lambda m: m["meta"]["settings"].update(model="Popen"), "unknown kind"),
-        (lambda m: m["meta"]["settings"].update(model="Recommender"), "unknown kind|settings"),
-        (lambda m: m["meta"]["settings"].update(secret=1), "not those of EASE"),
-        (lambda m: m["meta"]["settings"].update(l2=-4), "l2 must be >= 0"),
-        (lambda m: m["meta"]["settings"].update(normalizer={"name": "os"}), "unknown kind"),
-        (lambda m: m["meta"]["settings"].update(normalizer=7), "unknown kind"),
-        (lambda m: m["meta"]["state"].update(normalizer={"name": "DAN", "x": 1}), "damaged"),
-        (lambda m: m["meta"].pop("state"), "field .state. is missing"),
-        (lambda m: m["meta"].update(settings=[1]), "field .settings. must be a group"),
-        (lambda m: m["meta"]["train"].update(shape=[7, 5]), "shape|rows"),
-        (lambda m: m.update(version=99), "upgrade"),
-        (lambda m: m.update(format="other"), "expected 'equipoise-model'"),
-        (lambda m: m["files"].pop("diagonal"), "no array 'diagonal'"),
+        pytest.param(message, damage, options, id=f"{damage.__name__}: {message}")
+        for message, damage, *options in REFUSED
     ],
 )
-def test_edited_manifests_are_refused(saved: Path, change, message: str) -> None:
-    edit(saved, change)
-    with pytest.raises(FileFormatError, match=message):
-        eq.load(saved)
-
-
-def test_truncated_and_edited_files_are_refused(saved: Path) -> None:
-    file = next(saved.glob("inverse-*.npy"))
-    content = file.read_bytes()
-    file.write_bytes(content[:-8])
-    with pytest.raises(FileFormatError, match="bytes"):
-        eq.load(saved)
-    file.write_bytes(content[:-4] + b"\x00\x00\x80\x7f")
-    with pytest.raises(FileFormatError, match="checksum"):
-        eq.load(saved)
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "message"),
-    [
-        ("inverse", np.zeros((3, 3), np.float32), "shape"),
-        ("inverse", np.full((4, 4), np.nan, np.float32), "NaN"),
-        ("inverse", np.zeros((4, 4), np.int64), "shape|found int64"),
-        ("inverse", np.eye(4, dtype=np.float16), "found float16"),
-        ("inverse", np.asfortranarray(np.arange(16.0).reshape(4, 4)), "row by row"),
-        ("penalty", np.full(4, 1e-300, np.longdouble), "found "),
-        ("diagonal", np.array([1.0, 2.0, np.inf, 1.0]), "NaN or infinite"),
-        ("diagonal", np.array([1.0, 2.0, -1.0, 1.0]), "not positive"),
-        ("train_indices", np.full(15, 77, np.int32), "damaged"),
-    ],
-)
-def test_consistent_but_wrong_arrays_are_refused(
-    saved: Path, name: str, array: np.ndarray, message: str
+def test_a_saved_model_that_was_changed_is_refused(
+    saved: Path, message: str, damage: Callable[..., None], options: list[Any]
 ) -> None:
-    replace_array(saved, name, array)
+    damage(saved, *options)
     with pytest.raises(FileFormatError, match=message):
         eq.load(saved)
 

@@ -84,23 +84,12 @@ def test_sessions_are_numbered_in_order_of_time():
     assert data.history("7/1") == [1]
 
 
-def test_gap_needs_times():
-    with pytest.raises(DataError, match="no column looks like the time"):
-        eq.read({"user": [1, 2], "item": [1, 2]}, gap=60)
-
-
 @pytest.mark.parametrize(
     ("gap", "value"),
     [(90, 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("2d", 172800.0)],
 )
 def test_gaps_have_units(gap, value):
     assert gap_seconds(gap) == value
-
-
-@pytest.mark.parametrize("gap", [0, -1, "30", "soon", np.inf])
-def test_gaps_that_mean_nothing_are_refused(gap):
-    with pytest.raises(SettingError, match="gap must be"):
-        gap_seconds(gap)
 
 
 COLUMNS = {"user": ["b", "a", "b"], "item": [20, 10, 10], "rating": [5.0, 3.0, 4.0]}
@@ -135,11 +124,37 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
     assert data.labels["name"].to_list() == ["Ten", "Twenty"]
 
 
-def test_labels_that_fit_no_item_are_refused():
-    with pytest.raises(DataError, match="the labels: none of the items is labelled"):
-        eq.read(COLUMNS, labels={"item": [1, 2], "title": ["a", "b"]})
-    with pytest.raises(DataError, match="no column beside 'item'"):
-        eq.read(COLUMNS, labels={"item": [10]})
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        pytest.param(
+            lambda: eq.read({"user": [1, 2], "item": [1, 2]}, gap=60),
+            DataError,
+            "no column looks like the time",
+            id="gap without times",
+        ),
+        pytest.param(lambda: gap_seconds(0), SettingError, "gap must be", id="gap of zero"),
+        pytest.param(lambda: gap_seconds(-1), SettingError, "gap must be", id="negative gap"),
+        pytest.param(lambda: gap_seconds("30"), SettingError, "gap must be", id="text, no unit"),
+        pytest.param(lambda: gap_seconds("soon"), SettingError, "gap must be", id="gap in words"),
+        pytest.param(lambda: gap_seconds(np.inf), SettingError, "gap must be", id="endless gap"),
+        pytest.param(
+            lambda: eq.read(COLUMNS, labels={"item": [1, 2], "title": ["a", "b"]}),
+            DataError,
+            "the labels: none of the items is labelled",
+            id="labels of other items",
+        ),
+        pytest.param(
+            lambda: eq.read(COLUMNS, labels={"item": [10]}),
+            DataError,
+            "no column beside 'item'",
+            id="labels without a text",
+        ),
+    ],
+)
+def test_gaps_and_labels_that_make_no_sense_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_ids_and_labels_of_a_matrix_may_be_arrays_and_frames():

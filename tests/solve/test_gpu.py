@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -91,12 +92,6 @@ def test_precision_is_put_back() -> None:
 def test_missing_torch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'equipoise\[gpu\]'"):
-        eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_absent_card_is_an_error() -> None:
-    with pytest.raises(SettingError, match="'cuda' is not there; torch sees 0"):
         eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda")
 
 
@@ -206,10 +201,45 @@ def test_saved_model_comes_back_on_the_host(
     np.testing.assert_array_equal(loaded.inverse_, models[1].inverse_.toarray())
 
 
-def test_updating_and_pruning_ask_for_the_host(models: tuple[eq.EASE, eq.EASE]) -> None:
-    for change in (lambda: models[1].update(removed=["u3"]), lambda: models[1].prune(5)):
-        with pytest.raises(SettingError, match=r"model\.to\('cpu'\)"):
-            change()
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        pytest.param(
+            lambda model, _: model.update(removed=["u3"]),
+            SettingError,
+            r"model\.to\('cpu'\)",
+            id="updating asks for the host",
+        ),
+        pytest.param(
+            lambda model, _: model.prune(5),
+            SettingError,
+            r"model\.to\('cpu'\)",
+            id="pruning asks for the host",
+        ),
+        pytest.param(
+            lambda _, data: eq.EASE(l2=5.0).fit(data, engine="gpu", memory="0.1MB"),
+            TooBigError,
+            r"80 items need .* in the gpu engine and 0.0001 GB",
+            id="too small a card is noticed before anything is allocated",
+        ),
+        pytest.param(
+            lambda *_: eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda"),
+            SettingError,
+            "'cuda' is not there; torch sees 0",
+            id="absent card",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card"),
+        ),
+    ],
+)
+def test_what_a_card_cannot_do_is_refused(
+    models: tuple[eq.EASE, eq.EASE],
+    synthetic: Interactions,
+    call: Callable[[eq.EASE, Interactions], object],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        call(models[1], synthetic)
 
 
 def test_model_moves_between_host_and_device(synthetic: Interactions) -> None:
@@ -225,13 +255,6 @@ def test_model_moves_between_host_and_device(synthetic: Interactions) -> None:
 def test_card_with_24_gb_holds_70_000_items() -> None:
     needed = gpu.needed_bytes(100_000, 70_000, 5_000_000, "float32")
     assert 4 * 70_000**2 < needed < 24e9 * 0.95
-
-
-def test_too_small_a_card_is_noticed_before_anything_is_allocated(
-    synthetic: Interactions,
-) -> None:
-    with pytest.raises(TooBigError, match=r"80 items need .* in the gpu engine and 0.0001 GB"):
-        eq.EASE(l2=5.0).fit(synthetic, engine="gpu", memory="0.1MB")
 
 
 @pytest.mark.gpu

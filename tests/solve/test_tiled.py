@@ -316,12 +316,32 @@ def test_model_fits_in_less_memory_than_its_inverse(
         eq.EASE(l2=6.0, dropout=0.3).fit(data, memory="1.9MB", scratch=tmp_path / "tiles")
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        pytest.param(
+            lambda _: {"engine": "tiled", "refine": True},
+            SettingError,
+            "tiled engine cannot refine",
+            id="refining tiles",
+        ),
+        pytest.param(
+            lambda folder: {"engine": "dense", "scratch": folder},
+            SettingError,
+            "scratch is for the tiled engine",
+            id="scratch of the dense engine",
+        ),
+        pytest.param(
+            lambda _: {"tf32": True}, SettingError, "tf32 is for a card", id="tf32 without a card"
+        ),
+    ],
+)
 def test_options_that_do_not_belong_to_the_engine_are_refused(
-    synthetic: Interactions, tmp_path: Path
+    synthetic: Interactions,
+    tmp_path: Path,
+    options: Callable[[Path], dict[str, Any]],
+    error: type[Exception],
+    message: str,
 ) -> None:
-    with pytest.raises(SettingError, match="tiled engine cannot refine"):
-        eq.EASE(l2=5.0).fit(synthetic, engine="tiled", refine=True)
-    with pytest.raises(SettingError, match="scratch is for the tiled engine"):
-        eq.EASE(l2=5.0).fit(synthetic, engine="dense", scratch=tmp_path)
-    with pytest.raises(SettingError, match="tf32 is for a card"):
-        eq.EASE(l2=5.0).fit(synthetic, tf32=True)
+    with pytest.raises(error, match=message):
+        eq.EASE(l2=5.0).fit(synthetic, **options(tmp_path))
