@@ -20,7 +20,7 @@ import numpy as np
 from paper_path import PAPER
 
 import equipoise as eq
-from equipoise import cli
+from equipoise.cli import app
 from reproduce import runner
 from reproduce.config import load_config
 
@@ -55,7 +55,7 @@ def command(*words: object) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.argv = ["equipoise", *map(str, words)]
         with contextlib.suppress(SystemExit):
-            cli.main()
+            app.main()
 
 
 def one_cell(folder: Path, pairs: np.ndarray) -> None:

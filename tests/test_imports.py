@@ -33,7 +33,7 @@ ORDER = [
     ["svd"],
     ["solve"],
     ["ranking"],
-    ["metrics"],
+    ["metrics", "resampling"],
     ["models"],
     ["results", "evaluation", "comparison"],
     ["tuning"],

@@ -18,8 +18,8 @@ from sklearn.metrics import average_precision_score, ndcg_score
 
 from equipoise import metrics
 from equipoise.errors import DataError, SettingError
-from equipoise.metrics.named import FORMULAS, at_cutoff, known, look_up
-from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
+from equipoise.metrics import FORMULAS, at_cutoff, known, look_up
+from equipoise.resampling import bootstrap_interval, holm, sign_flip_test
 
 NAN = float("nan")
 ACCURACY = [

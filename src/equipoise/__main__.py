@@ -1,6 +1,6 @@
 """Run the command line with ``python -m equipoise``."""
 
-from equipoise.cli import main
+from equipoise.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -14,8 +14,8 @@ from scipy import stats
 
 from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
-from equipoise.metrics.named import nearest
-from equipoise.metrics.resampling import bootstrap_interval, holm, sign_flip_test
+from equipoise.metrics import nearest
+from equipoise.resampling import bootstrap_interval, holm, sign_flip_test
 from equipoise.results import Result, markdown_table
 
 Floats = npt.NDArray[np.float64]

@@ -28,19 +28,19 @@ from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdE
 from equipoise.ids import IdIndex, as_list, some
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
-from equipoise.metrics.beyond_accuracy import Vectors
-from equipoise.metrics.named import (
+from equipoise.metrics import (
     ACCURACY,
     AGGREGATE,
     ITEM_SLICES,
     UNBIASED,
     USER_SLICES,
     Named,
+    Vectors,
     at_cutoff,
     known,
     look_up,
 )
-from equipoise.metrics.resampling import bootstrap_interval
+from equipoise.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
 from equipoise.split.parts import Part
 

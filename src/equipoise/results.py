@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from equipoise.errors import FileFormatError, UnknownIdError
-from equipoise.metrics.named import Named, nearest
+from equipoise.metrics import Named, nearest
 from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 KIND = "equipoise-result"

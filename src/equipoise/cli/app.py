@@ -1,7 +1,9 @@
-"""All commands in the order of `equipoise --help`."""
+"""All commands in the order of `equipoise --help`, and the entry point of the script."""
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -41,3 +43,12 @@ def every(
 for each in (demo, data, fit, tune, evaluate, recommend, report, doctor):
     app.add_typer(each.app)
 app.add_typer(datasets.app, name="datasets")
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        # A title that the terminal's encoding lacks is no reason to fail.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    app(prog_name="equipoise")

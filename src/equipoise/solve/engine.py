@@ -449,7 +449,8 @@ class Solver:
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
         self._refine, self._tf32, self._scratch, self._progress = refine, tf32, scratch, progress
-        second = train.n_items * gpu.row_length(train.n_items) * np.dtype(dtype).itemsize
+        row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
+        second = train.n_items * row * np.dtype(dtype).itemsize
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
         self.keeps_gram = keep_gram and room and self.engine != "tiled"
         self._repeats = keep_gram

@@ -18,7 +18,7 @@ from equipoise.checks import count
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import ListMetrics
 from equipoise.machine import duration, limited
-from equipoise.metrics.named import USER_SLICES, at_cutoff
+from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.linear import fit_together, shared_solver
 from equipoise.solve.engine import Solver, plan

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import checks
+from equipoise import checks, metrics
 from equipoise.errors import (
     DataError,
     FileFormatError,
@@ -31,7 +31,6 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import Floats
 from equipoise.machine import count
 from equipoise.matrix import Csr
-from equipoise.metrics import accuracy
 from equipoise.models.base import Recommender
 from equipoise.ranking.terms import Adder, LowRank, Rows, Term
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
@@ -90,7 +89,7 @@ class DeviceMetrics:
         self.users = train.user_index.positions(history.users, unknown="skip")
         self.history = DeviceRows(history.matrix, device)
         self._target = part.target.with_items(train.item_index).matrix
-        self._recall = accuracy.recall_full if part.protocol == "weak" else accuracy.recall
+        self._recall = metrics.recall_full if part.protocol == "weak" else metrics.recall
 
     def __call__(self, scorer: Scorer) -> tuple[float, float]:
         """Return the means over all users."""
@@ -102,8 +101,8 @@ class DeviceMetrics:
             row, place = seen.entries(rows)
             scores[row, seen.indices[place]] = -torch.inf
             lists.append(scores.topk(min(K, seen.n_items), dim=1).indices)
-        hits = accuracy.find_hits(torch.cat(lists).cpu().numpy(), self._target)
-        return float(self._recall(hits, K).mean()), float(accuracy.ndcg(hits, K).mean())
+        hits = metrics.find_hits(torch.cat(lists).cpu().numpy(), self._target)
+        return float(self._recall(hits, K).mean()), float(metrics.ndcg(hits, K).mean())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.metrics.accuracy import Floats
+from equipoise.metrics import Floats
 
 BLOCK = 1 << 21  # cells of the weight matrix made at a time, 16 MB
 
