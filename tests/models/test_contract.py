@@ -368,7 +368,7 @@ def test_parquet_stream_holds_the_same_lists(
 ) -> None:
     assert model.recommend_to(tmp_path / "all.parquet", k=6, batch_size=37) == 300
     written = pl.read_parquet(tmp_path / "all.parquet")
-    assert written.equals(model.recommend(data, k=6).to_frame())
+    assert written.equals(model.recommend(data, k=6).to_frame(details=True))
     assert [file.name for file in tmp_path.iterdir()] == ["all.parquet"]
 
 

@@ -20,6 +20,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
+from equipoise.models.histories import cold_rows
 from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
 
@@ -38,7 +39,7 @@ def rank_together(
     history may be listed.
     """
     depth = min(k, history.n_items)
-    empty = np.flatnonzero(history.user_counts == 0)
+    empty = np.flatnonzero(cold_rows(history.matrix, models[0].item_counts_))
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
     for place, model in enumerate(models):
