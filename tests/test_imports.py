@@ -35,7 +35,7 @@ ORDER = [
     ["ranking"],
     ["metrics", "resampling"],
     ["models"],
-    ["results", "evaluation", "comparison"],
+    ["results", "given_lists", "evaluation", "comparison"],
     ["tuning"],
     ["report"],
     ["serve", "cluster"],

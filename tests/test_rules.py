@@ -1,4 +1,4 @@
-"""Rules: filters, boosts, pins, quotas and diversity, against lists made by hand or the slow way."""
+"""Rules: filters, boosts, pins, quotas and diversity, against lists made the slow way."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.sessions import drawn
 
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.ranking.mixture import similarity
+from tests.models.sessions import drawn
 
 LABELS = pl.DataFrame(
     {

@@ -627,8 +627,16 @@ class Recommender(ABC):
         parts = []
         for scored_by, rows in groups if cold.any() else groups[:1]:
             some = request.take(rows) if cold.any() else request
-            limits = {"exclude": some.exclude, "candidates": some.allowed, "only": some.only}
-            found = top_k(scored_by, some.history, k, users=some.trained, **limits, **options)
+            found = top_k(
+                scored_by,
+                some.history,
+                k,
+                exclude=some.exclude,
+                candidates=some.allowed,
+                only=some.only,
+                users=some.trained,
+                **options,
+            )
             parts.append((rows, found))
         return Ranked.joined(parts)
 

@@ -253,7 +253,7 @@ def cold_rows(history: Csr, item_counts: npt.NDArray[Any]) -> Mask:
     # `reduceat` gives an empty row the value of the next one, and needs one after the last
     used = np.append(item_counts[history.indices] > 0, False)
     found = np.logical_or.reduceat(used, history.indptr[:-1])
-    return ~found | (np.diff(history.indptr) == 0)
+    return np.asarray(~found | (np.diff(history.indptr) == 0))
 
 
 def _item_positions(listed: Any, items: IdIndex, unknown: Unknowns) -> Positions:

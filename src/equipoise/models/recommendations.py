@@ -181,32 +181,29 @@ def strongest(
     sources, place = np.unique(history.indices, return_inverse=True)
     ones, offsets = np.ones(len(sources), np.float32), np.arange(len(sources) + 1)
     alone: Csr = sp.csr_array((ones, sources, offsets), shape=(len(sources), history.shape[1]))
-    lengths = np.diff(history.indptr)
-    sizes = np.where(skipped | (not varying), 0, lengths * [len(row) for row in lists])
+    ends, n_listed = history.indptr.tolist(), [len(row) for row in lists]
+    sizes = np.where(skipped | (not varying), 0, np.diff(history.indptr) * n_listed)
     chunk = np.cumsum(sizes) // PAIRS
     out: Strongest = []
     for number in np.unique(chunk):
-        users = np.flatnonzero(chunk == number)
-        spans = [slice(*history.indptr[user : user + 2]) for user in users]
-        asked = [user for user, size in zip(users, sizes[users], strict=True) if size]
-        rows = [np.repeat(place[slice(*history.indptr[u : u + 2])], len(lists[u])) for u in asked]
-        items = [np.tile(lists[u], lengths[u]) for u in asked]
-        none = np.empty(0, np.int64)
-        parts = none
-        if asked:
+        users: list[int] = np.flatnonzero(chunk == number).tolist()
+        spans = {user: slice(ends[user], ends[user + 1]) for user in users if sizes[user]}
+        rows = [np.repeat(place[span], n_listed[user]) for user, span in spans.items()]
+        items = [np.tile(lists[user], span.stop - span.start) for user, span in spans.items()]
+        parts: Any = np.empty(0)
+        if spans:
             parts = score_items(varying, alone, np.concatenate(rows), np.concatenate(items))
         at = 0
-        for user, span, size in zip(users, spans, sizes[users], strict=True):
-            if not size:
-                out.append([none] * len(lists[user]))
+        for user in users:
+            if user not in spans:
+                out.append([np.empty(0, np.int64)] * n_listed[user])
                 continue
-            block = parts[at : at + size].reshape(lengths[user], len(lists[user]))
-            block = block * history.data[span][:, None]
+            own, weight = history.indices[spans[user]], history.data[spans[user]]
+            block = parts[at : at + sizes[user]].reshape(-1, n_listed[user]) * weight[:, None]
+            at += sizes[user]
             order = np.argsort(-block, axis=0, kind="stable")[:most]
             added = np.take_along_axis(block, order, axis=0) > 0
-            own = history.indices[span]
             out.append([own[o[a]].astype(np.int64) for o, a in zip(order.T, added.T, strict=True)])
-            at += size
     return out
 
 

@@ -42,9 +42,9 @@ def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
             batch[:, barred] = -np.inf
         for only in job.only:
             cells = only.pairs[part].tocoo()
-            places = tuple(send(each.astype(np.int64), scorer.device) for each in cells.coords)
+            places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
             hidden = scorer.torch.ones_like(batch, dtype=scorer.torch.bool)
-            hidden[places] = False
+            hidden[tuple(places)] = False
             if only.users is not None:
                 hidden &= send(only.users[part], scorer.device)[:, None]
             batch.masked_fill_(hidden, -np.inf)
