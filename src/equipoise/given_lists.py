@@ -19,7 +19,7 @@ from equipoise.interactions import Interactions
 from equipoise.metrics import ITEM_SLICES, Named
 from equipoise.ranking.ranker import Ranked
 from equipoise.readers.columns import spelled_like
-from equipoise.readers.frames import object_source
+from equipoise.readers.frames import is_frame, object_source
 
 COUNTED = ("popularity", "novelty", "lift")  # metrics and slices that need training counts
 COUNTED_SLICES = (*ITEM_SLICES, "unbiased")
@@ -147,7 +147,7 @@ def _table(source: Any, users: IdIndex, items: IdIndex) -> pl.DataFrame:
 def _frame(source: Any) -> tuple[str, pl.DataFrame]:
     """Read a table whole; numbers of a text file stay text until it is known what they are."""
     if not isinstance(source, (str, os.PathLike)):
-        if isinstance(source, Interactions) or not hasattr(source, "columns"):
+        if not is_frame(source):
             kind = type(source).__name__
             raise SettingError(
                 f"evaluate takes a fitted model, or a frame or file of lists, got {kind}"

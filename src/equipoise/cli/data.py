@@ -127,9 +127,8 @@ def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
             frame = pl.read_parquet(path)
         else:
             separator = "\t" if path.suffix == ".tsv" else ","
-            frame = pl.read_csv(
-                path, infer_schema=False, has_header=False, separator=separator
-            ).drop_nulls("column_1")
+            how: dict[str, Any] = {"infer_schema": False, "has_header": False}
+            frame = pl.read_csv(path, separator=separator, **how)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{path} is not a list of items: {error}") from error
     if path.suffix != ".parquet":

@@ -38,10 +38,13 @@ from equipoise.models.saving import (
     plain,
     save_model,
 )
+from equipoise.models.updating import changed_data
 from equipoise.ranking.mixture import mixed
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
+from equipoise.readers import read
+from equipoise.readers.frames import is_frame
 from equipoise.storage import Fields, Stored
 
 BATCH = 4096
@@ -143,7 +146,8 @@ class Recommender(ABC):
         Parameters
         ----------
         interactions
-            Training data: Interactions, or a sparse matrix of scipy, users x items.
+            Training data: Interactions, a frame that `eq.read` can read by itself, or a sparse
+            matrix of scipy, users x items.
         device
             "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
         dtype
@@ -215,10 +219,27 @@ class Recommender(ABC):
         normalizer = getattr(self, "normalizer_", None)
         return None if normalizer is None else float(normalizer.exponents()[0])
 
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
-        """Add and remove interactions, where a model can do that without a new fit."""
-        kind = type(self).__name__
-        raise SettingError(f"a {kind} has no update; fit it again on the new data")
+    @at_once
+    def update(self, added: Any = None, removed: Any = None) -> Self:
+        """Add and remove interactions by a new fit on the changed data.
+
+        Parameters
+        ----------
+        added
+            New pairs, as Interactions or a frame; their users and items may be new.
+        removed
+            Pairs to take out, as Interactions or a frame; or the id of a user to forget
+            altogether, or a list of such ids.
+        """
+        old, options = self._fitted, self._refit_options()
+        new = changed_data(old, added, removed)
+        if new.fingerprint != old.fingerprint:
+            self._fit(new, **options)
+        return self
+
+    def _refit_options(self) -> dict[str, Any]:
+        """Return the options of the fit that `update` makes, or say why there is none."""
+        return {name: FIT_DEFAULTS[name] for name in self.fit_options}
 
     @property
     def item_index_(self) -> IdIndex:
@@ -265,6 +286,37 @@ class Recommender(ABC):
         'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
         """
         return in_words(self.settings(resolved=True))
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the settings by name, as scikit-learn asks for them.
+
+        With `deep`, also those of parts, such as "normalizer__alpha".
+        """
+        values = {name: getattr(self, name) for name in Recommender.tunable(self)}
+        for name, part in list(values.items()) if deep else []:
+            if dataclasses.is_dataclass(part):
+                inner = {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+                values |= {f"{name}__{key}": value for key, value in inner.items()}
+        return values
+
+    @at_once
+    def set_params(self, **params: Any) -> Self:
+        """Change settings by their names in `get_params`; the model has to be fitted again."""
+        own: dict[str, Any] = {}
+        known = self.get_params()
+        for key, value in params.items():
+            if key not in known:
+                has = ", ".join(known) or "none"
+                raise SettingError(f"{type(self).__name__} has no setting {key!r}; it has {has}")
+            name, _, inner = key.partition("__")
+            part = own.get(name, getattr(self, name))
+            own[name] = dataclasses.replace(part, **{inner: value}) if inner else value
+        self.__dict__ = dataclasses.replace(cast(Any, self), **own).__dict__
+        return self
+
+    def clone(self) -> Self:
+        """Return a model with the same settings, not fitted."""
+        return cast(Self, dataclasses.replace(cast(Any, self)))
 
     @classmethod
     def prototype(cls) -> Self:
@@ -693,9 +745,12 @@ FIT_DEFAULTS = {
 def _training_data(given: Any) -> Interactions:
     if sp.issparse(given):
         return Interactions(given)
+    if is_frame(given):
+        return read(given)
     if not isinstance(given, Interactions):
         raise DataError(
-            "fit needs Interactions or a sparse matrix of scipy; make them with eq.read(...)"
+            "fit needs Interactions, a frame or a sparse matrix of scipy; make them with "
+            "eq.read(...)"
         )
     return given
 

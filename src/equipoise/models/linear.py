@@ -28,7 +28,7 @@ from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
 from equipoise.models.updating import update_linear
-from equipoise.normalize import DAN, NoNorm, Normalizer
+from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.engine import Solved, Solver, move, require_host, solve
@@ -93,8 +93,7 @@ class LinearAutoencoder(Recommender):
 
     def __post_init__(self) -> None:
         check_penalty(self.l2, self.dropout)
-        if not isinstance(self.normalizer, Normalizer):
-            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        self.normalizer = as_normalizer(self.normalizer)
         if not isinstance(self.lowpass, LowPass | None):
             raise SettingError(f"lowpass must be a LowPass or None, got {self.lowpass!r}")
 
@@ -228,7 +227,7 @@ class LinearAutoencoder(Recommender):
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+    def update(self, added: Any = None, removed: Any = None) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -237,10 +236,8 @@ class LinearAutoencoder(Recommender):
 
         Parameters
         ----------
-        added
-            New pairs; their users and items may be new.
-        removed
-            Pairs to take out, or a list of user ids to forget altogether.
+        added, removed
+            As for `Recommender.update`.
         """
         require_host(self.inverse_)
         update_linear(self, added, removed)
@@ -422,7 +419,7 @@ class LAE(LinearAutoencoder):
         p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.
     normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
+        How users and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     lowpass
         A `LowPass` companion that adds the large-scale structure of the data; None for none.
 

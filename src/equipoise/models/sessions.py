@@ -34,7 +34,7 @@ from equipoise.models.session_solver import (
     solve_all,
     time_weights,
 )
-from equipoise.normalize import NoNorm, Normalizer, Vector
+from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
@@ -82,8 +82,7 @@ class SessionModel(Recommender):
         checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
             raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
-        if not isinstance(self.normalizer, Normalizer):
-            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        self.normalizer = as_normalizer(self.normalizer)
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
         if not isinstance(self.repeats, bool):
             raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
@@ -251,6 +250,10 @@ class SessionModel(Recommender):
         wanted = users_or_histories if session is None else [as_list(session)]
         return super().recommend(wanted, k, **options)
 
+    def _refit_options(self) -> dict[str, Any]:
+        engine = "sparse" if self.dense_ is None else "dense"
+        return {**super()._refit_options(), "engine": engine, "dtype": self.dtype_}
+
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
         if self.dense_ is not None:
@@ -322,7 +325,7 @@ class SLIS(SessionModel):
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
-        How sessions and items are weighted, such as `DAN(alpha, beta)`.
+        How sessions and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     row_norm
         Inputs are scaled to sum 1 ("l1") or length 1 ("l2"), which discounts long sessions; None
         leaves them.
