@@ -110,13 +110,17 @@ class DeviceMatrix:
         self.values.diagonal().copy_(self._diagonal)
         return self.values
 
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return some rows, on the host."""
+        rows = np.array(self.values[low:high].cpu().numpy())
+        own = self._diagonal[low:high].cpu().numpy()
+        rows[np.arange(high - low), np.arange(low, high)] = own
+        return rows
+
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows in order, some at a time, on the host."""
-        diagonal = self.diagonal()
         for low, high in strips((0, len(self)), COPY_ROWS):
-            rows = np.array(self.values[low:high].cpu().numpy())
-            rows[np.arange(high - low), np.arange(low, high)] = diagonal[low:high]
-            yield rows
+            yield self.rows(low, high)
 
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""
