@@ -59,6 +59,7 @@ MODELS: dict[str, Callable[[], Recommender]] = {
     **LINEAR,
     "Popularity": lambda: eq.Popularity(),
     "ItemKNN": lambda: eq.ItemKNN(neighbours=80, shrink=1.0),
+    "ItemKNN auto": lambda: eq.ItemKNN(),
     "GFCF": lambda: eq.GFCF(n_factors=9),
     "GFCF linear": lambda: eq.GFCF(strength=0.0),
     "BSPM": lambda: eq.BSPM(n_factors=9, solver="rk4", merge="late"),
