@@ -1,9 +1,11 @@
 """Neighbours and shrink of `ItemKNN` over data sets: what "auto" gives beside a grid.
 
     python benchmarks/item_knn.py movielens-100k movielens-1m online-retail.csv
+    python benchmarks/item_knn.py --auto movielens-100k movielens-1m online-retail.csv
 
-A name is a data set of `equipoise.datasets`; a path is a CSV file with the columns of UCI Online
-Retail. Each number is NDCG@20 on the test part of a split; `equipoise.automatic` has the rule.
+The second form leaves the grid out. A name is a data set of `equipoise.datasets`; a path is a CSV
+file with the columns of UCI Online Retail. Each number is NDCG@20 on the test part of a split;
+`equipoise.automatic` has the rule.
 """
 
 from __future__ import annotations
@@ -68,11 +70,12 @@ def measure(name: str, data: eq.Interactions) -> None:
         train = split.train
         n_items = int((train.item_counts > 0).sum())
         print(f"{name}, {kind}: {train}, {train.n_interactions / n_items:.1f} per item")
-        grid(split, train)
+        if "--auto" not in sys.argv:
+            grid(split, train)
         model = eq.ItemKNN().fit(train)
         print(f"  {model.summary()}: {ndcg(model, split):.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    for source in sys.argv[1:]:
+    for source in (each for each in sys.argv[1:] if each != "--auto"):
         measure(source.rsplit("/", 1)[-1], load(source))

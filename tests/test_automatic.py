@@ -162,7 +162,7 @@ def test_the_neighbourhood_of_an_item_knn_follows_the_counts(synthetic: Interact
     per_user = synthetic.n_interactions / synthetic.n_users
     per_item = synthetic.n_interactions / (synthetic.item_counts > 0).sum()
     assert model.neighbours_ == max(round(per_user**0.5), 5)
-    assert model.shrink_ == min(per_item / 6, 10)
+    assert model.shrink_ == min(per_item * (1 / 6), 10)
     same = eq.ItemKNN(neighbours=model.neighbours_, shrink=model.shrink_).fit(synthetic)
     np.testing.assert_array_equal(model.score(["u1"]), same.score(["u1"]))
     assert eq.ItemKNN(neighbours=7).fit(synthetic).neighbours_ == 7

@@ -40,7 +40,7 @@ from equipoise.metrics import (
     known,
     look_up,
 )
-from equipoise.ranking.rules import Rules, as_rules
+from equipoise.ranking.rules import Rules, RulesLike, as_rules
 from equipoise.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
 from equipoise.split.parts import Part, identity
@@ -92,7 +92,7 @@ def evaluate(
     part: Part | tuple[Interactions, Interactions],
     k: int | Iterable[int] = 20,
     *,
-    rules: Rules | None = None,
+    rules: RulesLike | None = None,
     alpha: float | None = None,
     train: Interactions | None = None,
     metrics: Sequence[str] | str | None = None,

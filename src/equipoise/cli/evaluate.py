@@ -92,7 +92,8 @@ def evaluate(
             threads=options.threads,
             tuned_on_test=tuned_on_test,
             progress=progress,
-            **({"train": split.train, "name": model.stem} if isinstance(model, Path) else {}),
+            train=split.train,
+            name=model.stem if isinstance(model, Path) else None,
             rules=rules,
             alpha=dial,
         )

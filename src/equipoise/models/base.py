@@ -41,7 +41,7 @@ from equipoise.models.saving import (
 from equipoise.models.updating import changed_data
 from equipoise.ranking.mixture import mixed
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
-from equipoise.ranking.rules import Rules, as_rules
+from equipoise.ranking.rules import RulesLike, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.readers import read
 from equipoise.readers.frames import is_frame
@@ -350,7 +350,7 @@ class Recommender(ABC):
         *,
         exclude_seen: bool | None = True,
         alpha: float | None = None,
-        rules: Rules | None = None,
+        rules: RulesLike | None = None,
         threads: int | None = None,
     ) -> Ranked:
         """Rank items for the rows of `history`, by position; what `evaluate` works from.
@@ -370,7 +370,7 @@ class Recommender(ABC):
         exclude_seen: bool | None = None,
         exclude: Any = None,
         candidates: Any = None,
-        rules: Rules | None = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
         reasons: int = 0,
         unknown_users: str | None = None,
@@ -429,7 +429,7 @@ class Recommender(ABC):
         exclude_seen: bool | None = None,
         exclude: Any = None,
         candidates: Any = None,
-        rules: Rules | None = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
         reasons: int = 0,
         unknown_users: str | None = None,
@@ -488,7 +488,7 @@ class Recommender(ABC):
         items: Any,
         k: int = 20,
         *,
-        rules: Rules | None = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
         unknown_items: Unknown | None = None,
     ) -> Recommendations:
@@ -511,7 +511,7 @@ class Recommender(ABC):
         k: int = 20,
         *,
         batch_size: int = BATCH,
-        rules: Rules | None = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
         unknown_items: Unknown | None = None,
     ) -> int:
@@ -639,7 +639,7 @@ class Recommender(ABC):
         terms: list[Term],
         k: int,
         exclude_seen: bool | None,
-        rules: Rules | None,
+        rules: RulesLike | None,
         threads: int | None,
     ) -> Ranked:
         """Rank items for the rows of a request, under the rules."""
@@ -700,7 +700,7 @@ class Recommender(ABC):
         terms: list[Term],
         k: int,
         exclude_seen: bool | None,
-        rules: Rules | None,
+        rules: RulesLike | None,
         reasons: int,
         threads: int | None,
     ) -> Recommendations:

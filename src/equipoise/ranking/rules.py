@@ -180,6 +180,9 @@ class Rules:
         return ItemRules(allowed, users, boost, quotas, pins, float(self.diversity), self.seen)
 
 
+RulesLike = Rules | Mapping[str, Any] | str | os.PathLike[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Quota:
     """The most items of a list with the same code; -1 is no code."""
