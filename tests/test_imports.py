@@ -23,6 +23,7 @@ ORDER = [
     ["errors"],
     ["checks", "kernels", "machine"],
     ["ids", "matrix"],
+    ["events"],
     ["storage"],
     ["interactions"],
     ["readers"],

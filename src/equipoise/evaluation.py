@@ -84,6 +84,8 @@ class GivenPart:
     target: Interactions
     protocol: str = "given"
     name: str = "test"
+    repeats: str = "new"
+    hides_seen: bool = True
 
     @property
     def fingerprint(self) -> str:
@@ -135,7 +137,7 @@ def evaluate(
         item of the model.
     exclude_seen
         Keep items of the history out of the lists; left out: yes, except for sessions, where
-        users come back to an item.
+        users come back to an item, and for parts whose `repeats` are "all" or "again".
     batch_size
         Users ranked at a time; has no effect on the numbers.
     bootstrap
@@ -170,7 +172,7 @@ def evaluate(
     items = _model_items(model)
     history, target = _aligned(given, items)
     if exclude_seen is None:
-        exclude_seen = given.protocol != "session"
+        exclude_seen = given.hides_seen
     measured = ListMetrics(
         history,
         target,
@@ -217,6 +219,7 @@ def evaluate(
         seed=seed,
         seconds=seconds,
         version=equipoise.__version__,
+        repeats=given.repeats,
     )
 
 

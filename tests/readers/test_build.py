@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
-from equipoise.readers.build import factorize, gap_seconds, pairs_to_csr
+from equipoise.interactions import Interactions
+from equipoise.readers.build import Log, factorize, gap_seconds, gathered
 
 pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(1, 9)), min_size=1)
 
@@ -26,11 +27,14 @@ def test_the_matrix_equals_a_sum_over_rows_in_any_order(rows):
         expected[row[0], row[1]] += row[2]
         latest[row[0], row[1]] = max(latest[row[0], row[1]], row[2])
     codes = user.astype(np.int32), item.astype(np.int32)
-    built = pairs_to_csr(*codes, shape, value.astype(float), value.astype(float))
-    built.matrix.check_format(full_check=True)
-    assert built.matrix.toarray().tolist() == expected.tolist()
+    log = Log(*codes, value.astype(float), value.astype(float))
+    matrix, events, repeats = gathered(log, shape)
+    matrix.check_format(full_check=True)
+    assert matrix.toarray().tolist() == expected.tolist()
+    built = Interactions(matrix, events=events)
     assert built.times.tolist() == latest[latest >= 0].tolist()
-    assert built.repeats == len(rows) - (expected > 0).sum()
+    assert repeats == len(rows) - (expected > 0).sum()
+    assert events.n_events == len(rows)
 
 
 @pytest.mark.parametrize(
