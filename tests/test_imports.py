@@ -30,6 +30,7 @@ ORDER = [
     ["datasets"],
     ["statistics"],
     ["split"],
+    ["signals"],
     ["normalize", "automatic"],
     ["svd"],
     ["solve"],

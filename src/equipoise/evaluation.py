@@ -84,8 +84,6 @@ class GivenPart:
     target: Interactions
     protocol: str = "given"
     name: str = "test"
-    repeats: str = "new"
-    hides_seen: bool = True
 
     @property
     def fingerprint(self) -> str:
@@ -171,8 +169,9 @@ def evaluate(
     wanted = look_up(metrics, groups or ())
     items = _model_items(model)
     history, target = _aligned(given, items)
+    repeats = str(getattr(given, "repeats", "new"))
     if exclude_seen is None:
-        exclude_seen = given.hides_seen
+        exclude_seen = repeats == "new" and given.protocol != "session"
     measured = ListMetrics(
         history,
         target,
@@ -219,7 +218,7 @@ def evaluate(
         seed=seed,
         seconds=seconds,
         version=equipoise.__version__,
-        repeats=given.repeats,
+        repeats=repeats,
     )
 
 

@@ -63,6 +63,9 @@ class Interactions:
         tells: times, kinds, weights that add up to those of the matrix, the order of a session.
     notes
         Sentences on how the data came about, such as what a reader merged or skipped.
+    signed
+        Whether values may be negative, as `Signals` make them of what a user does not want; such
+        a pair is in no count.
 
     Examples
     --------
@@ -84,8 +87,9 @@ class Interactions:
         labels: pl.DataFrame | None = None,
         events: Events | None = None,
         notes: Iterable[str] = (),
+        signed: bool = False,
     ) -> None:
-        self.matrix, moments = checked_matrix(matrix, times)
+        self.matrix, moments = checked_matrix(matrix, times, signed=signed)
         n_users, n_items = self.matrix.shape
         self.user_index = _index(users, n_users, "user")
         self.item_index = _index(items, n_items, "item")
@@ -98,6 +102,7 @@ class Interactions:
         self.labels = labels
         self.events = events
         self.notes = tuple(notes)
+        self.signed = signed and bool((self.matrix.data < 0).any())
 
     @property
     def users(self) -> npt.NDArray[Any]:
@@ -132,11 +137,16 @@ class Interactions:
     @cached_property
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Number of users of each item."""
-        return np.bincount(self.matrix.indices, minlength=self.n_items).astype(np.int64)
+        used = self.matrix.indices
+        used = used[self.matrix.data > 0] if self.signed else used
+        return np.bincount(used, minlength=self.n_items).astype(np.int64)
 
     @cached_property
     def user_counts(self) -> npt.NDArray[np.int64]:
         """Number of items of each user."""
+        if self.signed:
+            row = entry_rows(self.matrix)[self.matrix.data > 0]
+            return np.bincount(row, minlength=self.n_users).astype(np.int64)
         return np.diff(self.matrix.indptr).astype(np.int64)
 
     @cached_property
@@ -160,6 +170,19 @@ class Interactions:
                 digest.update(name.encode() + column.tobytes())
         digest.update(repr((self.events.type_names, self.events.ordered)).encode())
         return digest.hexdigest()[:12]
+
+    @cached_property
+    def own_events(self) -> Events:
+        """The events with what each counts; one per pair where there are none."""
+        if self.events is None:
+            return _bare(self.matrix)
+        if self.events.weights is not None or not self.weighted:
+            return self.events
+        return replace_fields(self.events, weights=_shares(self, self.events))
+
+    def with_values(self, matrix: Any) -> Interactions:
+        """Return the data with another matrix of the same shape; its values may be negative."""
+        return self._rebuilt(matrix, signed=True)
 
     @property
     def sequences(self) -> Events | None:
@@ -227,7 +250,8 @@ class Interactions:
     def rows(self, positions: npt.ArrayLike) -> Interactions:
         """Return the users at these positions (or under this mask), all items kept."""
         where = as_positions(positions, self.n_users)
-        places, offsets = segments(self.matrix.indptr[where], self.user_counts[where])
+        indptr = self.matrix.indptr
+        places, offsets = segments(indptr[where], np.diff(indptr)[where])
         csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
         return self._rebuilt(
             sp.csr_array(csr, shape=(len(where), self.n_items)),
@@ -320,6 +344,7 @@ class Interactions:
             "labels": self.labels,
             "events": self.events,
             "notes": self.notes,
+            "signed": self.signed,
         }
         return Interactions(matrix, **{**kept, **changes})
 
@@ -444,7 +469,7 @@ class Interactions:
         return self._events_frame() if events else self._frame(self.n_interactions)
 
     def _events_frame(self) -> pl.DataFrame:
-        events = self.events if self.events is not None else _bare(self.matrix)
+        events = self.own_events
         weights = np.ones(events.n_events) if events.weights is None else events.weights
         columns = {
             "user": self.user_index.to_series()[events.rows],
@@ -576,7 +601,7 @@ def _joined_events(
     notes: list[str],
 ) -> Events | None:
     """Put the events of two sides over the same items together; what one side lacks is noted."""
-    sides = [part.events if part.events is not None else _bare(part.matrix) for part in parts]
+    sides = [part.own_events for part in parts]
     weighted = any(part.weighted for part in parts)
     if all(part.events is None for part in parts) and not weighted:
         return None
@@ -594,7 +619,7 @@ def _joined_events(
         if "times were" in lost:
             changes["times"] = None
         if weighted and side.weights is None:
-            changes["weights"] = _shares(parts[at], side)
+            changes["weights"] = _shares(parts[at], side)  # of a side where all count 1
         if any(each.types is not None for each in sides) and side.types is None:
             changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
         sides[at] = replace_fields(side, **changes)

@@ -14,12 +14,13 @@ Csr = sp.csr_array[np.float32, tuple[int, int]]
 
 
 def checked_matrix(
-    matrix: Any, times: npt.ArrayLike | None
+    matrix: Any, times: npt.ArrayLike | None, *, signed: bool = False
 ) -> tuple[Csr, npt.NDArray[np.float64] | None]:
     """CSR float32 with sorted indices and no zeros, and the times in the same order.
 
-    Refuses NaN, infinite and negative values and names the first such cell. A matrix that is
-    already as it should be is shared, not copied; the caller's matrix is never changed.
+    Refuses NaN, infinite and, unless `signed`, negative values and names the first such cell. A
+    matrix that is already as it should be is shared, not copied; the caller's matrix is never
+    changed.
     """
     if not sp.issparse(matrix):
         matrix = np.asarray(matrix)
@@ -35,7 +36,7 @@ def checked_matrix(
         csr.check_format(full_check=True)
     except ValueError as error:
         raise DataError(f"the sparse matrix is malformed: {error}") from error
-    csr = _single_precision(csr)
+    csr = _single_precision(csr, signed)
     if times is not None:
         return _with_times(csr, np.asarray(times, np.float64))
     if not csr.has_canonical_format or not csr.data.all():
@@ -45,10 +46,13 @@ def checked_matrix(
     return csr, None
 
 
-def _single_precision(csr: Csr) -> Csr:
-    wrong = ~np.isfinite(csr.data) | (csr.data < 0)
+def _single_precision(csr: Csr, signed: bool) -> Csr:
+    wrong = ~np.isfinite(csr.data)
+    if not signed:
+        wrong |= csr.data < 0
     if wrong.any():
-        raise DataError(f"weights must be finite and >= 0, found {_first_cell(csr, wrong)}")
+        wanted = "finite" if signed else "finite and >= 0"
+        raise DataError(f"weights must be {wanted}, found {_first_cell(csr, wrong)}")
     if csr.dtype == np.float32:
         return csr
     wrong = lost_in_single(csr.data)

@@ -30,16 +30,20 @@ logger = logging.getLogger(__name__)
 PAYS = 0.2  # largest rank of an update, as a share of n, that beats a new solve
 
 
-def update_linear(model: LinearAutoencoder, added: Interactions | None, removed: Any) -> None:
+def update_linear(
+    model: LinearAutoencoder, added: Interactions | None, removed: Any, *, replace: bool = False
+) -> None:
     """Bring a model to the state of a refit on the changed data; writes into no array it has."""
     old = model._fitted
     if model._is_pruned:
         raise SettingError("a pruned model cannot be updated; update the full one and prune it")
     if isinstance(model.normalizer_, CustomNorm):
         raise SettingError("weights brought per user or item do not fit changed data; fit again")
-    new = changed_data(old, added, removed)
-    if new.fingerprint == old.fingerprint:
+    given = changed_data(model.data_, added, removed, replace=replace)
+    if given.fingerprint == model.data_fingerprint_:
         return
+    new = model._weighed(given)
+    model._given = given
     numbers = model.l2_, model.dropout_  # also where "auto" was asked for
     penalty = model._penalty(new, model.normalizer_, *numbers)
     rows, weights = gram_change(old, new, model)
@@ -100,7 +104,9 @@ def _updated(
     return Solved(P, P.diagonal(), residual)
 
 
-def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:
+def changed_data(
+    old: Interactions, added: Interactions | None, removed: Any, *, replace: bool = False
+) -> Interactions:
     """Return the data after the change; users left without items are gone, items stay."""
     new = old
     if removed is not None:
@@ -113,7 +119,7 @@ def changed_data(old: Interactions, added: Interactions | None, removed: Any) ->
     if added is not None:
         if not isinstance(added, Interactions):
             raise DataError("added must be Interactions; make them with eq.read(...)")
-        new = new.union(added)
+        new = new.union(added, replace=replace)
     if not new.n_interactions:
         raise DataError("the update would leave no interactions")
     kept = new.user_counts > 0

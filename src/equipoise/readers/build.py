@@ -5,7 +5,6 @@ Ids become positions and pairs a CSR matrix by counting, in linear time and a fe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,8 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, SettingError
+from equipoise.checks import period
+from equipoise.errors import DataError
 from equipoise.events import MOST_TYPES, Events, pair_up
 from equipoise.interactions import Interactions, summed
 from equipoise.kernels import compiled
@@ -36,8 +36,6 @@ Kinds = npt.NDArray[np.int16]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[Any]
-
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
@@ -71,7 +69,7 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     del items
     in_sessions = options.gap is not None or options.session is not None
     if options.gap is not None and times is not None:
-        pause = gap_seconds(options.gap)
+        pause = period("gap", options.gap)
         rows, user_ids = _cut(rows, times, user_ids, pause)
         notes.append(f"cut into {len(user_ids):,} sessions at pauses over {pause:g} seconds")
     codes, names = _types(types, columns.type)
@@ -199,24 +197,6 @@ def _note_events(log: Log, matrix: Csr, repeats: int, notes: list[str]) -> None:
             f"{returned:,} rows with a negative weight are returns, taken off the other weights "
             f"of their pair; {gone:,} pairs are left with nothing"
         )
-
-
-def gap_seconds(gap: float | str) -> float:
-    """Return a pause in seconds, given as a number or as text.
-
-    >>> gap_seconds("30m"), gap_seconds(90)
-    (1800.0, 90.0)
-    """
-    if isinstance(gap, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", gap)
-        if match is None:
-            raise SettingError(f"gap must be seconds or text such as '30m' or '1h', got {gap!r}")
-        value = float(match[1]) * UNITS[match[2]]
-    else:
-        value = float(gap)
-    if not 0 < value < np.inf:
-        raise SettingError(f"gap must be a positive time, got {gap!r}")
-    return value
 
 
 def _cut(users: Codes, times: Floats, ids: Ids, gap: float) -> tuple[Codes, Ids]:

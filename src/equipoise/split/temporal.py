@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, date, datetime
-
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import choice
+from equipoise.checks import Moment, choice, moment
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split.parts import (
@@ -27,8 +24,6 @@ from equipoise.split.parts import (
     timed_events,
     with_known,
 )
-
-Moment = float | str | date
 
 
 def leave_last_out(
@@ -200,10 +195,10 @@ def _cuts(
     if test_from is None:
         test_cut = _share_from(ordered, test, len(times))
     else:
-        test_cut = _seconds(test_from, "test_from")
+        test_cut = moment("test_from", test_from)
     valid_cut = None
     if valid_from is not None:
-        valid_cut = _seconds(valid_from, "valid_from")
+        valid_cut = moment("valid_from", valid_from)
         if valid_cut >= test_cut:
             raise SettingError(f"valid must begin before test, got {valid_cut} and {test_cut}")
     elif valid and test_cut > ordered[0]:
@@ -220,19 +215,3 @@ def _share_from(ordered: npt.NDArray[np.float64], share: float, stop: int) -> fl
     """Return the time from which on a share of all events lies, counted back from `stop`."""
     size = max(int(rounded(share, np.array(len(ordered)))), 1)
     return float(ordered[max(stop - size, 0)])
-
-
-def _seconds(moment: Moment, name: str) -> float:
-    """Return a number, an ISO text or a date as seconds since 1970; UTC where no zone is given."""
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError as error:
-            raise SettingError(f"{name} must be an ISO date or time, got {moment!r}") from error
-    if isinstance(moment, date) and not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day)
-    if isinstance(moment, datetime):
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(moment):
-        raise SettingError(f"{name} must be finite, got {moment}")
-    return float(moment)

@@ -183,6 +183,7 @@ class Search:
         self._fit_seconds = plan(split.train, **self._solving).seconds if shares else 0.0
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
         self._solver: Solver | None = None
+        self._signals: Any = None  # of the solver
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -290,12 +291,14 @@ class Search:
         if not models[0].solve_settings:
             models[0].fit(train, **self.options)
             return
-        if self._solver is None:
+        if self._solver is None or self._signals != models[0].signals:
             options = dict(self._solving)
             if "scratch" in options:
                 options["scratch"] = self._scratch
+            self._solver = None  # its memory is needed
             self._solver = shared_solver(models, train, **options)
-        fit_together(models, self._solver)
+            self._signals = models[0].signals
+        fit_together(models, self._solver, train)
 
     @property
     def _scratch(self) -> Path:
