@@ -236,7 +236,7 @@ def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> 
 def test_every_model_obeys_rules(kind: Any) -> None:
     data = drawn(60, 12, seed=3)
     labels = pl.DataFrame({"title": list("abcdefghijkl"), "half": ["a", "b"] * 6})
-    named = Interactions(data.matrix, None, None, sequences=data.sequences, labels=labels)
+    named = Interactions(data.matrix, None, None, events=data.events, labels=labels)
     rules = eq.Rules(at_most={"half": 2}, diversity=0.2, exclude=[0])
     found = kind.fit(named).recommend([4, 5], k=9, rules=rules)
     for row in found.items:

@@ -139,7 +139,7 @@ def evaluate(
         item of the model.
     exclude_seen
         Keep items of the history out of the lists; left out: yes, except for sessions, where
-        users come back to an item.
+        users come back to an item, and for parts whose `repeats` are "all" or "again".
     batch_size
         Users ranked at a time; has no effect on the numbers.
     bootstrap
@@ -178,10 +178,11 @@ def evaluate(
         exclude_seen = model.hides_seen
     items = _model_items(model)
     history, target = _aligned(given, items)
+    repeats = str(getattr(given, "repeats", "new"))
     how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
     how = {name: value for name, value in how.items() if value is not None}
     if exclude_seen is None:
-        exclude_seen = given.protocol != "session"
+        exclude_seen = repeats == "new" and given.protocol != "session"
         if "rules" in how and how["rules"].seen is not None:
             exclude_seen = how["rules"].seen == "exclude"
     measured = ListMetrics(
@@ -236,6 +237,7 @@ def evaluate(
         seed=seed,
         seconds=seconds,
         version=equipoise.__version__,
+        repeats=repeats,
     )
 
 

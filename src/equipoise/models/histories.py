@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from equipoise.checks import choice
 from equipoise.errors import DataError
+from equipoise.events import Events
 from equipoise.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr, segments
@@ -213,18 +214,6 @@ class Request:
         return history_rows(kept, items, unknown), None
 
 
-def parse_request(wanted: Any, train: Interactions, unknown: Unknowns) -> Request:
-    """Turn user ids, histories or Interactions into rows over the items of `train`."""
-    asked = parse_asked(wanted, train, unknown)
-    if isinstance(asked.source, Interactions):
-        history = asked.source.with_items(train.item_index, unknown=unknown.items).matrix
-    elif isinstance(asked.source, np.ndarray):
-        history = rows_or_empty(train.matrix, asked.source)
-    else:
-        history = history_rows(asked.source, train.item_index, unknown)
-    return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
-
-
 def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
     """Return rows of a matrix, an empty one where the place is negative."""
     if (places >= 0).all():
@@ -254,6 +243,14 @@ def cold_rows(history: Csr, item_counts: npt.NDArray[Any]) -> Mask:
     used = np.append(item_counts[history.indices] > 0, False)
     found = np.logical_or.reduceat(used, history.indptr[:-1])
     return np.asarray(~found | (np.diff(history.indptr) == 0))
+
+
+def history_events(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Events:
+    """Return the items of each history in their order, repeats included, without times."""
+    rows = [unknown.item_positions(as_list(history), items) for history in histories]
+    rows = [row[row >= 0] for row in rows]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
 def _item_positions(listed: Any, items: IdIndex, unknown: Unknowns) -> Positions:

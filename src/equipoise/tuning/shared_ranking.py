@@ -20,7 +20,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
-from equipoise.models.histories import cold_rows
+from equipoise.models.histories import Unknowns, cold_rows
 from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
 
@@ -39,7 +39,6 @@ def rank_together(
     history may be listed.
     """
     depth = min(k, history.n_items)
-    empty = np.flatnonzero(cold_rows(history.matrix, models[0].item_counts_))
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
     for place, model in enumerate(models):
@@ -50,10 +49,13 @@ def rank_together(
         else:
             out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
     for members in groups.values():
-        lists = _ranked([term for _, term in members], history.matrix, depth)
+        first = models[members[0][0]]
+        rows = first._rows_of(history, Unknowns())
+        lists = _ranked([term for _, term in members], rows, depth)
+        empty = np.flatnonzero(cold_rows(rows, first.item_counts_))
         if len(empty):
             # they are ranked by popularity, which the term does not know
-            lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
+            lists[:, empty] = first.rank(history.rows(empty), depth).items
         out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
     return [out[place] for place in range(len(models))]
 
