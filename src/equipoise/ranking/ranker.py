@@ -99,8 +99,8 @@ class Ranked:
         place = np.full(max(items.max(initial=0), self.items.max(initial=0)) + 2, len(items))
         place[items] = np.arange(len(items))
         order = np.argsort(place[self.items], axis=1, kind="stable")  # -1 is the last place
-        items: Any = np.take_along_axis(self.items, order, axis=1)
-        return Ranked(items, np.take_along_axis(self.scores, order, axis=1), self.lengths)
+        shown = np.take_along_axis(self.items, order, axis=1)
+        return Ranked(shown, np.take_along_axis(self.scores, order, axis=1), self.lengths)
 
     def put(self, users: npt.NDArray[np.int64], lists: Ranked) -> None:
         """Take over the lists of these users."""
