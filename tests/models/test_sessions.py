@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
 from equipoise.models import session_solver
-from equipoise.models.sessions import SessionModel
+from equipoise.models.sessions import SessionRegression
 
 MODELS = {
     "SLIS": lambda **s: eq.SLIS(**s),
@@ -202,7 +202,7 @@ def test_saved_models_answer_the_same(tmp_path, data, name: str, engine: str) ->
     model = MODELS[name](l2=2.0, normalizer=eq.DAN("auto", 0.5)).fit(data, engine=engine)
     model.save(tmp_path / "model")
     again = eq.load(tmp_path / "model")
-    assert isinstance(again, SessionModel)
+    assert isinstance(again, SessionRegression)
     assert again.settings() == model.settings()
     assert again.normalizer_ == model.normalizer_
     first, second = model.recommend(data, k=6), again.recommend(data, k=6)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ModelName = Literal[
     "ease", "lae", "rlae", "edlae", "dlae", "rdlae",
     "popularity", "item-knn",
-    "slis", "slit", "slist",
+    "slis", "slit", "slist", "vsknn",
     "gf-cf", "bspm", "turbo-cf", "svd-ae", "sgfcf",
     "multvae", "lightgcn", "xsimgcl",
 ]
@@ -63,7 +63,7 @@ class ModelOptions:
         str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
     gamma: Annotated[str | None, choosing("Target items (col).")] = None
-    neighbours: Annotated[str | None, choosing("For item-knn.")] = None
+    neighbours: Annotated[str | None, choosing("For item-knn and vsknn.")] = None
     setting: Annotated[
         list[str] | None,
         choosing(

@@ -34,6 +34,7 @@ from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.split.session_split import last_times
 
 Vector = npt.NDArray[np.float64]
 Direction = Literal["sr", "part", "all"]
@@ -62,10 +63,8 @@ def time_weights(data: Interactions, decay: float | None) -> Vector:
         return np.ones(data.n_users)
     if data.times is None:
         raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
-    last = np.full(data.n_users, data.times.max(initial=-np.inf))
-    some = data.user_counts > 0
-    last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
-    return np.asarray(np.exp((last - last.max()) / (decay * DAY)))
+    age = data.times.max(initial=0.0) - last_times(data)  # infinite without clicks
+    return np.asarray(np.exp(-age / (decay * DAY)))
 
 
 def past_future(

@@ -1,4 +1,4 @@
-"""Session models: recommend the next item of a session from its clicks so far.
+"""SLIS, SLIT and SLIST: linear models of sessions.
 
 All three are closed forms of one ridge regression (`session_solver`); they differ in its rows.
 """
@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import checks
-from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
-from equipoise.ids import SHOWN, Unknown, as_list
+from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Sequences
-from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
-from equipoise.models.histories import Request, parse_asked
-from equipoise.models.recommendations import Recommendations
+from equipoise.models.base import SearchSpace, at_once
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.models.session_base import SessionModel
 from equipoise.models.session_solver import (
     DENSE_SHARE,
     Direction,
@@ -36,7 +34,6 @@ from equipoise.models.session_solver import (
 )
 from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
-from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move, plan
@@ -47,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
-class SessionModel(Recommender):
-    """Base of the session models; use `SLIS`, `SLIT` or `SLIST`.
+class SessionRegression(SessionModel):
+    """Base of the regressions on sessions; use `SLIS`, `SLIT` or `SLIST`.
 
     Attributes
     ----------
@@ -61,8 +58,6 @@ class SessionModel(Recommender):
     weights_
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
-
-    ordered: ClassVar[bool] = True
 
     l2: float = 10.0
     dropout: float = 0.0
@@ -78,6 +73,7 @@ class SessionModel(Recommender):
     dtype_: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.non_negative("l2", self.l2)
         checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
@@ -85,8 +81,6 @@ class SessionModel(Recommender):
         if not isinstance(self.normalizer, Normalizer):
             raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
-        if not isinstance(self.repeats, bool):
-            raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
         self._check_decay("decay_inference", "decay_time")
 
     def _check_decay(self, *names: str) -> None:
@@ -108,8 +102,7 @@ class SessionModel(Recommender):
         dtype: str,
         memory: str | float | None,
     ) -> None:
-        if data.sequences is None:
-            raise DataError("a session model needs ordered clicks; read with session= or gap=")
+        self._events(data)
         checks.choice("engine", engine, ("auto", "sparse", "dense"))
         checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
@@ -183,86 +176,8 @@ class SessionModel(Recommender):
             C = self.system_.rows(np.arange(n_items), self.dtype_)
         return np.asarray(source[:, None] * C * target, self.dtype_)
 
-    @property
-    def _hides_seen(self) -> bool:
-        return not self.repeats
-
-    def _request(self, wanted: Any, unknown: Unknown) -> Request:
-        """Return session ids, lists of clicks or Interactions as rows over the model's items.
-
-        Interactions without an order of events give their weights as they are.
-        """
-        train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
-        if isinstance(asked.source, Interactions):
-            data = asked.source.with_items(train.item_index, unknown=unknown)
-            if data.sequences is None:
-                return Request(asked.users, asked.kind, data.matrix, asked.answered)
-            clicks, given = data.sequences, asked.source.sequences
-            assert given is not None
-            _warn_of_skipped(len(given.items) - len(clicks.items), [])
-        elif isinstance(asked.source, np.ndarray):
-            assert train.sequences is not None
-            clicks = train.sequences.take(asked.source)
-        else:
-            clicks = _clicks(asked.source, train, unknown)
-        rows = recency(clicks, train.n_items, self.decay_inference)
-        return Request(asked.users, asked.kind, rows, asked.answered)
-
-    @on_snapshot
-    def rank(
-        self,
-        history: Interactions,
-        k: int,
-        *,
-        exclude_seen: bool = False,
-        alpha: float | None = None,
-        threads: int | None = None,
-    ) -> Ranked:
-        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
-
-    @on_snapshot
-    def recommend(
-        self,
-        users_or_histories: Any = None,
-        k: int = 20,
-        *,
-        session: Any = None,
-        exclude_seen: bool | None = None,
-        exclude: Any = None,
-        candidates: Any = None,
-        alpha: float | None = None,
-        unknown: Unknown = "error",
-        threads: int | None = None,
-    ) -> Recommendations:
-        """Return the k best next items for each session, as raw ids.
-
-        Parameters
-        ----------
-        users_or_histories
-            As for other models, except that the order of the clicks and their repeats count.
-        session
-            One session, a list of item ids in the order of the clicks; in place of the above.
-        exclude_seen
-            Leave out the items of the session; if not given, only where `repeats` is False.
-        unknown
-            Ids the model does not know are an error, or skipped with "skip": the log names them,
-            and the clicks around them move together.
-        k, exclude, candidates, alpha, threads
-            As for other models.
-        """
-        if (session is None) == (users_or_histories is None):
-            raise SettingError("give either session=[...] or users or histories")
-        return super().recommend(
-            users_or_histories if session is None else [as_list(session)],
-            k,
-            exclude_seen=exclude_seen,
-            exclude=exclude,
-            candidates=candidates,
-            alpha=alpha,
-            unknown=unknown,
-            threads=threads,
-        )
+    def _weigh(self, clicks: Sequences) -> Any:
+        return recency(clicks, self._fitted.n_items, self.decay_inference)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
@@ -295,32 +210,11 @@ class SessionModel(Recommender):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
-    """Return the clicks of each session in their order, repeats included."""
-    rows, skipped = [], []
-    for listed in sessions:
-        clicks = as_list(listed)
-        place = train.item_index.positions(clicks, unknown=unknown)
-        skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
-        rows.append(place[place >= 0])
-    _warn_of_skipped(len(skipped), skipped)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
-
-
-def _warn_of_skipped(count: int, items: list[Any]) -> None:
-    if count:
-        shown = ", ".join(repr(item) for item in items[:SHOWN])
-        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
-        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
-        logger.warning("skipped %s the model does not know%s", clicks, named)
-
-
 SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
 
 
 @dataclass(kw_only=True, eq=False)
-class SLIS(SessionModel):
+class SLIS(SessionRegression):
     """Items that occur in the same session, whatever their order.
 
     Minimises sum_s w_s ||x_s - n_s C||^2 + tr(C^T L C) over the sessions s: x_s has a 1 for each
@@ -366,7 +260,7 @@ class SLIS(SessionModel):
 
 
 @dataclass(kw_only=True, eq=False)
-class SLIT(SessionModel):
+class SLIT(SessionRegression):
     """Items that come after one another, the next one most.
 
     Minimises sum_t w_t ||f_t - p_t C||^2 + tr(C^T L C) over the splits of all sessions: f_t holds

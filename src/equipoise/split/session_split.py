@@ -65,7 +65,7 @@ def sessions(
     if data.sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
     if order == "time":
-        ordered = np.argsort(_last_times(data), kind="stable")
+        ordered = np.argsort(last_times(data), kind="stable")
     else:
         ordered = generator(seed).permutation(data.n_users)
     train_rows, *held_out = groups(ordered, valid, test, "sessions")
@@ -155,7 +155,7 @@ def _step_ids(
     return unchecked(texts.to_numpy().copy(), "user")
 
 
-def _last_times(data: Interactions) -> npt.NDArray[np.float64]:
+def last_times(data: Interactions) -> npt.NDArray[np.float64]:
     """Return the time of each session's last event; sessions without events come first."""
     times = times_of(data, "sessions(order='time')")
     last = np.full(data.n_users, -np.inf)
