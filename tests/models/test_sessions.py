@@ -93,6 +93,7 @@ def test_same_bits_for_any_threads_batches_and_cache(
     model = MODELS[name](l2=2.0).fit(data, engine="sparse")
     whole = model.recommend(data, k=8, threads=1)
     monkeypatch.setattr(session_solver, "CACHE_BYTES", 3 * 50 * 4)
+    monkeypatch.setattr(session_solver, "CACHE_SHARE", 0.0)
     other = MODELS[name](l2=2.0).fit(data, engine="sparse")
     pieces = [other.recommend(data.rows(some), k=8) for some in np.split(np.arange(300), 30)]
     assert whole.items == [row for piece in pieces for row in piece.items]

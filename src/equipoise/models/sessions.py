@@ -15,9 +15,10 @@ import numpy.typing as npt
 from equipoise import checks
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
+from equipoise.machine import free_memory, gigabytes, limited
 from equipoise.matrix import Sequences
 from equipoise.models.base import SearchSpace, at_once
+from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_base import SessionModel
 from equipoise.models.session_solver import (
@@ -34,6 +35,7 @@ from equipoise.models.session_solver import (
 )
 from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
+from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move, plan
@@ -175,6 +177,18 @@ class SessionRegression(SessionModel):
             assert self.system_ is not None
             C = self.system_.rows(np.arange(n_items), self.dtype_)
         return np.asarray(source[:, None] * C * target, self.dtype_)
+
+    def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
+        """Rank after the rows of all items were solved for, as many at a time as are kept."""
+        if not isinstance(terms[0], OnDemand):
+            return super()._ranked(terms, request, k, **options)
+        parts = []
+        with limited(options.get("threads")):
+            for rows in self._solved.batches(request.history):
+                some = request.take(rows)
+                self._solved.prepare(some.history.indices)
+                parts.append((rows, super()._ranked(terms, some, k, **options)))
+        return Ranked.joined(parts)
 
     def _weigh(self, clicks: Sequences) -> Any:
         return recency(clicks, self._fitted.n_items, self.decay_inference)
