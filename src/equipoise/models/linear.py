@@ -7,9 +7,8 @@ solved for once; family, diagonal bound and alpha are read off it.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -24,22 +23,26 @@ from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
+from equipoise.models.base import (
+    EXPONENTS,
+    PARTS,
+    Recommender,
+    SearchSpace,
+    at_once,
+    on_snapshot,
+)
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
 from equipoise.models.updating import update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.solve.engine import Solved, Solver, move, require_host, solve
+from equipoise.solve.engine import Solved, Solver, move, plan, require_host, solve
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-EXPONENTS = ("alpha", "beta", "gamma")
-# settings of a model's parts that `tune` varies by their own names
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent")}
 SAMPLE = 1000  # users whose lists tell what pruning costs
 
 
@@ -68,6 +71,7 @@ class LinearAutoencoder(Recommender):
     """
 
     solve_settings: ClassVar[tuple[str, ...]] = ("beta", "dropout", "l2")
+    in_ranges: ClassVar[bool] = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
         "gamma": STEPS,
@@ -151,6 +155,28 @@ class LinearAutoencoder(Recommender):
         return self
 
     @classmethod
+    def shared_fit(
+        cls, models: Sequence[Any], data: Interactions, *, threads: int | None = None, **how: Any
+    ) -> Callable[[Sequence[Any]], None]:
+        """Return a function that fits models by one solve; Gram matrices stay between calls.
+
+        They are valid until the next call: all share its matrix.
+        """
+        rank = max(each._lowpass_rank for each in models)
+        solver = Solver(data, lowpass_rank=rank, **how)
+
+        def fit(models: Sequence[Any]) -> None:
+            with machine.limited(threads):
+                fit_together(models, solver)
+
+        return fit
+
+    @classmethod
+    def fit_seconds(cls, data: Interactions, *, threads: int | None = None, **how: Any) -> float:
+        """Return what `plan` says."""
+        return plan(data, **how).seconds
+
+    @classmethod
     def prototype(cls) -> Self:
         """Return the model with a `DAN`, so that alpha and beta are searched."""
         return cls(normalizer=DAN())
@@ -160,15 +186,6 @@ class LinearAutoencoder(Recommender):
         found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
         found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
         return found + [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
-
-    def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, its normalizer's and its companion's included."""
-        own = dict(settings)
-        for part, names in PARTS.items():
-            theirs = {name: own.pop(name) for name in names if name in own}
-            if theirs:
-                own[part] = dataclasses.replace(getattr(self, part), **theirs)
-        return dataclasses.replace(self, **own)
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return l2, dropout and beta, "auto" as numbers from the data."""
@@ -356,18 +373,8 @@ class LinearAutoencoder(Recommender):
         self.loss_ = None
 
 
-def shared_solver(
-    models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
-) -> Solver:
-    """Return the solver for `fit_together`; options as for `fit`."""
-    return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
-
-
 def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
-    """Fit models that share l2, dropout and user weights by one solve.
-
-    They are valid until the solver solves again: all share its matrix.
-    """
+    """Fit models that share l2, dropout and user weights by one solve."""
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)
     numbers = first._numbers(data, normalizer)

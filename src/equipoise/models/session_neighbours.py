@@ -130,13 +130,12 @@ class Neighbours(Term):
         """Index sessions, a row each, oldest first."""
         by_item = sessions.T.tocsr()
         by_item.sort_indices()
-        arrays = [
-            part.astype(kind)
+        (offsets, items), (starts, ids) = (
+            (matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32))
             for matrix in (sessions, by_item)
-            for part, kind in ((matrix.indptr, np.int64), (matrix.indices, np.int32))
-        ]
+        )
         sample = min(sample, max(sessions.shape[0], 1))
-        return cls(*arrays, min(neighbours, sample), sample, last_match)
+        return cls(offsets, items, starts, ids, min(neighbours, sample), sample, last_match)
 
     @property
     def n_items(self) -> int:

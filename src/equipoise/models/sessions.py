@@ -5,6 +5,7 @@ All three are closed forms of one ridge regression (`session_solver`); they diff
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
@@ -17,7 +18,7 @@ from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
 from equipoise.matrix import Sequences
-from equipoise.models.base import SearchSpace, at_once
+from equipoise.models.base import EXPONENTS, SearchSpace, at_once
 from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_base import SessionModel
@@ -61,6 +62,11 @@ class SessionRegression(SessionModel):
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
 
+    solve_settings: ClassVar[tuple[str, ...]] = (
+        *("beta", "direction", "decay_position", "decay_time", "mix", "row_norm"),
+        *("dropout", "l2"),
+    )
+
     l2: float = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
@@ -73,6 +79,8 @@ class SessionRegression(SessionModel):
     system_: System | None = field(init=False, repr=False)
     dense_: Any = field(init=False, repr=False)
     dtype_: str = field(init=False, repr=False)
+    _solved: SolvedRows = field(init=False, repr=False)
+    _values: npt.NDArray[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,6 +135,47 @@ class SessionRegression(SessionModel):
             solved = solve_all(system, dtype, device)
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
+
+    @at_once
+    def reuse(self, fitted: SessionRegression) -> Self:
+        """Fit by taking the solve of another model: no cost, solved rows are shared.
+
+        `decay_inference`, `repeats` and alpha may differ, nothing else.
+        """
+        fitted = copy.copy(fitted)
+        data = fitted._fitted
+        normalizer = self.normalizer.resolve(data)
+        mine, theirs = (
+            [type(each), *(getattr(each, name, None) for name in self.solve_settings)]
+            for each in (self, fitted)
+        )
+        ours = [each.exponents()[1:] for each in (normalizer, fitted.normalizer_)]
+        one, two = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
+        if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
+            raise SettingError("reuse needs the same model; only alpha and decay_inference differ")
+        self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
+        self.system_, self.dense_ = fitted.system_, fitted.dense_
+        if self.system_ is not None:
+            self._solved, self._values = fitted._solved, fitted._values
+        return self
+
+    def tunable(self) -> list[str]:
+        """Return the settings, with the exponents of the normalizer in its place."""
+        own = [name for name in super().tunable() if name != "normalizer"]
+        return own + [name for name in EXPONENTS if hasattr(self.normalizer, name)]
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return all settings, "auto" as numbers from the data."""
+        normalizer = self.normalizer.resolve(data)
+        return {
+            name: getattr(self, name, getattr(normalizer, name, None)) for name in self.tunable()
+        }
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the family and all that is tunable, with the numbers behind "auto"."""
+        found = {name: getattr(self.normalizer_, name, None) for name in EXPONENTS}
+        found |= self.settings(resolved=True)
+        return {"family": type(self).__name__, **{name: found[name] for name in self.tunable()}}
 
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense

@@ -33,7 +33,8 @@ ROUND = 3e-6  # of the residual, what single precision can do in one go
 
 MOST_STEPS = 1000
 
-Matrix = Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
