@@ -69,6 +69,7 @@ MODELS: dict[str, Callable[[], Recommender]] = {
     "SLIS": lambda: eq.SLIS(repeats=False),
     "SLIT": lambda: eq.SLIT(repeats=False, normalizer=eq.DAN(0.2, 0.3)),
     "SLIST": lambda: eq.SLIST(repeats=False, direction="part", dropout=0.3),
+    "SLIST auto": lambda: eq.SLIST(repeats=False, l2="auto"),
     "VSKNN": lambda: eq.VSKNN(repeats=False, neighbours=20, sample=60, last_match=True),
     **TRAINED,
 }
@@ -81,7 +82,7 @@ OTHER = {
     "memory": "1GB",
     "scratch": "folder",
     "refine": True,
-    "tf32": True,
+    "precision": "tf32",
     "progress": print,
     "valid": "part",
     "checkpoint": "folder",

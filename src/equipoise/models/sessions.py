@@ -6,7 +6,9 @@ All three are closed forms of one ridge regression (`session_solver`); they diff
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import checks
+from equipoise.automatic import Auto
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
@@ -41,6 +44,7 @@ from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move, plan
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.split.session_split import last_times, reveal
 from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,8 @@ class SessionRegression(SessionModel):
     ----------
     normalizer_
         The normalizer with its numbers, where "auto" was asked for.
+    chosen_
+        The settings that were chosen from the data, where l2 is "auto"; else empty.
     system_
         The sparse matrices of C = M^-1 R; None after a dense solve.
     dense_
@@ -67,7 +73,7 @@ class SessionRegression(SessionModel):
         *("dropout", "l2"),
     )
 
-    l2: float = 10.0
+    l2: float | Auto = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
     row_norm: RowNorm = "l1"
@@ -79,12 +85,14 @@ class SessionRegression(SessionModel):
     system_: System | None = field(init=False, repr=False)
     dense_: Any = field(init=False, repr=False)
     dtype_: str = field(init=False, repr=False)
+    chosen_: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
     _solved: SolvedRows = field(init=False, repr=False)
     _values: npt.NDArray[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.non_negative("l2", self.l2)
+        if self.l2 != "auto":
+            checks.non_negative("l2", self.l2)
         checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
             raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
@@ -113,6 +121,8 @@ class SessionRegression(SessionModel):
         memory: str | float | None,
     ) -> None:
         self._events(data)
+        how = {"device": device, "engine": engine, "dtype": dtype, "memory": memory}
+        self.chosen_ = choose(self, data, how) if self.l2 == "auto" else {}
         checks.choice("engine", engine, ("auto", "sparse", "dense"))
         checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
@@ -154,7 +164,7 @@ class SessionRegression(SessionModel):
         if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
             raise SettingError("reuse needs the same model; only alpha and decay_inference differ")
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
-        self.system_, self.dense_ = fitted.system_, fitted.dense_
+        self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
         if self.system_ is not None:
             self._solved, self._values = fitted._solved, fitted._values
         return self
@@ -183,10 +193,24 @@ class SessionRegression(SessionModel):
             self._solved = SolvedRows(system, self.dtype_)
             self._values = system.right.data.astype(self.dtype_)
 
+    def _number(self, name: str) -> Any:
+        """Return a setting, the chosen one where it was left to the data."""
+        return self.chosen_.get(name, getattr(self, name))
+
+    def settings(self, *, resolved: bool = False) -> dict[str, Any]:
+        """Return the name and the hyper-parameters; with `resolved`, those that were chosen."""
+        found = super().settings(resolved=resolved)
+        return found | self.chosen_ if resolved else found
+
+    def vary(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings; one whose l2 is "auto" gets the number 10."""
+        return super().vary(settings if self.l2 != "auto" else {"l2": 10.0, **settings})
+
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
         # L = l2 I + p/(1-p) D_I, D_I from whole sessions
-        odds = self.dropout / (1 - self.dropout)
-        penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
+        l2, dropout = self._number("l2"), self._number("dropout")
+        odds = dropout / (1 - dropout)
+        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
     @at_once
@@ -240,10 +264,11 @@ class SessionRegression(SessionModel):
         return Ranked.joined(parts)
 
     def _weigh(self, clicks: Sequences) -> Any:
-        return recency(clicks, self._fitted.n_items, self.decay_inference)
+        return recency(clicks, self._fitted.n_items, self._number("decay_inference"))
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        state: dict[str, Any] = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        state |= {"chosen": self.chosen_} if self.chosen_ else {}
         if self.dense_ is not None:
             return state, {"dense": self.dense_}
         assert self.system_ is not None
@@ -258,6 +283,9 @@ class SessionRegression(SessionModel):
             raise FileFormatError("its sessions have no events")
         self.normalizer_ = restored_normalizer(state, self.interactions_)
         self.dtype_ = state.text("dtype", ("float32", "float64"))
+        self.chosen_ = _restored_choice(self, state.group("chosen")) if "chosen" in state else {}
+        if (self.l2 == "auto") != bool(self.chosen_):
+            raise FileFormatError("its settings are to be chosen and were not, or the other way")
         if "rows" not in state:
             dense = stored.mapped("dense", (n_items, n_items))
             if dense.dtype != self.dtype_:
@@ -271,6 +299,59 @@ class SessionRegression(SessionModel):
         if not (diagonal > 0).all():
             raise FileFormatError("its diagonal is not positive")
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
+
+
+# What `choose` tries: settings that were best on sessions of shops, each with three decays.
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"l2": 10.0, "dropout": 0.0, "mix": 0.5, "decay_position": 1.0},
+    {"l2": 3.0, "dropout": 0.5, "mix": 0.8, "decay_position": 2.0},
+    {"l2": 10.0, "dropout": 0.0, "mix": 0.2, "decay_position": 1.0},
+)
+DECAYS = (1.0, 2.0, 4.0)
+HELD_OUT = 300  # sessions, a tenth of the data at most
+LISTED = 20
+
+
+def choose(model: SessionRegression, data: Interactions, how: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the best MRR@20 on the last sessions, which are held out.
+
+    The normalizer stays: where it raises the tail it costs hits, which only a user can weigh.
+    """
+    order = np.arange(data.n_users)
+    if data.times is not None:
+        order = np.argsort(last_times(data), kind="stable")
+    cut = data.n_users - min(HELD_OUT, data.n_users // 10)
+    rest = data.rows(order[:cut])
+    known = rest.item_counts > 0
+    history, target = reveal(data.rows(order[cut:]).columns(known))
+    rest = rest.columns(known)
+    own = [field.name for field in dataclasses.fields(model)]
+    best, found = -1.0, {**CHOICES[0], "decay_inference": DECAYS[0]}
+    tried: list[dict[str, Any]] = []
+    for choice in CHOICES if history.n_users else ():
+        settings = {name: value for name, value in choice.items() if name in own}
+        if settings in tried:  # without what they lack, two choices are the same
+            continue
+        tried.append(settings)
+        first = model.vary(settings).fit(rest, **how)
+        for decay in DECAYS:
+            one = first.vary({**settings, "decay_inference": decay}).reuse(first)
+            lists = one.rank(history, LISTED).items
+            hits = lists == target.matrix.indices[:, None]
+            value = float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
+            logger.info("%s: MRR@20 %.4f", one.summary(), value)
+            if value > best:
+                best, found = value, {**settings, "decay_inference": decay}
+    return {name: value for name, value in found.items() if name in own}
+
+
+def _restored_choice(model: SessionRegression, chosen: Fields) -> dict[str, Any]:
+    found = {name: chosen.number(name) for name in chosen}
+    known = {*CHOICES[0], "decay_inference"} & {each.name for each in dataclasses.fields(model)}
+    if found.keys() != known:
+        raise FileFormatError(f"its chosen settings are not those of {type(model).__name__}")
+    model.vary(found)
+    return found
 
 
 SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
@@ -288,7 +369,9 @@ class SLIS(SessionRegression):
     Parameters
     ----------
     l2
-        lambda, the ridge penalty; 1 to 100.
+        lambda, the ridge penalty; 1 to 100. "auto" chooses it together with `dropout`,
+        `decay_inference`, and `mix` and `decay_position` where a model has them: by the next
+        click in the last sessions, which are held out for it.
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
@@ -365,7 +448,7 @@ class SLIT(SessionRegression):
         checks.choice("direction", self.direction, get_args(Direction))
 
     def _rows(self) -> dict[str, Any]:
-        return {"mix": 0.0, "decay": self.decay_position, "direction": self.direction}
+        return {"mix": 0.0, "decay": self._number("decay_position"), "direction": self.direction}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -407,4 +490,4 @@ class SLIST(SLIT):
         checks.fraction("mix", self.mix)
 
     def _rows(self) -> dict[str, Any]:
-        return {**super()._rows(), "mix": self.mix}
+        return {**super()._rows(), "mix": self._number("mix")}

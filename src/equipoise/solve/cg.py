@@ -146,10 +146,11 @@ class _Local:
             if not running.any():
                 break
             self._subtract_product(residual, change)
-            before, size = size, np.where(running, _norms(residual), size)
+            left = _norms(residual)
             # a system that is too hard for single precision
-            hard |= running & (size > 0.1 * before)
-            running &= ~hard & (size > goal)
+            hard |= running & (left > 0.1 * size)
+            running &= ~hard & (left > goal)
+            size = np.where(left > 0, left, size)
         if hard.any():
             rest, share = np.ascontiguousarray(residual[:, hard]), goal[hard] / size[hard]
             change, reached = self._improvement(rest, size[hard], share, "float64")
