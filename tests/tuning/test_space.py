@@ -11,8 +11,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import SettingError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.split import Split
 from equipoise.tuning import PAPER
@@ -30,8 +30,8 @@ def visits() -> Split:
     for place, row in enumerate(rows):
         dense[place, row] = 1
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    events = Sequences(np.concatenate(rows).astype(np.int32), offsets)
-    return eq.split.sessions(Interactions(dense, sequences=events), valid=0.2, test=0.2)
+    events = Events(np.concatenate(rows).astype(np.int32), offsets)
+    return eq.split.sessions(Interactions(dense, events=events), valid=0.2, test=0.2)
 
 
 SEARCHED = [

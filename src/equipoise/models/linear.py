@@ -34,6 +34,7 @@ from equipoise.models.saving import restored_normalizer
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.terms import Term
+from equipoise.signals import SETTINGS
 from equipoise.solve.engine import Solved, Solver, plan, solve
 from equipoise.storage import Fields, Stored
 
@@ -68,7 +69,8 @@ class LinearAutoencoder(Recommender):
         What `prune` cost; None for a model that was not pruned.
     """
 
-    solve_settings: ClassVar[tuple[str, ...]] = ("beta", "dropout", "l2")
+    signed: ClassVar[bool] = True
+    solve_settings: ClassVar[tuple[str, ...]] = (*SETTINGS, "beta", "dropout", "l2")
     in_ranges: ClassVar[bool] = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
@@ -119,6 +121,8 @@ class LinearAutoencoder(Recommender):
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
         how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
+        if data.signed and self.lowpass is not None:
+            raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
@@ -132,6 +136,9 @@ class LinearAutoencoder(Recommender):
         fitted = copy.copy(fitted)
         data = fitted._fitted
         fitted.solution_.require("reuse")
+        if self.signals != fitted.signals:
+            raise SettingError("reuse needs the same signals: they are in the solve")
+        self._given = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
@@ -158,11 +165,16 @@ class LinearAutoencoder(Recommender):
         They are valid until the next call: all share its matrix.
         """
         rank = max(each._lowpass_rank for each in models)
-        solver = Solver(data, lowpass_rank=rank, **how)
+        solvers: list[tuple[Any, Solver]] = []  # the last one, and the signals that it is for
 
         def fit(models: Sequence[Any]) -> None:
+            signals = models[0].signals
             with limited(threads):
-                fit_together(models, solver)
+                if not solvers or solvers[0][0] != signals:
+                    solvers.clear()  # its memory is needed
+                    weighed = models[0]._weighed(data)
+                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **how)))
+                fit_together(models, solvers[0][1], data)
 
         return fit
 
@@ -180,22 +192,25 @@ class LinearAutoencoder(Recommender):
         """Return the exponents that the normalizer has, l2, dropout, and those of the parts."""
         found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
         found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
-        return found + [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        found += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        return [*found, *self._signal_settings()]
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return l2, dropout and beta, "auto" as numbers from the data."""
+        data = self._weighed(data)
         normalizer = self.normalizer.resolve(data)
         l2, dropout = self._numbers(data, normalizer)
         beta = {"beta": normalizer.exponents()[1]} if hasattr(normalizer, "beta") else {}
-        return {"l2": l2, "dropout": dropout, **beta}
+        return {"l2": l2, "dropout": dropout, **beta, **self._signal_settings()}
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and everything that is tunable, with the numbers behind "auto"."""
         settings = self.settings(resolved=True)
         for part in PARTS:
-            settings |= settings.pop(part) or {}
-        numbers = {name: float(settings[name]) for name in self.tunable()}
-        return {"family": type(self).__name__, **numbers}
+            settings |= settings.pop(part, None) or {}
+        found = {name: settings[name] for name in self.tunable()}
+        numbers = {name: float(found[name]) for name in found if name not in SETTINGS}
+        return {"family": type(self).__name__, **found, **numbers}
 
     @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -242,7 +257,13 @@ class LinearAutoencoder(Recommender):
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+    def update(
+        self,
+        added: Interactions | None = None,
+        removed: Any = None,
+        *,
+        replace: bool = False,
+    ) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -255,8 +276,11 @@ class LinearAutoencoder(Recommender):
             New pairs; their users and items may be new.
         removed
             Pairs to take out, or a list of user ids to forget altogether.
+        replace
+            Let the weight of an added pair take the place of the one that is there; otherwise
+            they add up, as if both tables had been read as one.
         """
-        update_linear(self, added, removed)
+        update_linear(self, added, removed, replace=replace)
         return self
 
     @on_snapshot
@@ -357,8 +381,13 @@ class LinearAutoencoder(Recommender):
         self.loss_ = None
 
 
-def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
-    """Fit models that share l2, dropout and user weights by one solve."""
+def fit_together(
+    models: Sequence[LinearAutoencoder], solver: Solver, given: Interactions | None = None
+) -> None:
+    """Fit models that share l2, dropout, user weights and signals by one solve.
+
+    `given` are the data of the solver before they were weighed by the signals.
+    """
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)
     numbers = first._numbers(data, normalizer)
@@ -368,6 +397,7 @@ def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
     for model in models:
         # a companion depends on its own settings alone
         companion = companions.get(model.lowpass)
+        model._given = data if given is None else given
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise.errors import DataError, SettingError
+from equipoise.events import Events
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender, on_snapshot
 from equipoise.models.histories import Request, parse_asked
 from equipoise.models.recommendations import Recommendations
@@ -35,14 +35,16 @@ class SessionModel(Recommender):
             raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
 
     @abstractmethod
-    def _weigh(self, clicks: Sequences) -> Any:
+    def _weigh(self, clicks: Events) -> Any:
         """Return rows x items in single precision: what the clicks of each session weigh."""
 
     @staticmethod
-    def _events(data: Interactions) -> Sequences:
+    def _events(data: Interactions) -> Events:
         """Return the clicks of the training sessions, which must be in an order."""
         if data.sequences is None:
-            raise DataError("a session model needs ordered clicks; read with session= or gap=")
+            raise DataError(
+                "a session model needs ordered clicks; read with session=, gap= or time="
+            )
         return data.sequences
 
     @property
@@ -126,7 +128,7 @@ class SessionModel(Recommender):
         )
 
 
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Events:
     """Return the clicks of each session in their order, repeats included."""
     rows, skipped = [], []
     for listed in sessions:
@@ -136,7 +138,7 @@ def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Seque
         rows.append(place[place >= 0])
     _warn_of_skipped(len(skipped), skipped)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
 def _warn_of_skipped(count: int, items: list[Any]) -> None:

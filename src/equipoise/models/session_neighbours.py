@@ -11,13 +11,12 @@ import scipy.sparse as sp
 
 from equipoise.checks import count
 from equipoise.errors import SettingError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
-from equipoise.matrix import Sequences
 from equipoise.models.base import SearchSpace
 from equipoise.models.session_base import SessionModel
 from equipoise.ranking.terms import Adder, Rows, Term
-from equipoise.split.session_split import last_times
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,16 +77,16 @@ class VSKNN(SessionModel):
             raise SettingError(f"last_match must be True or False, got {self.last_match!r}")
 
     def _fit(self, data: Interactions) -> None:
-        self._events(data)
         self._keep(data, {})
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
         sessions: Any = interactions.matrix
-        if interactions.times is not None:
-            sessions = sessions[np.argsort(last_times(interactions), kind="stable")]
+        events = self._events(interactions)
+        if events.times is not None:
+            sessions = sessions[np.argsort(events.last_times, kind="stable")]
         return [Neighbours.of(sessions, self.neighbours, self.sample, self.last_match)]
 
-    def _weigh(self, clicks: Sequences) -> Any:
+    def _weigh(self, clicks: Events) -> Any:
         lengths = clicks.lengths
         place = np.arange(1, len(clicks.items) + 1) - np.repeat(clicks.offsets[:-1], lengths)
         weights = place.astype(np.float32)  # the term divides by L, after it has compared sums

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from equipoise import checks
 from equipoise.automatic import Auto
 from equipoise.errors import FileFormatError, SettingError, TooBigError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
-from equipoise.matrix import Sequences
 from equipoise.models.base import EXPONENTS, SearchSpace, at_once
 from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
@@ -41,10 +41,11 @@ from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
+from equipoise.signals import SETTINGS
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move, plan
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.split.session_split import last_times, reveal
+from equipoise.split.session_split import reveal
 from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class SessionRegression(SessionModel):
     """
 
     solve_settings: ClassVar[tuple[str, ...]] = (
-        *("beta", "direction", "decay_position", "decay_time", "mix", "row_norm"),
+        *(*SETTINGS, "beta", "direction", "decay_position", "decay_time", "mix", "row_norm"),
         *("dropout", "l2"),
     )
 
@@ -156,13 +157,18 @@ class SessionRegression(SessionModel):
         data = fitted._fitted
         normalizer = self.normalizer.resolve(data)
         mine, theirs = (
-            [type(each), *(getattr(each, name, None) for name in self.solve_settings)]
+            [
+                type(each),
+                each.signals,
+                *(getattr(each, name, None) for name in self.solve_settings),
+            ]
             for each in (self, fitted)
         )
         ours = [each.exponents()[1:] for each in (normalizer, fitted.normalizer_)]
         one, two = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
         if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
             raise SettingError("reuse needs the same model; only alpha and decay_inference differ")
+        self._given = fitted._given
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
         self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
         if self.system_ is not None:
@@ -263,7 +269,7 @@ class SessionRegression(SessionModel):
                 parts.append((rows, super()._ranked(terms, some, k, **options)))
         return Ranked.joined(parts)
 
-    def _weigh(self, clicks: Sequences) -> Any:
+    def _weigh(self, clicks: Events) -> Any:
         return recency(clicks, self._fitted.n_items, self._number("decay_inference"))
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -318,8 +324,8 @@ def choose(model: SessionRegression, data: Interactions, how: dict[str, Any]) ->
     The normalizer stays: where it raises the tail it costs hits, which only a user can weigh.
     """
     order = np.arange(data.n_users)
-    if data.times is not None:
-        order = np.argsort(last_times(data), kind="stable")
+    if data.events is not None and data.events.times is not None:
+        order = np.argsort(data.events.last_times, kind="stable")
     cut = data.n_users - min(HELD_OUT, data.n_users // 10)
     rest = data.rows(order[:cut])
     known = rest.item_counts > 0

@@ -175,6 +175,8 @@ class Search:
         self.split, self.space, self.metrics, self.goals = split, space, metrics, goals
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
         self.metric = next(iter(goals))
+        assert split.valid is not None
+        self.hides_seen = split.valid.hides_seen
         self.solves = self.resumed = 0
         # of most models only a first fit can tell how long they take
         self._fit_seconds = space.models[0].fit_seconds(split.train, **options)
@@ -276,7 +278,7 @@ class Search:
             models,
             self.metrics.history,
             self.metrics.ks[-1],
-            exclude_seen=self.metrics.protocol != "session",
+            exclude_seen=self.hides_seen,
         )
         points = [
             {**model.search_point(), **self.metrics.measure(found), "prototype": number}

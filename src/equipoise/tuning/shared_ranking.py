@@ -20,6 +20,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
+from equipoise.models.histories import empty_rows
 from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
 
@@ -39,7 +40,6 @@ def rank_together(
     history may be listed.
     """
     depth = min(k, history.n_items)
-    empty = np.flatnonzero(history.user_counts == 0)
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
     alone: list[int] = []
@@ -59,7 +59,9 @@ def rank_together(
             parts.setdefault(place, []).append(lists)
     out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
-        lists = _ranked([term for _, term in members], history.matrix, depth)
+        rows = models[members[0][0]]._rows_of(history, "error")
+        lists = _ranked([term for _, term in members], rows, depth)
+        empty = empty_rows(rows)
         if len(empty):
             # they are ranked by popularity, which the term does not know
             lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
