@@ -47,8 +47,8 @@ DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
 CARD_SHARE = 0.85  # of a large product's rate
 
 
-# Items for each user from which the dual engine is faster (`python benchmarks/dual.py`): a fit and
-# a list for each user, whose scores pass through the users x users matrix
+# Items for each user from which the dual engine is faster (`benchmarks/dual.py --break-even`): a
+# fit and four lists for each user, because its lists, through all users, cost more than the others
 DUAL_ITEMS_PER_USER = 3
 
 
@@ -235,6 +235,7 @@ class Plan:
         largest = int((0.95 * self.budget_bytes / np.dtype(self.dtype).itemsize) ** 0.5)
         remedy = f"keep at most {largest:,} items with data.filter(min_item=...)"
         remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
+        remedy = "leave engine at 'auto'" if self.engine == "dual" else remedy
         raise TooBigError(
             f"{items} {gigabytes(self.peak_bytes)} in the {engine} "
             f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"
