@@ -234,7 +234,7 @@ class ByUsers(Inverse):
         """Return itself, on the host."""
         if device != "cpu":
             raise SettingError(
-                "a model of the dual engine ranks on device='cpu'; fit it with engine='gpu' instead"
+                "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
             )
         return self
 
