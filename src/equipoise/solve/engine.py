@@ -47,8 +47,9 @@ DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
 CARD_SHARE = 0.85  # of a large product's rate
 
 
-# Items for each user from which the dual engine is faster (`benchmarks/dual.py --break-even`): a
-# fit and four lists for each user, because its lists, through all users, cost more than the others
+# Items for each user from which the dual engine is taken (`benchmarks/dual.py --break-even`): its
+# lists, through all users, cost more, so that a fit and a list for each user break even near 2,
+# and with four lists near 3
 DUAL_ITEMS_PER_USER = 3
 
 
