@@ -22,6 +22,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
+from equipoise.models.histories import empty_rows
 from equipoise.ranking.kernels import mask_items, select, sort_heaps
 from equipoise.ranking.ranker import BLOCK, TILE, adders
 from equipoise.ranking.terms import Dense, ScaledTerm
@@ -41,7 +42,6 @@ def rank_together(
     history may be listed.
     """
     depth = min(k, history.n_items)
-    empty = np.flatnonzero(history.user_counts == 0)
     out: dict[int, Lists] = {}
     groups: dict[tuple[Any, ...], list[tuple[int, ScaledTerm]]] = {}
     for place, model in enumerate(models):
@@ -60,7 +60,9 @@ def rank_together(
             place = members[0][0]
             out[place] = models[place].rank(history, depth).items
             continue
-        lists = kind([term for _, term in members], history.matrix, depth)
+        rows = models[members[0][0]]._rows_of(history, "error")
+        lists = kind([term for _, term in members], rows, depth)
+        empty = empty_rows(rows)
         if len(empty):
             # they are ranked by popularity, which the term does not know
             lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
