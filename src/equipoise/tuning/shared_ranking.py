@@ -28,6 +28,7 @@ from equipoise.ranking.ranker import BLOCK, TILE, adders
 from equipoise.ranking.terms import Dense, ScaledTerm
 
 Lists = npt.NDArray[np.int32]
+BATCH = 4096  # users that models of their own rank at a time
 CHUNKS = 4  # per thread, so that none waits long for the last one
 WIDTH = 512  # columns: the sums of six sources stay in the first-level cache
 
@@ -44,6 +45,8 @@ def rank_together(
     depth = min(k, history.n_items)
     out: dict[int, Lists] = {}
     groups: dict[tuple[Any, ...], list[tuple[int, ScaledTerm]]] = {}
+    alone: list[int] = []
+    parts: dict[int, list[Lists]] = {}
     for place, model in enumerate(models):
         terms = model.terms()
         term = terms[0]
@@ -51,15 +54,20 @@ def rank_together(
         if shares and isinstance(term, ScaledTerm):
             groups.setdefault((type(term), *term.common), []).append((place, term))
         else:
-            out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
+            alone.append(place)
+    for key, members in [*groups.items()]:
+        if len(members) == 1 and not isinstance(members[0][1], Dense):  # nothing to share
+            alone.append(groups.pop(key)[0][0])
+    for start in range(0, history.n_users if alone else 0, BATCH):
+        # models that solve for rows on demand share them: all rank a batch before the next one
+        some = history.rows(np.arange(start, min(start + BATCH, history.n_users)))
+        for place in alone:
+            lists = models[place].rank(some, depth, exclude_seen=exclude_seen).items
+            parts.setdefault(place, []).append(lists)
+    out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
-        kind: Callable[..., Lists] = _by_sources
-        if isinstance(members[0][1], Dense):
-            kind = _by_rows
-        elif len(members) == 1:  # nothing to share
-            place = members[0][0]
-            out[place] = models[place].rank(history, depth).items
-            continue
+        dense = isinstance(members[0][1], Dense)
+        kind: Callable[..., Lists] = _by_rows if dense else _by_sources
         rows = models[members[0][0]]._rows_of(history, "error")
         lists = kind([term for _, term in members], rows, depth)
         empty = empty_rows(rows)
