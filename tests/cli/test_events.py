@@ -68,6 +68,9 @@ def test_a_split_says_what_a_repeat_is(
     assert done.exit_code == 0, done.stderr
     part = eq.Split.load(out).test
     assert (part.repeats, part.target.n_interactions) == (repeats, n)
+    shown = run("evaluate", out, "--model", "popularity", "-k", 2)
+    assert shown.exit_code == 0, shown.stderr
+    assert ("known items" in shown.stdout) == (repeats != "new")
     last = run("split", log, tmp_path / "last", "-p", "last", "--valid", 0, "--repeats", repeats)
     assert last.exit_code == 0, last.stderr
     assert eq.Split.load(tmp_path / "last").test.repeats == repeats
