@@ -63,6 +63,8 @@ def read(
     items: Any = None,
     separator: str | None = None,
     header: bool | None = None,
+    quote: str | None = None,
+    escape: str | None = None,
     encoding: str = "utf-8",
     format: str | None = None,
     on_bad: OnBad = "error",
@@ -101,6 +103,11 @@ def read(
         How delimited text is written; found or UTF-8 when left out. A first line that may be the
         names of the columns or data is refused until `header` settles it. Numbers may have
         decimal commas where another character separates the fields.
+    quote, escape
+        The mark that encloses fields, ``'"'`` when left out and ``""`` for none; and the character
+        before a mark within such a field, where marks are not doubled. A backslash is found where
+        it makes every mark right. A mark that is never closed costs its line, not those after it.
+        A field that holds five and more whole rows counts as such, unless `quote` is given.
     format
         "csv", "tsv", "jsonl", "parquet", "npz", "lightgcn", "multvae", "recbole", "movielens",
         "strong" or "weak", where the name of the file does not tell.
@@ -135,7 +142,7 @@ def read(
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
     if labels is not None:
-        plain = replace(options, separator=None, header=None, format=None)
+        plain = replace(options, separator=None, header=None, quote=None, format=None)
         opened = _table(labels, plain) if _is_path(labels) else object_source(labels, "the labels")
         options = replace(options, labels=opened)
     if _is_path(source):

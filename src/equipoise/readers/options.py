@@ -55,6 +55,8 @@ class ReadOptions:
     items: Any = None
     separator: str | None = None
     header: bool | None = None
+    quote: str | None = None
+    escape: str | None = None
     encoding: str = "utf-8"
     format: str | None = None
     on_bad: OnBad = "error"
@@ -78,6 +80,15 @@ class ReadOptions:
             raise SettingError("session takes the place of user; give only one of the two")
         if self.separator not in (None, "::") and len(self.separator.encode()) != 1:
             raise SettingError(f"separator must be one character or '::', got {self.separator!r}")
+        for name in ("quote", "escape"):
+            value = getattr(self, name)
+            if value and (len(value) > 1 or not value.isascii() or value.isalnum()):
+                raise SettingError(f"{name} must be one character or '' for none, got {value!r}")
+        if self.escape and (self.quote == "" or self.escape == (self.quote or '"')):
+            raise SettingError(
+                "escape is of quotation marks within quoted fields and another character than "
+                "quote; doubled marks need no escape"
+            )
         try:
             "".encode(self.encoding)
         except LookupError as error:
@@ -112,6 +123,7 @@ class Source:
     columns: tuple[str, ...]
     loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
     named: bool = True  # False for a file without a header
+    dated: frozenset[str] = frozenset()  # of a file without a header: columns of dates and times
 
     def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
         """Load columns of ids and other ones; a column may be asked for twice."""
@@ -176,10 +188,14 @@ class BadRows:
         if not self.counts:
             return []
         total = self.counts.total()
-        reasons = "; ".join(f"{count:,} where {reason}" for reason, count in self.counts.items())
-        note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons}"
+        note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons_text(self.counts)}"
         logger.warning("%s: %s", name, note)
         return [note]
+
+
+def reasons_text(counts: Counter[str]) -> str:
+    """Return how many rows were left out for which reason."""
+    return "; ".join(f"{count:,} where {reason}" for reason, count in counts.items())
 
 
 def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
