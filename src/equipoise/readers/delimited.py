@@ -1,4 +1,4 @@
-"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
+r"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
 
 Polars fills short rows with nulls, keeps NUL bytes and turns 007 into 7. One pass over the bytes
 (`scan`) finds such records before the values are used; it also knows the line on which each record
@@ -6,7 +6,7 @@ starts. What polars guesses of the types is only a short cut: the same values co
 column were read as text and looked at as a whole, over all parts of the table.
 
 A quotation mark that does not enclose a field costs its own line and no other one: the records
-after it are found from the next line on. Escaped marks (\\") are turned into doubled ones before.
+after it are found from the next line on. Escaped marks (\") are turned into doubled ones before.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ REASONS = {
     NUL: ("the record holds a NUL byte", "remove it"),
     STRAY: (
         "the record holds a stray quotation mark",
-        "double it, or pass escape= if a character before it escapes it",
+        "double it inside a quoted field, or pass escape= if it is escaped",
     ),
     RAGGED: ("the record has the wrong number of fields", "mend it"),
 }
@@ -308,6 +308,10 @@ def _parsed(
         if escaped:
             note = "quotation marks are escaped by backslashes; escape='' if not"
             return (*_parsed(escaped, on_bad, False, wanted)[:3], [note])
+    scans = [
+        file.records if found.counts[OPEN] else found
+        for file, found in zip(files, scans, strict=True)
+    ]
     counts: Counter[int] = sum((found.counts for found in scans), Counter())
     # A mark that encloses a field in one part makes a loose one in another a fault.
     enclosing = counts[QUOTE] > 0
@@ -356,7 +360,7 @@ def _doubled(data: Bytes, quote: int, escape: int) -> Bytes:
         byte = data[place]
         if quoted and byte == escape and place + 1 < data.size:
             after = data[place + 1]
-            if after == quote or after == escape:
+            if after in (quote, escape):
                 # the mark is written twice, the escape once: never longer than what was read
                 if after == quote:
                     out[size] = quote
@@ -507,7 +511,7 @@ class TextFile:
 class Scan:
     """What the bytes hold: records (header and blank ones included) and how many have each bit.
 
-    Offset, first line and bits of each record (`starts`, `lines`, `flags`) are kept when asked for.
+    Offset, first line and bits of each record (`starts`, `lines`, `flags`) are kept if asked for.
     """
 
     records: int
