@@ -273,8 +273,8 @@ class Interactions:
         Times and sequences need both sides to have them. A user's events of the other side follow
         those of this one.
         """
-        users = _appended(self.user_index, other.user_index)
-        items = _appended(self.item_index, other.item_index)
+        users = self.user_index.extended(other.users)
+        items = self.item_index.extended(other.items)
         parts = [part.with_items(items) for part in (self.difference(other), other)]
         rows = [users.positions(part.users)[entry_rows(part.matrix)] for part in parts]
         row = np.concatenate(rows)
@@ -301,8 +301,6 @@ class Interactions:
 
     def difference(self, other: Interactions) -> Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
-        _check_same_kind(self.user_index, other.user_index)
-        _check_same_kind(self.item_index, other.item_index)
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")[entry_rows(theirs.matrix)]
         gone = (row * self.n_items + theirs.matrix.indices)[row >= 0]
@@ -386,19 +384,6 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if len(index) != size:
         raise DataError(f"{len(index)} {axis} ids for {size} {axis}s")
     return index
-
-
-def _check_same_kind(first: IdIndex, second: IdIndex) -> None:
-    if len(first) and len(second) and first.values.dtype != second.values.dtype:
-        raise DataError(f"{first.axis} ids are integers on one side and text on the other")
-
-
-def _appended(first: IdIndex, second: IdIndex) -> IdIndex:
-    _check_same_kind(first, second)
-    fresh = second.values[first.positions(second.values, unknown="skip") < 0]
-    if not len(first):
-        return second
-    return IdIndex(np.concatenate([first.values, fresh]), first.axis) if len(fresh) else first
 
 
 def _joined(sides: tuple[Interactions, ...], users: IdIndex, items: IdIndex) -> Sequences:

@@ -87,13 +87,13 @@ def update(
         raise SettingError("nothing to do; give --add, --remove or --forget")
     check_out(out or model)
     fitted = load(model)
-    added = reading.load_change(add) if add is not None else None
+    added = reading.load(add) if add is not None else None
     removed = None
     if forget:
         train = fitted.interactions_
         removed = train.select(users=list(dict.fromkeys(find_users(train, forget))))
     if remove is not None:
-        listed = reading.load_change(remove)
+        listed = reading.load(remove)
         removed = listed if removed is None else removed.union(listed)
     start = perf_counter()
     with working(f"updating {fitted.summary()}"):

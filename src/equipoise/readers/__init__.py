@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -53,12 +53,15 @@ def read(
     item: Column = None,
     time: OptionalColumn = None,
     time_unit: TimeUnit | None = None,
+    time_format: str | None = None,
     rating: OptionalColumn = None,
     weight: Column = None,
     session: Column = None,
     gap: float | str | None = None,
     min_rating: float | None = None,
     labels: Any = None,
+    title: Column = None,
+    ids: Literal["text"] | None = None,
     users: Any = None,
     items: Any = None,
     separator: str | None = None,
@@ -85,6 +88,8 @@ def read(
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
+    time_format
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
     weight
         Column whose values become the matrix; without it every pair counts 1.
     session
@@ -96,7 +101,13 @@ def read(
     min_rating
         Keeps only rows with at least this rating.
     labels
-        A table with an item column and titles, genres, ...; rows are matched to the items.
+        A table with an item column and titles, genres, ...; rows are matched to the items. Or a
+        dictionary from items to titles.
+    title
+        Column of the labels that is the title; found by its name or content when left out.
+    ids
+        "text" takes ids as text even where all of them are digits. Otherwise integers are what
+        they are, and "007" is text.
     users, items
         Ids of the rows and columns of a matrix; positions when left out.
     separator, header, encoding
@@ -117,7 +128,8 @@ def read(
 
     Notes
     -----
-    Ids are never changed: integers stay integers, text stays text, and "007" is text. Repeated
+    Ids are never changed: integers stay integers, text stays text, and "007" is text. Data put
+    together (`Interactions.union`, `update`, a folder) have ids of the type of the first. Repeated
     pairs are merged: weights add up, the latest time stays. Times become seconds since 1970 (UTC)
     from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
     datetimes. The matrix is of single precision, so weights lie between 1e-45 and 3e38.
@@ -143,14 +155,26 @@ def read(
     options = ReadOptions(**settings)
     if labels is not None:
         plain = replace(options, separator=None, header=None, quote=None, format=None)
-        opened = _table(labels, plain) if _is_path(labels) else object_source(labels, "the labels")
-        options = replace(options, labels=opened)
+        options = replace(options, labels=_labels(labels, plain))
     if _is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
     return to_interactions(object_source(source), row_options(source, options))
+
+
+def _labels(labels: Any, options: ReadOptions) -> Source:
+    """Open the labels: a table, or a mapping from items to titles."""
+    if _is_path(labels):
+        return _table(labels, options)
+    if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
+        labels = {"item": list(labels), "title": list(labels.values())}
+    return object_source(labels, "the labels")
+
+
+def _is_column(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 def _is_path(source: object) -> bool:

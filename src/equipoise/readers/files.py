@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from equipoise.errors import DataError
+from equipoise.ids import WHOLE
 from equipoise.readers.frames import series
 from equipoise.readers.options import (
     OnBad,
@@ -141,11 +142,13 @@ class JsonLines:
     frame: pl.DataFrame
     starts: list[int] | None  # where the line of each record starts; None if none was left out
     skipped: Counter[str]
+    as_text: bool = False  # whether numbers may be ids of text
 
     def load(self, wanted: list[str], ids: Collection[str]) -> Table:
         """Return these columns; ids that are numbers here and text there are refused."""
         for name in ids:
-            if self.frame[name].dtype == pl.String and self.starts is None:
+            mixed = self.frame[name].dtype == pl.String and self.starts is None
+            if mixed and not self.as_text:
                 self._refuse_mixture(name)
         return Table(self.frame.select(wanted), self._locate, self.skipped)
 
@@ -165,7 +168,8 @@ class JsonLines:
             if isinstance(record.get(column), (int, float)):
                 raise DataError(
                     f"{_line_at(self.data, self.files, start)}: column {column!r} holds the "
-                    f"number {record[column]!r} here and text elsewhere; use one kind of ids"
+                    f"number {record[column]!r} here and text elsewhere; use one kind of ids, or "
+                    "pass ids='text'"
                 )
 
 
@@ -187,6 +191,7 @@ def json_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source
         file = JsonLines(data, files, frame, None, Counter())
     except pl.exceptions.PolarsError:
         file = _line_by_line(name, data, files, options.on_bad)
+    file.as_text = options.ids == "text"
     return Source(name, tuple(file.frame.columns), file.load)
 
 
@@ -254,8 +259,11 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
             key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
             for key in wanted
         }
+        if options.ids == "text":
+            kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
         whole = pl.concat(
-            frame.select(pl.col(key).cast(kinds[key]) for key in wanted) for frame in frames
+            frame.select(_as_type(frame[key], kinds[key], file) for key in wanted)
+            for file, frame in zip(files, frames, strict=True)
         )
         sizes = [frame.height for frame in frames]
         return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
@@ -277,6 +285,18 @@ def _unbroken(
         ) from error
 
 
+def _as_type(column: pl.Series, kind: pl.DataType, file: Path) -> pl.Series:
+    """Return the column of a part in the type of the table; integers in text only if they are."""
+    if column.dtype == pl.String and kind.is_integer():
+        wrong = ~column.str.contains(f"^({WHOLE.pattern})$")
+        if wrong.any():
+            raise DataError(
+                f"column {column.name!r} of {file} holds {column.filter(wrong)[0]!r} where the "
+                "parts before it hold integers; pass ids='text'"
+            )
+    return column.cast(kind)
+
+
 def _one_type(
     column: str, kinds: Sequence[pl.DataType], files: Sequence[Path], is_id: bool
 ) -> pl.DataType:
@@ -287,11 +307,15 @@ def _one_type(
     known = {kind for kind in plain if kind != pl.Null}
     if len(known) <= 1:
         return next(iter(known), pl.Null())
+    first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
+    if is_id and all(kind.is_integer() or kind == pl.String for kind in known):
+        whole = {kind for kind in known if kind.is_integer()}
+        if len(whole) < len(known):  # the ids are of the kind of the first part
+            return plain[first] if plain[first] == pl.String else pl.Int64()
     if all(kind.is_integer() for kind in known):
         return pl.Int128() if pl.UInt64() in known else pl.Int64()
     if all(kind.is_float() or (kind.is_numeric() and not is_id) for kind in known):
         return pl.Float64()
-    first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
     other = next(place for place, kind in enumerate(plain) if kind not in (plain[first], pl.Null))
     raise DataError(
         f"column {column!r} holds {kinds[first]} in {files[first]} and {kinds[other]} in "

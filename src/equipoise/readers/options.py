@@ -29,8 +29,10 @@ Mask = npt.NDArray[np.bool_]
 Locate = Callable[[int], str]
 
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
-COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "session", "gap")
-TABLES = ("csv", "tsv", "jsonl", "parquet")
+COLUMNS = ("user", "item", "time", "time_unit", "time_format", "rating", "weight", "session")
+COLUMNS += ("gap", "ids")
+TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
+NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
 FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
 
 
@@ -45,12 +47,15 @@ class ReadOptions:
     item: Column = None
     time: OptionalColumn = None
     time_unit: TimeUnit | None = None
+    time_format: str | None = None
     rating: OptionalColumn = None
     weight: Column = None
     session: Column = None
     gap: float | str | None = None
     min_rating: float | None = None
     labels: Source | None = None
+    title: Column = None
+    ids: Literal["text"] | None = None
     users: Any = None
     items: Any = None
     separator: str | None = None
@@ -65,13 +70,14 @@ class ReadOptions:
         """Refuse settings that mean nothing or contradict one another."""
         if self.on_bad not in ("error", "skip"):
             raise SettingError(f"on_bad must be 'error' or 'skip', got {self.on_bad!r}")
-        for name, known in (("format", FORMATS), ("time_unit", TIME_UNITS)):
+        known_values = (("format", FORMATS), ("time_unit", TIME_UNITS), ("ids", ("text",)))
+        for name, known in known_values:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.min_rating is not None and not np.isfinite(self.min_rating):
             raise SettingError(f"min_rating must be a finite number, got {self.min_rating}")
-        for name, column in (("min_rating", "rating"), ("gap", "time"), ("time_unit", "time")):
+        for name, column in NEEDED_BY.items():
             if getattr(self, name) is not None and getattr(self, column) is False:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")
         if self.session is not None and self.gap is not None:
@@ -168,6 +174,7 @@ class BadRows:
         self.on_bad = on_bad
         self.counts = Counter(table.skipped)
         self.mask: Mask | None = None
+        self.examples: dict[str, Any] = {}  # a value for each reason
 
     def refuse(self, wrong: Mask, column: str, reason: str, remedy: str = "correct it") -> None:
         """Deal with the rows under this mask; the reason is a clause such as "is negative"."""
@@ -181,7 +188,17 @@ class BadRows:
         fresh = wrong if self.mask is None else wrong & ~self.mask
         self.mask = wrong.copy() if self.mask is None else self.mask | wrong
         if fresh.any():
-            self.counts[f"{column!r} {reason}"] += int(fresh.sum())
+            said = f"{column!r} {reason}"
+            self.counts[said] += int(fresh.sum())
+            self.examples.setdefault(said, self.table.frame[column][int(fresh.argmax())])
+
+    def reasons(self) -> str:
+        """Return why rows were left out, each reason with a value."""
+        shown = Counter[str]()
+        for reason, count in self.counts.items():
+            value = self.examples.get(reason)
+            shown[reason + (f", such as {value!r}" if value is not None else "")] = count
+        return reasons_text(shown)
 
     def notes(self, name: str) -> list[str]:
         """Return a sentence on what was skipped, which is also logged as a warning."""
