@@ -13,12 +13,14 @@ import json
 import logging
 import math
 import re
+import shlex
 import sys
 import threading
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,9 @@ from typer.core import TyperGroup
 
 from equipoise.errors import EquipoiseError, SettingError
 
+running: ContextVar[Any] = ContextVar("running", default=None)  # the group's context
+
+QUOTES = ("'", '"')
 WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 
 
@@ -38,6 +43,10 @@ PATIENCE = 2.0  # seconds before a silent command says what it does
 
 
 REMINDER = 30.0  # seconds between the lines of a long one without a terminal
+
+
+# A setting as the library's messages name it: header=False, encoding='latin-1', separator=
+SETTING = re.compile(r"""\b([a-z]\w*)=('[^']*'|"[^"]*"|True\b|False\b|-?\d[\w.]*\b|)""")
 
 
 NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
@@ -58,8 +67,10 @@ def say(text: str | Text = "", style: str | None = None) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Print a remark on stderr."""
-    console(error=True).print(clean(text), style=style, soft_wrap=True)
+    """Print a remark on stderr; settings that it names are options of the command that runs."""
+    ctx = running.get()
+    told = text if ctx is None else in_options(text, options_of(ctx))
+    console(error=True).print(clean(told), style=style, soft_wrap=True)
 
 
 def emit(value: Any) -> None:
@@ -234,6 +245,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        running.set(ctx)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -252,6 +264,45 @@ class Commands(TyperGroup):
             code = FAILED
         note(message, "red")
         raise typer.Exit(code)
+
+
+Options = Mapping[str, tuple[str, str]]  # a setting's name in Python: its option, and the opposite
+
+
+def options_of(ctx: Any) -> Options:
+    """Return the options of the command that runs, which `ctx` may be the group of."""
+    command = ctx.command
+    if hasattr(command, "commands"):
+        command = command.commands.get(ctx.invoked_subcommand, command)
+    inner = getattr(command, "commands", {"": command})  # `datasets` has commands of its own
+    return {
+        parameter.name: (parameter.opts[0], *parameter.secondary_opts, "")[:2]
+        for each in inner.values()
+        for parameter in each.params
+        if parameter.opts[0].startswith("-")
+    }
+
+
+def in_options(text: str, options: Options) -> str:
+    """Say the settings in a sentence as options of a command.
+
+    >>> known = {"on_bad": ("--on-bad", ""), "header": ("--header", "--no-header")}
+    >>> in_options("correct it, or pass on_bad='skip'; header=False if it is data", known)
+    'correct it, or pass --on-bad skip; --no-header if it is data'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name not in options:
+            return found[0]
+        yes, no = options[name]
+        if value in ("True", ""):
+            return yes
+        if value == "False":
+            return no or f"{yes} none"
+        return f"{yes} {shlex.quote(value[1:-1] if value[0] in QUOTES else value)}"
+
+    return SETTING.sub(option, text)
 
 
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:
