@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.framework import Json, declare, emit, legend, note, option, say, show, working
+from equipoise.cli.framework import (
+    Json,
+    declare,
+    emit,
+    legend,
+    note,
+    option,
+    say,
+    show,
+    told,
+    working,
+)
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DATA = "A file (csv, tsv, jsonl, parquet; gz), folder, saved data or split, or data set name."
+DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 LEGEND = {
@@ -124,7 +135,9 @@ class ReadOptions:
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
-    title: Annotated[str | None, reads("Column of the labels that is the title.")] = None
+    title: Annotated[
+        str | None, reads("Column of the labels that is the title.", "--title-column")
+    ] = None
     ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
@@ -135,6 +148,7 @@ class ReadOptions:
         str | None, reads(r"Character before a mark within a field, such as '\'.")
     ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
+    sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
     format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
@@ -165,7 +179,7 @@ class ReadOptions:
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
-            note(f"{source}: {sentence}")
+            note(f"{source}: {told(sentence)}")
         return data
 
     def _named(self, source: str) -> Interactions:

@@ -42,6 +42,9 @@ WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 PATIENCE = 2.0  # seconds before a silent command says what it does
 
 
+LONG = 600.0  # seconds from which on a command asks first
+
+
 REMINDER = 30.0  # seconds between the lines of a long one without a terminal
 
 
@@ -67,10 +70,8 @@ def say(text: str | Text = "", style: str | None = None) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Print a remark on stderr; settings that it names are options of the command that runs."""
-    ctx = running.get()
-    told = text if ctx is None else in_options(text, options_of(ctx))
-    console(error=True).print(clean(told), style=style, soft_wrap=True)
+    """Print a remark on stderr."""
+    console(error=True).print(clean(text), style=style, soft_wrap=True)
 
 
 def emit(value: Any) -> None:
@@ -203,6 +204,33 @@ def _lines(what: str) -> Iterator[Report]:
         thread.join()
 
 
+def agree(seconds: float, what: str, advice: Iterable[str], yes: bool) -> None:
+    """Say how long a work takes, if that is long, and what is shorter; ask whether to go on.
+
+    Without a terminal, or where the answer was given beforehand, it goes on.
+    """
+    if seconds < LONG:
+        return
+    from equipoise.machine import duration
+
+    note(f"{what} takes about {duration(seconds)}", "yellow")
+    for sentence in advice:
+        note(f"  {sentence}")
+    if yes:
+        return
+    if not is_terminal():
+        note("going on without asking, as there is no terminal")
+        return
+    if not typer.confirm("Go on?", err=True):
+        note("nothing was done")
+        raise typer.Exit(FAILED)
+
+
+def is_terminal() -> bool:
+    """Whether a question can be shown and answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 class NoteHandler(logging.Handler):
     """Passes what the library logs on to stderr."""
 
@@ -226,6 +254,11 @@ FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")
+]
+
+
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Go on without asking, however long it takes.")
 ]
 
 
@@ -262,11 +295,17 @@ class Commands(TyperGroup):
         except MemoryError:
             message = "error: the machine is out of memory; `equipoise plan` tells what fits"
             code = FAILED
-        note(message, "red")
+        note(told(message), "red")
         raise typer.Exit(code)
 
 
 Options = Mapping[str, tuple[str, str]]  # a setting's name in Python: its option, and the opposite
+
+
+def told(text: str) -> str:
+    """Return a sentence of the library in the words of the command that runs."""
+    ctx = running.get()
+    return text if ctx is None else in_options(text, options_of(ctx))
 
 
 def options_of(ctx: Any) -> Options:

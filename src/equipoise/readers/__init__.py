@@ -17,11 +17,18 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
-from equipoise.readers.files import existing_file, first_bytes, is_blank, json_parts, parquet_parts
+from equipoise.readers.files import (
+    excel_parts,
+    existing_file,
+    first_bytes,
+    is_blank,
+    json_parts,
+    parquet_parts,
+)
 from equipoise.readers.frames import object_source, row_options
 from equipoise.readers.matrices import from_matrix
 from equipoise.readers.options import (
@@ -42,8 +49,14 @@ __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
+EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
-OPENERS = {"parquet": parquet_parts, "jsonl": json_parts, "text": delimited_parts}
+OPENERS = {
+    "parquet": parquet_parts,
+    "jsonl": json_parts,
+    "excel": excel_parts,
+    "text": delimited_parts,
+}
 
 
 def read(
@@ -69,6 +82,7 @@ def read(
     quote: str | None = None,
     escape: str | None = None,
     encoding: str = "utf-8",
+    sheet: str | None = None,
     format: str | None = None,
     on_bad: OnBad = "error",
 ) -> Interactions:
@@ -77,10 +91,11 @@ def read(
     Parameters
     ----------
     source
-        A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; a folder
-        of such files with one schema, read as if their rows were in one file; a pattern
-        (``part-*.parquet``), where no file or folder has that name; a research format; a directory
-        written by `Interactions.save`. Or an object: a frame of pandas, polars or
+        A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; Excel
+        (with the extra `excel`); a folder of such files with one schema, read as if their rows
+        were in one file; a pattern (``part-*.parquet``), where no file or folder has that name; a
+        research format; a directory written by `Interactions.save`. Or an object: a frame of
+        pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
         (user, item), (user, item, weight) or (user, item, weight, time).
     user, item, time, rating
@@ -119,9 +134,11 @@ def read(
         before a mark within such a field, where marks are not doubled. A backslash is found where
         it makes every mark right. A mark that is never closed costs its line, not those after it.
         A field that holds five and more whole rows counts as such, unless `quote` is given.
+    sheet
+        Of an Excel workbook; its first one when left out.
     format
-        "csv", "tsv", "jsonl", "parquet", "npz", "lightgcn", "multvae", "recbole", "movielens",
-        "strong" or "weak", where the name of the file does not tell.
+        "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
+        "movielens", "strong" or "weak", where the name of the file does not tell.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
@@ -154,7 +171,7 @@ def read(
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
     if labels is not None:
-        plain = replace(options, separator=None, header=None, quote=None, format=None)
+        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
         options = replace(options, labels=_labels(labels, plain))
     if _is_path(source):
         return _from_path(source, options)
@@ -219,7 +236,7 @@ def _files_below(folder: Path) -> list[Path]:
     found: dict[tuple[str, ...], list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-        for family in (PARQUET, JSON, TEXT):
+        for family in (PARQUET, JSON, EXCEL, TEXT):
             if _suffix(file) in family and not hidden and file.is_file():
                 found.setdefault(family, []).append(file)
     if len(found) > 1:
@@ -236,10 +253,14 @@ def _suffix(path: Path) -> str:
 
 
 def _kind(path: Path, options: ReadOptions) -> str:
-    """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
+    """Return which kind of table a file holds: a key of `OPENERS`."""
     suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
     if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
         return "parquet"
+    if suffix in EXCEL:
+        return "excel"
+    if options.sheet is not None:
+        raise SettingError(f"sheet= is of Excel files, which {path} is not; leave it out")
     return "jsonl" if suffix in JSON else "text"
 
 

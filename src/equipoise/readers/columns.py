@@ -81,10 +81,12 @@ UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 SAMPLE = 10_000
 ISO = r"^\d{4}-\d{2}-\d{2}"
 CLOCK = re.compile("%[HIMSTRXcs]")
-DAYS = ("%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%d %b %Y")
-DAYS += ("%d-%b-%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y")
+DAYS = (
+    "%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d-%b-%Y|%b %d, %Y|%d %B %Y|"
+    "%B %d, %Y|%m/%d/%y|%d/%m/%y|%d.%m.%y"
+)
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", "T%H:%M:%S")
-FORMS = [day + clock for day in DAYS for clock in CLOCKS]  # that a message may name
+FORMS = [day + clock for day in DAYS.split("|") for clock in CLOCKS]  # that a message may name
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Files as bytes and the tables in them: compression, encodings, JSON lines and Parquet."""
+"""Files as bytes and the tables in them: compression, encodings, JSON lines, Parquet and Excel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, MissingExtraError
 from equipoise.ids import WHOLE
 from equipoise.readers.frames import series
 from equipoise.readers.options import (
@@ -38,7 +38,7 @@ NEWLINE = b"\n"
 GZIP = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 FOREIGN = {
-    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it or save it as CSV",
+    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it, or name it .xlsx",
     b"SQLite format 3": "an SQLite database; export the table as CSV or Parquet",
     b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it or use gzip",
     b"BZh": "compressed with bzip2; unpack it or use gzip",
@@ -320,4 +320,41 @@ def _one_type(
     raise DataError(
         f"column {column!r} holds {kinds[first]} in {files[first]} and {kinds[other]} in "
         f"{files[other]}; write the parts with one type"
+    )
+
+
+def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
+    """Open Excel workbooks with the same columns: a sheet of each, the first if none is named."""
+    try:
+        import fastexcel
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {files[0]} needs fastexcel; install it with `pip install "
+            "'equipoise[excel]'`, or save the sheet as CSV"
+        ) from error
+    frames, notes = [], []
+    for file in files:
+        try:
+            book = fastexcel.read_excel(existing_file(file))
+            names = book.sheet_names
+            sheet = names[0] if options.sheet is None else options.sheet
+            if sheet not in names:
+                raise DataError(f"{file} has no sheet {sheet!r}; it has {', '.join(names)}")
+            frames.append(book.load_sheet(sheet, schema_sample_rows=None).to_polars())
+        except fastexcel.FastExcelError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
+        if options.sheet is None and len(names) > 1:
+            others = ", ".join(repr(each) for each in names[1:])
+            notes.append(f"read the sheet {sheet!r}; sheet= for another of {others}")
+    check_one_schema(files, [frame.columns for frame in frames])
+    first = frames[0].columns
+    whole = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
+    # the names of the columns are row 1 of a sheet
+    places = [lambda row, file=file: f"{file}, row {row + 2}" for file in files]
+    locate = located([frame.height for frame in frames], places)
+    return Source(
+        name,
+        tuple(first),
+        lambda wanted, ids: Table(whole.select(wanted), locate, notes=list(notes)),
     )

@@ -29,8 +29,8 @@ Mask = npt.NDArray[np.bool_]
 Locate = Callable[[int], str]
 
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
-COLUMNS = ("user", "item", "time", "time_unit", "time_format", "rating", "weight", "session")
-COLUMNS += ("gap", "ids")
+TIMES = ("time", "time_unit", "time_format")
+COLUMNS = ("user", "item", *TIMES, "rating", "weight", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
 FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
@@ -63,6 +63,7 @@ class ReadOptions:
     quote: str | None = None
     escape: str | None = None
     encoding: str = "utf-8"
+    sheet: str | None = None
     format: str | None = None
     on_bad: OnBad = "error"
 
