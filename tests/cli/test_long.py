@@ -24,10 +24,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(command: str, shop: Path, out: Path) -> list[str]:
-    data = str(shop / "events.csv")
-    return (
-        ["fit", data, str(out)] if command == "fit" else ["report", data, "--out", f"{out}.html"]
-    )
+    rest = [str(out)] if command == "fit" else ["--out", f"{out}.html"]
+    return [command, str(shop / "events.csv"), *rest]
 
 
 @pytest.mark.usefixtures("long", "terminal")

@@ -129,15 +129,14 @@ class ReadOptions:
     time_format: Annotated[str | None, reads("Of times in text: '%m/%d/%Y %H:%M'.")] = None
     rating: Annotated[str | None, reads("Column of ratings.")] = None
     weight: Annotated[str | None, reads("Column of weights.")] = None
+    type: Annotated[str | None, reads("Column of kinds of events, such as view or buy.")] = None
     session: Annotated[str | None, reads("Column of sessions, for data in sessions.")] = None
     gap: Annotated[str | None, reads("Pause that ends a session, such as 30m.")] = None
     min_rating: Annotated[float | None, reads("Keep ratings of at least this.")] = None
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
-    title: Annotated[
-        str | None, reads("Column of the labels that is the title.", "--title-column")
-    ] = None
+    title: Annotated[str | None, reads("Column of the labels.", "--title-column")] = None
     ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
@@ -211,10 +210,10 @@ class ReadOptions:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
         del settings["min_user"], settings["min_item"]
-        for name in ("user", "item", "time", "rating", "weight", "session", "title"):
+        for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
-        for name in ("time", "rating"):  # none: leave such a column alone
+        for name in ("time", "rating", "type"):  # none: leave such a column alone
             settings[name] = False if settings[name] == "none" else settings[name]
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
         return settings
@@ -300,6 +299,10 @@ class SplitOptions:
     valid_from: Annotated[str | None, option("time: where valid begins, a date or seconds.")] = (
         None
     )
+    repeats: Annotated[
+        Literal["new", "all", "again"] | None,
+        option("last, time: find items new to the user, all, or only known ones again."),
+    ] = None
     seed: Annotated[int | None, option("Same data and seed, same split.")] = None
 
     def settings(self, protocol: Protocol) -> dict[str, Any]:
@@ -307,8 +310,8 @@ class SplitOptions:
         known = {
             "strong": ("valid", "test", "history", "order", "seed"),
             "weak": ("valid", "test", "seed"),
-            "last": ("valid", "n"),
-            "time": ("valid", "test", "test_from", "valid_from"),
+            "last": ("valid", "n", "repeats"),
+            "time": ("valid", "test", "test_from", "valid_from", "repeats"),
             "session": ("valid", "test", "order", "seed"),
             "given": (),
         }[protocol]
@@ -324,7 +327,8 @@ class SplitOptions:
                 continue  # a date
         if protocol == "last":  # as many items in valid as in test, or no such part
             n = given.get("n", 1)
-            given = {"test": n, "valid": n if given.get("valid", 1) else 0}
+            given |= {"test": n, "valid": n if given.get("valid", 1) else 0}
+            given.pop("n", None)
         return given
 
 

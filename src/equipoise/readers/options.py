@@ -30,7 +30,7 @@ Locate = Callable[[int], str]
 
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
 TIMES = ("time", "time_unit", "time_format")
-COLUMNS = ("user", "item", *TIMES, "rating", "weight", "session", "gap", "ids")
+COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
 FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
@@ -50,6 +50,7 @@ class ReadOptions:
     time_format: str | None = None
     rating: OptionalColumn = None
     weight: Column = None
+    type: OptionalColumn = None
     session: Column = None
     gap: float | str | None = None
     min_rating: float | None = None
