@@ -20,12 +20,18 @@ print(data, *data.notes, sep="\n")
 data = data.filter(min_user=10, min_item=150)
 print(data, eq.plan(data), sep="\n")
 
-# %% Judge on what comes later
+# %% Judge on what comes later: products that are new to a household; does it help to weigh events?
 split = eq.split.time_cut(data, valid=0.0, test=0.1)
 print(split)
-for model in (eq.Popularity(), eq.ItemKNN(neighbours=20), eq.EASE(normalizer=eq.DAN())):
+recent = eq.Signals(transform="log1p", decay="90d", floor=0.1)
+models = {
+    "Popularity": eq.Popularity(),
+    "EASE+DAN": eq.EASE(normalizer=eq.DAN()),
+    "EASE+DAN, repeats and age": eq.EASE(normalizer=eq.DAN(), signals=recent),
+}
+for name, model in models.items():
     result = eq.evaluate(model.fit(split.train), split.test)
-    print(model.label, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
+    print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
 # %% Fit on everything, and write ten products for each household, groceries alone
 model = eq.EASE(normalizer=eq.DAN()).fit(data)
