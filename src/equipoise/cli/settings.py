@@ -30,7 +30,7 @@ ModelName = Literal[
 # fmt: on
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
-EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu"]
+EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu"]
 Precision = Literal["float32", "float64"]
 
 # The class of each normalizer, and the exponents that it takes.

@@ -172,8 +172,9 @@ class Recommender(ABC):
         dtype
             "float32", or "float64" for systems that are hard to solve.
         engine
-            Linear autoencoders: "dense" in memory, "tiled" on disk, "gpu"; "auto" takes the card
-            where `device` names one, else what fits. Session models: "sparse" solves for an item
+            Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
+            "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
+            fastest that fits. Session models: "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
             All are exact.
         memory
