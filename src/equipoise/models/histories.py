@@ -96,7 +96,9 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
         place = unknown.user_positions(listed, train.user_index)
         answered = (place >= 0) | (unknown.users == "popular")
         place = place[answered]
-        users = [_plain(user) for user, kept in zip(listed, answered, strict=True) if kept]
+        given = [_plain(user) for user, kept in zip(listed, answered, strict=True) if kept]
+        known = train.users[place].tolist() if len(train.users) else given
+        users = [own if at >= 0 else new for own, new, at in zip(known, given, place, strict=True)]
         kind = train.user_index.kind
         if (place < 0).any() and kind == pl.Int64:
             kind = _kind(users)
