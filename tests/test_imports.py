@@ -36,6 +36,7 @@ ORDER = [
     ["metrics", "resampling"],
     ["models"],
     ["results", "evaluation", "comparison"],
+    ["estimation"],
     ["tuning"],
     ["report"],
     ["serve", "cluster"],

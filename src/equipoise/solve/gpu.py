@@ -102,6 +102,13 @@ class DeviceMatrix:
             rows[np.arange(high - low), np.arange(low, high)] = diagonal[low:high]
             yield rows
 
+    def rows(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return these rows, on the host."""
+        where = send(positions.astype(np.int64), self.values.device)
+        found = np.array(self.values[where].cpu().numpy())
+        found[np.arange(len(positions)), positions] = self.diagonal()[positions]
+        return found
+
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""
         matrix = np.empty(self.shape, self.dtype)

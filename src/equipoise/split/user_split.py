@@ -91,13 +91,20 @@ def strong(
             held = held.rows(enough)
             drawn = rng.random(held.n_interactions)
             key = drawn if order == "random" or held.times is None else held.times
-            n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
-            hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
-            parts[name] = Part(held.entries(~hidden), held.entries(hidden), "strong", name)
+            parts[name] = Part(*shown_and_hidden(held, history, key), "strong", name)
     by_time = ("users are held out regardless of time",) if order == "time" else ()
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+
+
+def shown_and_hidden(
+    held: Interactions, history: float, key: npt.NDArray[np.floating]
+) -> tuple[Interactions, Interactions]:
+    """Return each user's share of the pairs with the smallest keys, and the others."""
+    n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
+    hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
+    return held.entries(~hidden), held.entries(hidden)
 
 
 def _n_hidden(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
