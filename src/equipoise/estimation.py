@@ -81,13 +81,12 @@ def leave_one_out(
     """
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)
-    if part is None:
-        part = left_out_part(model._fitted, users, history, seed)
-    shown, hidden = part if isinstance(part, tuple) else (part.history, part.target)
+    drawn = left_out_part(model._fitted, users, history, seed) if part is None else part
+    shown, hidden = drawn if isinstance(drawn, tuple) else (drawn.history, drawn.target)
     given = GivenPart(shown, hidden, PROTOCOLS[leave], "train")
     return evaluate(
         left_out,
-        given,  # type: ignore[arg-type]
+        given,
         k,
         metrics=metrics,
         bootstrap=bootstrap,

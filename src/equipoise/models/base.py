@@ -88,10 +88,14 @@ class Recommender(ABC):
         The training data.
     arrays_
         What fitting learned beyond the data, by name; saved with the model.
+    estimate_
+        How good the model is on users left out of its fit, where `tune` has found out; saved with
+        the model, and None after any change of it.
     """
 
     interactions_: Interactions
     arrays_: dict[str, Any]
+    estimate_: dict[str, Any] | None = None
     _built: list[Term]
     registry: ClassVar[dict[str, type[Recommender]]] = models
 
@@ -173,6 +177,7 @@ class Recommender(ABC):
         """
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
         data = _training_data(interactions)
+        self.estimate_ = None
         with limited(threads):
             self._fit(data, **self._taken(given))
         return self

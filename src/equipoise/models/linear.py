@@ -267,6 +267,7 @@ class LinearAutoencoder(Recommender):
         values = np.take_along_axis(self.inverse_, chosen, axis=1).ravel()
         columns: Any = sp.csc_array((values, chosen.ravel(), offsets), shape=(n_items, n_items))
         pruned = copy.copy(self)
+        pruned.estimate_ = None
         pruned.inverse_ = columns.tocsr()
         pruned.inverse_.sort_indices()
         weight = target.astype(np.float64) ** 2
@@ -354,6 +355,7 @@ class LinearAutoencoder(Recommender):
         self.diagonal_ = np.array(solved.diagonal, np.float64)
         self.penalty_ = penalty
         self.loss_ = None
+        self.estimate_ = None
 
 
 def shared_solver(

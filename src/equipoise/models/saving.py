@@ -16,7 +16,7 @@ from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
-from equipoise.storage import Fields, Stored, load_directory, write_directory
+from equipoise.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
 
 if TYPE_CHECKING:
     from equipoise.models.base import Recommender
@@ -47,6 +47,8 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         "state": plain(state),
         "train": data.meta,
     }
+    if model.estimate_ is not None:
+        meta["estimate"] = model.estimate_
 
     def restore(stored: Stored) -> None:
         found = _restored(stored)
@@ -76,7 +78,23 @@ def _restored(stored: Stored) -> Recommender:
     model = build(meta.group("settings"))
     model.interactions_ = unpack(stored, meta.group("train"), TRAIN)
     model._restore(meta.group("state"), stored)
+    if "estimate" in meta:
+        model.estimate_ = _restored_estimate(meta.group("estimate"))
     return model
+
+
+def _restored_estimate(saved: Fields) -> dict[str, Any]:
+    """Return the figures of a model on users left out of its fit."""
+    facts: dict[str, Any] = {
+        name: saved.text(name) for name in ("protocol", "version", "part", "data")
+    }
+    facts |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
+    values = saved.group("values")
+    figures = {name: values.group(name) for name in values}
+    facts["values"] = {
+        name: {key: figure.number(key) for key in figure} for name, figure in figures.items()
+    }
+    return facts
 
 
 def build(settings: Any) -> Recommender:
