@@ -15,13 +15,12 @@ import numpy as np
 from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import GivenPart, evaluate
-from equipoise.interactions import Interactions, generator
+from equipoise.interactions import Interactions
 from equipoise.models import Recommender
-from equipoise.models.leaving_out import Leave, check_model, lists_without
+from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
 from equipoise.ranking.ranker import Ranked
 from equipoise.results import Result
 from equipoise.split.parts import Part
-from equipoise.split.user_split import shown_and_hidden
 
 PROTOCOLS = {"user": "leave-one-out", "items": "leave-items-out"}
 
@@ -119,19 +118,12 @@ def left_out_part(data: Interactions, users: int, history: float, seed: int) -> 
     count("users", users)
     if not 0 < history < 1:
         raise SettingError(f"history must be > 0 and < 1, got {history}")
-    able = np.flatnonzero(data.user_counts >= 2)
-    if not len(able):
+    if not (data.user_counts >= 2).any():
         raise DataError(
-            "no user has two items, one to show and one to find; leave-one-out needs such users"
+            "no user has two items, one to show and one to find, which leave-one-out needs; fit "
+            "with settings of your own instead"
         )
-    rng = generator(seed)
-    chosen = np.sort(rng.choice(able, min(users, len(able)), replace=False))
-    held = data.rows(chosen)
-    return GivenPart(
-        *shown_and_hidden(held, history, rng.random(held.n_interactions)),
-        PROTOCOLS["user"],
-        "train",
-    )
+    return GivenPart(*drawn(data, users, history, seed), PROTOCOLS["user"], "train")
 
 
 def summary_of(result: Result) -> dict[str, Any]:

@@ -64,3 +64,15 @@ def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
     shown = run("compare", "result-ease", "result-dan").stdout
     assert "result-ease: EASE" in shown
     assert "no clear difference" in shown or "better" in shown or "worse" in shown
+
+
+def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> None:
+    found = answer("evaluate", "model", "--leave-one-out", "--users", 30, "-k", 5)
+    expected = eq.leave_one_out(eq.load(shop / "model"), 30, 5)
+    assert found["values"]["ndcg@5"] == expected["ndcg@5"]
+    assert found["protocol"] == "leave-one-out"
+    shown = run("evaluate", "model", "--leave-one-out").stdout
+    assert "leave-one-out of the training data" in shown
+    assert "left out of the fit, exactly" in shown
+    done = run("evaluate", "model", "split", "--leave-one-out")
+    assert "takes MODEL alone" in done.stderr

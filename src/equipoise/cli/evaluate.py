@@ -43,7 +43,7 @@ BEYOND = {
 @declare(app, "evaluate", "equipoise evaluate --model ease --l2 100 split")
 def evaluate(
     paths: Annotated[
-        list[str], typer.Argument(metavar="[MODEL] SPLIT", help="Saved model and saved split.")
+        list[str], typer.Argument(metavar="[MODEL] [SPLIT]", help="Saved model and saved split.")
     ],
     chosen: ModelOptions,
     options: FitOptions,
@@ -54,13 +54,25 @@ def evaluate(
     tuned_on_test: Annotated[
         bool, option("Label: settings were chosen on this part.", "--tuned-on-test")
     ] = False,
+    left_out: Annotated[
+        bool, option("Of MODEL alone: on its own users, left out one by one.", "--leave-one-out")
+    ] = False,
+    users: Annotated[int, option("With --leave-one-out: how many users.")] = 2000,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a saved model on a split, or one that is fitted in place with --model."""
+    """Evaluate a saved model on a split, or one that is fitted in place with --model.
+
+    With --leave-one-out no split is needed: each user is ranked by the model as a fit without it
+    would have made it.
+    """
     from equipoise.evaluation import evaluate as measure
 
     if save is not None:
         check_out(save)
+    if left_out:
+        result, model = _left_out(paths, chosen, options, users, k or [20], bootstrap)
+        _tell(result, model, save, as_json)
+        return
     split, model = _loaded(paths, chosen, options)
     if model.data_fingerprint_ != split.train.fingerprint:
         note(
@@ -83,13 +95,40 @@ def evaluate(
             tuned_on_test=tuned_on_test,
             progress=progress,
         )
+    _tell(result, model, save, as_json)
+
+
+def _left_out(
+    paths: list[str],
+    chosen: ModelOptions,
+    options: FitOptions,
+    users: int,
+    k: list[int],
+    bootstrap: int,
+) -> tuple[Result, Recommender]:
+    """Evaluate a saved model on its own users."""
+    from equipoise.estimation import leave_one_out
+    from equipoise.models import load
+
+    if len(paths) != 1 or chosen.given:
+        raise SettingError("--leave-one-out takes MODEL alone, without a split and --model")
+    model = load(paths[0])
+    with working(f"leaving users out of {model.summary()}") as progress:
+        result = leave_one_out(
+            model, users, k, bootstrap=bootstrap, threads=options.threads, progress=progress
+        )
+    return result, model
+
+
+def _tell(result: Result, model: Recommender, save: Path | None, as_json: bool) -> None:
+    """Save a result where asked to, and print it."""
     if save is not None:
         result.save(save)
         note(f"result saved in {save}")
     if as_json:
         emit(result.to_dict())
         return
-    say(f"{model.summary()}{' (tuned on test)' if tuned_on_test else ''}", "bold")
+    say(f"{model.summary()}{' (tuned on test)' if result.tuned_on_test else ''}", "bold")
     for cutoff in result.k:
         _show_result(result, cutoff)
     legend(
@@ -128,7 +167,10 @@ def _loaded(
 def _show_result(result: Result, k: int) -> None:
     """Print accuracy by group of items and what lies beyond accuracy, at one cut-off."""
     kind = "events" if result.protocol == "session" else "users"
-    title = f"{result.protocol} split, {result.part} part, {result.n_users:,} {kind}, lists of {k}"
+    where = f"{result.protocol} split, {result.part} part"
+    if result.protocol.startswith("leave-"):
+        where = f"{result.protocol} of the training data"
+    title = f"{where}, {result.n_users:,} {kind}, lists of {k}"
     found = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
     rows = [row for row in found.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]
     show(rows, "metric", "items", "value", "95% interval", "", title=title)

@@ -26,7 +26,12 @@ from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.lowpass import Companion, LowPass
-from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
+from equipoise.models.saving import (
+    arrays_to_save,
+    restored_lowpass,
+    restored_normalizer,
+    sparse_from,
+)
 from equipoise.models.updating import update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.device import OnDevice
@@ -55,7 +60,7 @@ class LinearAutoencoder(Recommender):
         Diagonal of P.
     penalty_
         Diagonal of L = l2*I + dropout/(1-dropout)*D_I, with D_I the raw item counts.
-    normalizer_, l2_, dropout_
+    normalizer_, l2_, dropout_, lowpass_
         These settings with their numbers, where "auto" was asked for.
     residual_
         Relative error of the solve on random vectors.
@@ -193,7 +198,10 @@ class LinearAutoencoder(Recommender):
         """
         source, target = self.scales(alpha)
         P = self.inverse_
-        more: list[Term] = [] if self.companion_ is None else [self.companion_.term]
+        lowpass = self.lowpass_
+        more: list[Term] = []
+        if self.companion_ is not None and lowpass is not None and lowpass.strength != 0:
+            more.append(self.companion_.term)
         if self._is_pruned:
             return [Sparse(P.data, P.indices, P.indptr, source, target), *more]
         kind: Any = OnDevice if isinstance(P, DeviceMatrix) else Dense
@@ -218,6 +226,11 @@ class LinearAutoencoder(Recommender):
         W = np.asarray(source[:, None] * P * target)
         np.fill_diagonal(W, 0)
         return W
+
+    @property
+    def lowpass_(self) -> LowPass | None:
+        """The companion's settings, with the number behind "auto"; None without one."""
+        return None if self.companion_ is None else self.companion_.settings
 
     @property
     def _is_pruned(self) -> bool:
@@ -280,6 +293,7 @@ class LinearAutoencoder(Recommender):
         state: dict[str, Any] = {"normalizer": self.normalizer_, "residual": self.residual_}
         state |= {"l2": self.l2_, "dropout": self.dropout_}
         state |= {"loss": self.loss_} if self._is_pruned else {}
+        state |= {} if self.lowpass_ is None else {"lowpass": self.lowpass_}
         arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_, "inverse": self.inverse_}
         arrays |= {} if self.companion_ is None else self.companion_.arrays()
         return state, arrays_to_save(arrays)
@@ -301,7 +315,8 @@ class LinearAutoencoder(Recommender):
             inverse: Any = stored.mapped("inverse", (n_items, n_items))
         else:
             inverse = sparse_from(stored, "inverse", n_items)
-        companion = None if self.lowpass is None else self.lowpass.restored(data, stored)
+        lowpass = restored_lowpass(state, self.lowpass)
+        companion = None if lowpass is None else lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
         self._take(data, normalizer, numbers, penalty, solved, companion)
         self.loss_ = None if loss is None else {name: loss.number(name) for name in loss}
@@ -345,8 +360,6 @@ class LinearAutoencoder(Recommender):
         solved: Solved,
         companion: Companion | None = None,
     ) -> None:
-        if companion is None and self.lowpass is not None:
-            companion = self.lowpass.fit(data, solved.P.dtype.name)
         self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
@@ -356,6 +369,17 @@ class LinearAutoencoder(Recommender):
         self.penalty_ = penalty
         self.loss_ = None
         self.estimate_ = None
+        if companion is None and self.lowpass is not None:
+            self.companion_ = fit_companion(self, self.lowpass)
+
+
+def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
+    """Fit the companion of a model that has its solve, with a number for its strength."""
+    from equipoise.models.leaving_out import companion_strength
+
+    if lowpass.strength == "auto":
+        lowpass = dataclasses.replace(lowpass, strength=companion_strength(model, lowpass))
+    return lowpass.fit(model.interactions_, model.inverse_.dtype.name)
 
 
 def shared_solver(

@@ -159,6 +159,18 @@ def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer
     return found
 
 
+def restored_lowpass(state: Fields, asked: LowPass | None) -> LowPass | None:
+    """Return the companion's settings of a fitted model; older ones have them as asked for."""
+    if asked is None:
+        return None
+    found: LowPass = asked
+    if "lowpass" in state:
+        found = _build_part("low-pass companion", state["lowpass"], [LowPass])
+    if found.strength == "auto":
+        raise FileFormatError("its low-pass companion has no strength")
+    return found
+
+
 def arrays_to_save(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return arrays by name; a sparse matrix becomes three of them."""
     out: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import SettingError
+from equipoise.errors import DataError, SettingError
 from equipoise.estimation import left_out_part
 from equipoise.evaluation import GivenPart, ListMetrics
 from equipoise.interactions import Interactions
@@ -101,10 +101,12 @@ class OnLeftOut:
     def __init__(
         self, train: Interactions, goals: Goals, prefer: Prefer, users: int, seed: int
     ) -> None:
-        self.train, self.goals, self.prefer = train, goals, prefer
+        self.train, self.prefer = train, prefer
         self.part: GivenPart = left_out_part(train, users, 0.8, seed)
-        self._metrics = ListMetrics.of(self.part, train.item_counts, goals)
-        self._metric = next(iter(goals))
+        self._metric, *others = goals
+        kept = [self._metric, *(name for name in others if self._has_targets(name))]
+        self.goals: Goals = {name: goals[name] for name in kept}
+        self._metrics = ListMetrics.of(self.part, train.item_counts, kept)
         n_users = self.part.history.n_users
         self._block = np.arange(n_users) % min(BLOCKS, n_users)
         self.columns = [f"{self._metric}/{number}" for number in range(self._block.max() + 1)]
@@ -112,6 +114,14 @@ class OnLeftOut:
             "data": f"{train.fingerprint}-{self.part.fingerprint}",
             "protocol": self.part.protocol,
         }
+
+    def _has_targets(self, name: str) -> bool:
+        """Whether any item to find is in the slice of a metric; small data may have no tail."""
+        try:
+            ListMetrics.of(self.part, self.train.item_counts, [name])
+        except DataError:
+            return False
+        return True
 
     def measure(self, models: Sequence[Any]) -> list[Point]:
         """Return the metrics of models of one solve, and means over blocks of users."""

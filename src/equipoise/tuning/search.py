@@ -158,7 +158,7 @@ def tune(
     limit = parse_budget(budget)
     header = {
         **criterion.identity,
-        "metrics": [*goals, *criterion.columns],
+        "metrics": [*criterion.goals, *criterion.columns],
         **space.identity(),
         "dtype": dtype,
         "seed": seed,
