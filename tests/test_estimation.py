@@ -257,7 +257,7 @@ def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
     with pytest.raises(eq.SettingError, match="linear autoencoders, not of Popularity"):
         eq.leave_one_out(eq.Popularity().fit(synthetic))
     model = eq.EASE(l2=5.0).fit(synthetic)
-    with pytest.raises(eq.SettingError, match="pruned"):
+    with pytest.raises(eq.SettingError, match="not of a pruned one"):
         eq.leave_one_out(model.prune(5))
     with pytest.raises(eq.NotFittedError):
         eq.leave_one_out(eq.EASE())

@@ -80,7 +80,7 @@ def leave_one_out(
     """
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)
-    drawn = left_out_part(model._fitted, users, history, seed) if part is None else part
+    drawn = left_out_part(model.data_, users, history, seed) if part is None else part
     shown, hidden = drawn if isinstance(drawn, tuple) else (drawn.history, drawn.target)
     given = GivenPart(shown, hidden, PROTOCOLS[leave], "train")
     return evaluate(

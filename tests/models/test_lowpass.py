@@ -179,7 +179,7 @@ def test_an_automatic_companion_is_left_out_where_it_does_not_pay(
 
 
 def test_an_automatic_companion_is_taken_where_it_pays() -> None:
-    # ten groups of items, seen through few events: without a penalty to speak of, weights are noise
+    # ten groups of items, seen through few events: without much of a penalty, weights are noise
     rng = np.random.default_rng(0)
     chances = np.where(np.arange(400)[:, None] % 10 == np.arange(60) % 10, 0.3, 0.03)
     data = eq.Interactions((rng.random((400, 60)) < chances).astype(np.float32))

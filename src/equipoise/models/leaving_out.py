@@ -19,8 +19,9 @@ import numpy.typing as npt
 from equipoise import machine
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.interactions import Interactions, generator
-from equipoise.matrix import cell_keys, entry_rows
+from equipoise.matrix import Csr, cell_keys, entry_rows
 from equipoise.metrics import find_hits, ndcg
+from equipoise.models.inverse import Array
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.ranking.left_out import SLACK, rank_left_out
@@ -68,7 +69,7 @@ def lists_without(
     for model in models:
         check_model(model)
     first = models[0]
-    removal = Removal.of(first, history.with_items(first.item_index_), leave)
+    removal = Removal.of(first, history, leave)
     readings = [_reading(model, alpha) for model in models]
     depth = min(k, len(first.item_index_))
     shape = (len(models), history.n_users, depth)
@@ -145,7 +146,7 @@ def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
 
     It is 0 unless the gain is larger than its standard error, user by user.
     """
-    data = model.interactions_
+    data = model.data_
     if not (data.user_counts >= 2).any():
         return 0.0
     shown, hidden = drawn(data, STRENGTH_USERS, 0.8, 0)
@@ -169,21 +170,24 @@ def check_model(model: Any) -> None:
             f"users can be left out of linear autoencoders, not of {kind}; evaluate it on a split"
         )
     _ = model._fitted
-    if model._is_pruned:
-        raise SettingError("users cannot be left out of a pruned model; ask the full one")
+    if not isinstance(model.solution_, Array):
+        raise SettingError(
+            "users can be left out of a whole inverse (engines dense, tiled and gpu), not of a "
+            f"{type(model.solution_).__name__.lower()} one"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
     """Who and what is taken out: for each item of each user, and for each user.
 
-    `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items that lose the
-    user, `values` are those of the history.
+    `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items whose count
+    loses the user, `values` are those of the history.
     """
 
     data: Interactions
     positions: npt.NDArray[np.int64]  # of the users in the training data
-    history: Interactions
+    history: Csr  # over the model's items, with the weights that the model gives them
     entries: tuple[npt.NDArray[Any], ...]
     of_user: tuple[npt.NDArray[Any], ...]
     values: Vector
@@ -200,7 +204,8 @@ class Removal:
         data = model._fitted
         positions = data.user_index.positions(history.users)
         own = data.rows(positions)
-        keys, shown_keys = cell_keys(own.matrix), cell_keys(history.matrix)
+        rows = model._rows_of(history, "error")
+        keys, shown_keys = cell_keys(own.matrix), cell_keys(rows)
         place = np.searchsorted(keys, shown_keys).clip(max=max(len(keys) - 1, 0))
         if len(shown_keys) and not (len(keys) and (keys[place] == shown_keys).all()):
             raise DataError(
@@ -208,14 +213,15 @@ class Removal:
                 "from the data the model was fitted on"
             )
         values = np.zeros(len(keys))
-        values[place] = history.matrix.data
+        values[place] = rows.data
         shown = np.zeros(len(keys), np.bool_)
         shown[place] = True
         changed = np.ones(len(keys), np.bool_) if leave == "user" else ~shown
         x = own.matrix.data.astype(np.float64)
         indices = own.matrix.indices
         odds = np.where(changed, model.dropout_ / (1 - model.dropout_), 0.0)
-        alone = changed & (data.item_counts[indices] == 1)
+        stored = np.bincount(data.matrix.indices, minlength=data.n_items)
+        alone = changed & (stored[indices] == 1)
         penalty = model.penalty_[indices] - odds * x**2
         base = model.l2_ * model.normalizer_.penalty_scale(data.n_items)[indices]
         penalty[alone] = np.where(base > 0, base, 1.0)[alone]
@@ -231,17 +237,17 @@ class Removal:
             starts = data.matrix.indptr[positions]
             gone[(np.arange(len(keys)) - own.matrix.indptr[row] + starts[row])[changed]] = True
             after = model.normalizer_.user_weights(data.entries(~gone))[positions]
-            after[history.user_counts == 0] = 0.0
+            after[np.diff(rows.indptr) == 0] = 0.0
         columns = (indices.astype(np.int32), x, kept, odds, penalty, shown, alone)
         return cls(
             data,
             positions,
-            history,
+            rows,
             tuple(np.ascontiguousarray(each[order]) for each in columns),
             (own.matrix.indptr.astype(np.int64), weight[positions], after),
             # an item that only this user has leads nowhere without it
             np.where(alone, 0.0, values)[order],
-            changed[order],
+            (changed & (x > 0))[order],  # negative values are not counted
         )
 
 
@@ -310,7 +316,7 @@ def _batches(
     On a card only the rows that are needed are moved.
     """
     offsets, n_items = removal.of_user[0], P.shape[0]
-    users = np.flatnonzero(removal.history.user_counts > 0)
+    users = np.flatnonzero(np.diff(removal.history.indptr) > 0)
     on_card = isinstance(P, DeviceMatrix)
     room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
     if on_card:
@@ -330,7 +336,7 @@ def _batches(
         needed, where = np.unique(removal.indices[mine], return_inverse=True)
         slots = np.zeros(len(removal.indices), np.int32)
         slots[mine] = where
-        fetched = P.rows(needed)
+        fetched = P.gathered(needed)
         fetched.flags.writeable = False
         yield some, fetched, slots
 
@@ -359,7 +365,7 @@ def _companion_scores(
         others = data.rows(rest)
         for number, companion in enumerate(companions):
             term = companion.fit(others, dtype.name).term
-            out[number, mine] = score([term], removal.history.matrix[users[mine]])
+            out[number, mine] = score([term], removal.history[users[mine]])
     return out
 
 
@@ -368,7 +374,7 @@ def _rank_by_popularity(
 ) -> None:
     """Rank users without a history by the counts of the items, theirs not counted."""
     offsets, k = removal.of_user[0], items.shape[2]
-    for user in np.flatnonzero(removal.history.user_counts == 0):
+    for user in np.flatnonzero(np.diff(removal.history.indptr) == 0):
         own = slice(offsets[user], offsets[user + 1])
         counts = removal.data.item_counts.astype(np.float64)
         counts[removal.indices[own]] -= removal.changed[own]

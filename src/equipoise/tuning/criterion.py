@@ -71,6 +71,7 @@ class OnPart:
     def __init__(self, split: Split, goals: Goals) -> None:
         assert split.valid is not None
         self.train, self.goals = split.train, goals
+        self._hides_seen = split.valid.hides_seen
         self.columns: list[str] = []  # of a point, beside its metrics
         self._metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
         self.identity = {
@@ -81,8 +82,8 @@ class OnPart:
     def measure(self, models: Sequence[Any]) -> list[Point]:
         """Return the metrics of models of one solve."""
         metrics = self._metrics
-        seen = metrics.protocol != "session"
-        lists = rank_together(models, metrics.history, metrics.ks[-1], exclude_seen=seen)
+        hide = self._hides_seen
+        lists = rank_together(models, metrics.history, metrics.ks[-1], exclude_seen=hide)
         return [metrics.measure(found) for found in lists]
 
     def choose(self, points: Sequence[Point]) -> int:

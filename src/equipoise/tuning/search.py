@@ -213,7 +213,10 @@ def _criterion(
 def _whole(split: Split) -> Interactions:
     """Return all that may be learnt from once settings are chosen: train and valid."""
     assert split.valid is not None
-    return split.train.union(split.valid.history).union(split.valid.target)
+    whole = split.train
+    for side in (split.valid.history, split.valid.target):
+        whole = whole.union(side.difference(whole))
+    return whole
 
 
 class Search:
@@ -243,6 +246,7 @@ class Search:
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
         self._solver: Solver | None = None
         self._kept: tuple[Point, Any] | None = None  # a fitted model of the chosen solve so far
+        self._signals: Any = None  # of the solver
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -366,12 +370,14 @@ class Search:
         if not models[0].solve_settings:
             models[0].fit(train, **self.options)
             return
-        if self._solver is None:
+        if self._solver is None or self._signals != models[0].signals:
             options = dict(self._solving)
             if "scratch" in options:
                 options["scratch"] = self._scratch
+            self._solver = None  # its memory is needed
             self._solver = shared_solver(models, train, **options)
-        fit_together(models, self._solver)
+            self._signals = models[0].signals
+        fit_together(models, self._solver, train)
 
     @property
     def _scratch(self) -> Path:
