@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pytest
 
 import equipoise as eq
@@ -271,3 +272,28 @@ def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
     single = eq.Interactions(np.eye(4))
     with pytest.raises(eq.DataError, match="no user has two items"):
         eq.leave_one_out(eq.EASE(l2=1.0).fit(single))
+
+
+@pytest.mark.parametrize("returns", ["net", "negative"])
+def test_values_that_signals_made_are_left_out(returns: Any) -> None:
+    rng = np.random.default_rng(3)
+    rows = [
+        (f"u{user}", f"i{item}", float(rng.integers(1, 6)) * (-1 if rng.random() < 0.15 else 1))
+        for user in range(40)
+        for item in rng.choice(12, 5, replace=False)
+    ]
+    table = {
+        name: list(column) for name, column in zip("uiw", zip(*rows, strict=True), strict=True)
+    }
+    data = eq.read(pl.DataFrame(table), user="u", item="i", weight="w")
+    signals = eq.Signals(transform="log1p", returns=returns)
+    model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3), signals=signals)
+    model.fit(data, dtype="float64")
+    shown = model.data_.rows([7])
+    found = scores_without(model, shown)[0]
+    rest = data.rows(np.arange(data.n_users) != 7)
+    again = model.vary({}).fit(rest, dtype="float64")
+    expected = again.score(shown)[0]
+    asked = ~np.isnan(found)
+    assert 0 < asked.sum() < 12
+    assert_close(found[asked], expected[asked], "float64", scale=np.abs(expected).max())
