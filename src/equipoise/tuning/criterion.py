@@ -126,9 +126,6 @@ class OnLeftOut:
 
     def measure(self, models: Sequence[Any]) -> list[Point]:
         """Return the metrics of models of one solve, and means over blocks of users."""
-        if not models[0].solve_settings:
-            kind = type(models[0]).__name__
-            raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
         lists, _ = lists_without(models, self._metrics.history, self._metrics.ks[-1])
         out = []
         for found in lists:

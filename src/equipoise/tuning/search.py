@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import polars as pl
@@ -23,8 +23,7 @@ from equipoise.machine import duration, free_memory, limited
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
-from equipoise.models.linear import fit_together, shared_solver
-from equipoise.solve.engine import Solver, plan
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
@@ -73,7 +72,8 @@ def tune(
     """Find good settings, on the valid part of a split or by leave-one-out, and fit them.
 
     One solve is made for each beta, l2 and dropout; every alpha, gamma, diag_bound and family is
-    read off it. The test part is not looked at.
+    read off it. Of session models every alpha and decay_inference is read off one fit; neural
+    models stop on the valid part. The test part is not looked at.
 
     ``eq.tune(data)`` needs no split: all data stay in every fit, and points are measured on
     training users that are left out of it exactly, as in `leave_one_out`. The solve of the chosen
@@ -152,9 +152,15 @@ def tune(
     criterion = _criterion(split, goals, refit, prefer, users, seed)
     train = criterion.train
     space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train)
+    for each in space.models:
+        if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
+            kind = type(each).__name__
+            raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
     options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
     options |= {"memory": memory, "scratch": scratch, "threads": threads}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
+    if "valid" in space.models[0].fit_options:
+        options["valid"] = cast(Split, split).valid  # a neural model stops where it is best there
     limit = parse_budget(budget)
     header = {
         **criterion.identity,
@@ -239,14 +245,11 @@ class Search:
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
         self.metric = next(iter(goals))
         self.solves = self.resumed = 0
-        self._solving = {name: options[name] for name in options if name != "threads"}
-        # only a first fit can tell how long other models take
-        shares = bool(space.models[0].solve_settings)
-        self._fit_seconds = plan(self.train, **self._solving).seconds if shares else 0.0
+        # of most models only a first fit can tell how long they take
+        self._fit_seconds = space.models[0].fit_seconds(self.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
-        self._solver: Solver | None = None
+        self._fit: Callable[[Sequence[Any]], None] | None = None
         self._kept: tuple[Point, Any] | None = None  # a fitted model of the chosen solve so far
-        self._signals: Any = None  # of the solver
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -284,7 +287,7 @@ class Search:
 
     def release(self) -> None:
         """Give back the memory and the disk of the solves: the last fit needs them."""
-        self._solver = None
+        self._fit = None
         if "scratch" in self.options:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -334,6 +337,11 @@ class Search:
         """Fit every model that the settings of one solve serve, and keep their metrics."""
         start = time.perf_counter()
         numbers, models = zip(*self.space.variants(outer), strict=True)
+        if self._fit is None:
+            options = dict(self.options)
+            if "scratch" in options:
+                options["scratch"] = self._scratch
+            self._fit = models[0].shared_fit(models, self.train, **options)
         self._fit(models)
         self._fit_seconds = max(self._fit_seconds, time.perf_counter() - start)
         points = [
@@ -364,20 +372,6 @@ class Search:
         model: Any = self.space.model(point)
         found: Recommender = model.reuse(self._kept[1])
         return found
-
-    def _fit(self, models: Sequence[Any]) -> None:
-        train = self.train
-        if not models[0].solve_settings:
-            models[0].fit(train, **self.options)
-            return
-        if self._solver is None or self._signals != models[0].signals:
-            options = dict(self._solving)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
-            self._solver = None  # its memory is needed
-            self._solver = shared_solver(models, train, **options)
-            self._signals = models[0].signals
-        fit_together(models, self._solver, train)
 
     @property
     def _scratch(self) -> Path:
