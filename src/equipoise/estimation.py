@@ -75,8 +75,8 @@ def leave_one_out(
     >>> import equipoise as eq
     >>> data = eq.Interactions(np.random.default_rng(0).random((60, 20)) < 0.3)
     >>> model = eq.EASE(l2=5.0).fit(data)
-    >>> eq.leave_one_out(model, k=5).n_users
-    60
+    >>> eq.leave_one_out(model, users=50, k=5).n_users
+    50
     """
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)

@@ -140,8 +140,8 @@ def tune(
     >>> found.solves, found.trials.height
     (2, 8)
     >>> found = eq.tune(data, metric="ndcg@5", objectives="tail_ndcg@5")
-    >>> found.solves, found.estimate.n_users
-    (7, 80)
+    >>> found.solves, found.model.data_fingerprint_ == data.fingerprint
+    (7, True)
     """
     started = time.perf_counter()
     if split is None and isinstance(model, (Split, Interactions)):
