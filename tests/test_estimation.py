@@ -213,7 +213,7 @@ def test_results_on_the_same_users_compare_and_save(
     assert "left out of the fit" in repr(again)
 
 
-def test_a_saved_and_a_tiled_model_give_the_same_figures(
+def test_every_engine_and_a_saved_model_give_the_same_figures(
     synthetic: eq.Interactions, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.2, 0.3)}
@@ -222,9 +222,11 @@ def test_a_saved_and_a_tiled_model_give_the_same_figures(
     saved = eq.load(tmp_path / "model")
     tiled = eq.EASE(**settings)
     tiled.fit(synthetic, dtype="float64", engine="tiled", scratch=tmp_path / "tiles")
-    values = [eq.leave_one_out(each, k=10).values for each in (model, saved, tiled)]
+    dual = eq.EASE(**settings).fit(synthetic, dtype="float64", engine="dual")
+    values = [eq.leave_one_out(each, k=10).values for each in (model, saved, tiled, dual)]
     assert values[0] == values[1]
     assert values[2] == pytest.approx(values[0])
+    assert values[3] == pytest.approx(values[0])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -20,7 +20,7 @@ GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [
 
 @pytest.fixture
 def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts inversions."""
+    """Collects the sizes of inversions; measuring the machine's speed takes some too."""
     counted: list[int] = []
     real = dense.invert_in_place
 
@@ -46,7 +46,7 @@ def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions
 
 def test_the_chosen_solve_is_the_model(synthetic: Interactions, solves: list[int]) -> None:
     found = eq.tune(eq.EASE, synthetic, grid=GRID, users=50, prefer="accuracy")
-    assert len(solves) == 4  # one for each beta and l2, none for the model
+    assert solves.count(80) == 4  # one for each beta and l2, none for the model
     alone = found.model.vary({}).fit(synthetic)
     np.testing.assert_array_equal(found.model.inverse_, alone.inverse_)
     best = found.trials.sort("ndcg@20", descending=True).row(0, named=True)
@@ -58,7 +58,7 @@ def test_with_nothing_set_seven_solves_choose_among_three_families(
 ) -> None:
     found = eq.tune(synthetic, users=60)
     assert found.solves == 7
-    assert len(solves) in (7, 8)  # the chosen solve may not be the last one that was kept
+    assert solves.count(80) in (7, 8)  # the chosen solve may not be the last one that was kept
     assert set(found.trials["family"]) == {"EASE", "LAE", "RLAE"}
     assert found.model.data_fingerprint_ == synthetic.fingerprint
     assert found.best["family"] in found.sentence

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
-from equipoise.cli.framework import Json, Saved, declare, emit, option, say, working
-from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
+from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
+from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions, agree_to_solve
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def fit(
     budget: Annotated[
         str | None, option("Without settings: time for all, such as 10m or 2h.")
     ] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Fit a model and save it; of a saved split the train part is used.
@@ -84,17 +85,23 @@ def fit(
             "--prefer, --trials and --budget are for a fit that chooses its settings; leave them "
             "out, or leave out the model's options"
         )
+    model = chosen.build()
     interactions = reading.load(data)
     start = perf_counter()
     if chosen.given or options.refine:
-        model = chosen.build()
+        options.agree(model, interactions, yes)
         options.fit(model, interactions)
         _save(model, out, perf_counter() - start, as_json)
         return
     from equipoise.cli.tune import watching
     from equipoise.tuning import tune
+    from equipoise.tuning.search import FEW
 
     how = {name: value for name, value in vars(options).items() if name != "refine"}
+    solving = {name: value for name, value in how.items() if name != "threads"}
+    if budget is None:
+        solves = trials or FEW
+        agree_to_solve(interactions, "choosing settings", solving, solves=solves, yes=yes)
     with watching("ndcg@20") as watch:
         found = tune(None, interactions, progress=watch, **searching, **how)
     _save(found.model, out, perf_counter() - start, as_json, found)
@@ -120,13 +127,13 @@ def update(
         raise SettingError("nothing to do; give --add, --remove or --forget")
     check_out(out or model)
     fitted = load(model)
-    added = reading.load_change(add) if add is not None else None
+    added = reading.load(add) if add is not None else None
     removed = None
     if forget:
         train = fitted.data_
         removed = train.select(users=list(dict.fromkeys(find_users(train, forget))))
     if remove is not None:
-        listed = reading.load_change(remove)
+        listed = reading.load(remove)
         removed = listed if removed is None else removed.union(listed)
     start = perf_counter()
     with working(f"updating {fitted.summary()}"):

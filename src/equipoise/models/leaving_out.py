@@ -21,12 +21,11 @@ from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import Csr, cell_keys, entry_rows
 from equipoise.metrics import find_hits, ndcg
-from equipoise.models.inverse import Array
+from equipoise.models.inverse import Array, ByUsers
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.ranking.left_out import SLACK, rank_left_out
 from equipoise.ranking.ranker import score
-from equipoise.solve.gpu import DeviceMatrix
 from equipoise.split.user_split import shown_and_hidden
 
 Leave = Literal["user", "items"]
@@ -170,10 +169,10 @@ def check_model(model: Any) -> None:
             f"users can be left out of linear autoencoders, not of {kind}; evaluate it on a split"
         )
     _ = model._fitted
-    if not isinstance(model.solution_, Array):
+    if not isinstance(model.solution_, (Array, ByUsers)):
         raise SettingError(
-            "users can be left out of a whole inverse (engines dense, tiled and gpu), not of a "
-            f"{type(model.solution_).__name__.lower()} one"
+            "users can be left out of an exact inverse (engines dense, dual, tiled and gpu), not "
+            f"of a {type(model.solution_).__name__.lower()} one"
         )
 
 
@@ -313,13 +312,13 @@ def _batches(
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]]:
     """Yield users with the rows of P that their items have, and the row of each entry.
 
-    On a card only the rows that are needed are moved.
+    From a card only the rows that are needed are moved; the dual engine makes only these.
     """
     offsets, n_items = removal.of_user[0], P.shape[0]
     users = np.flatnonzero(np.diff(removal.history.indptr) > 0)
-    on_card = isinstance(P, DeviceMatrix)
+    elsewhere = not isinstance(P, np.ndarray)
     room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
-    if on_card:
+    if elsewhere:
         ends = np.cumsum(np.diff(offsets)[users]) // room
     elif n_companions:
         ends = np.arange(len(users)) // max(room // n_companions, 1)
@@ -327,7 +326,7 @@ def _batches(
         ends = np.zeros(len(users), np.int64)
     for number in np.unique(ends):
         some = users[ends == number]
-        if not on_card:
+        if not elsewhere:
             matrix = np.asarray(P).view()
             matrix.flags.writeable = False
             yield some, matrix, removal.indices
