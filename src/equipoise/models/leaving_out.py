@@ -21,6 +21,7 @@ from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import Csr, cell_keys, entry_rows
 from equipoise.metrics import find_hits, ndcg
+from equipoise.models.histories import Unknowns
 from equipoise.models.inverse import Array, ByUsers
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
@@ -203,7 +204,7 @@ class Removal:
         data = model._fitted
         positions = data.user_index.positions(history.users)
         own = data.rows(positions)
-        rows = model._rows_of(history, "error")
+        rows = model._rows_of(history, Unknowns())
         keys, shown_keys = cell_keys(own.matrix), cell_keys(rows)
         place = np.searchsorted(keys, shown_keys).clip(max=max(len(keys) - 1, 0))
         if len(shown_keys) and not (len(keys) and (keys[place] == shown_keys).all()):

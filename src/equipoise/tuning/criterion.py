@@ -112,7 +112,7 @@ class OnLeftOut:
         self._block = np.arange(n_users) % min(BLOCKS, n_users)
         self.columns = [f"{self._metric}/{number}" for number in range(self._block.max() + 1)]
         self.identity = {
-            "data": f"{train.fingerprint}-{self.part.fingerprint}",
+            "data": f"{train.fingerprint}-{self.part.history.fingerprint}",
             "protocol": self.part.protocol,
         }
 
