@@ -125,6 +125,7 @@ class Recommender(ABC):
         threads: int | None = None,
         refine: bool = False,
         tf32: bool = False,
+        neighbours: int | str | None = None,
         progress: Callable[[Any], Any] | None = None,
         valid: Any = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -146,20 +147,26 @@ class Recommender(ABC):
             "float32", or "float64" for systems that are hard to solve.
         engine
             Linear autoencoders: "dense" in memory, "tiled" on disk, "gpu"; "auto" takes the card
-            where `device` names one, else what fits. Session models: "sparse" solves for an item
+            where `device` names one, else what fits. "neighbourhood" predicts each item from a few
+            others: approximate, for catalogues too large for the rest, and only taken where asked
+            for. Session models: "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
-            All are exact.
+            All others are exact.
         memory
             Budget such as "6GB", of the machine or of the card; all that is free if left out.
         scratch
             Folder for the tiles and the result of the tiled engine, a temporary one if left out.
             A fit that was cut short goes on from there; the model needs it as long as it lives.
+            Of the neighbourhood engine: for what it has done so far, until it is done.
         threads
             Number of threads; None uses all.
         refine
             Improve the solve by one Newton step, at about four times its cost.
         tf32
             Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
+        neighbours
+            Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that the
+            fit may take. Left out: 200, or as many as the memory has room for.
         progress
             Called after each step of the tiled engine with its `Progress`, or after each epoch of
             a neural model with its `Epoch`; training ends where it returns True.

@@ -61,13 +61,25 @@ class System:
         n_items = len(self.diagonal)
         return np.arange(n_items + 1), np.arange(n_items, dtype=np.int32), np.ones(n_items)
 
-    def rows(self, items: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[Any]:
+    def rows(
+        self, items: npt.NDArray[np.int64], dtype: str, tolerance: float | None = None
+    ) -> npt.NDArray[Any]:
         """Return the rows of C of these items, items x n."""
+        tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
         out = np.empty((len(items), len(self.diagonal)), dtype)
         for start in range(0, len(items), LANES):
             some = items[start : start + LANES]
-            out[start : start + LANES] = self._solve(some, TOLERANCE[dtype]).T[: len(some)]
+            out[start : start + LANES] = self._solve(some, tolerance).T[: len(some)]
         return out
+
+    def times(self, V: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return M V for up to eight columns."""
+        lanes = np.zeros((len(self.diagonal), LANES))
+        lanes[:, : V.shape[1]] = V
+        out = self.diagonal[:, None] * lanes
+        A = self.inputs
+        _add_through(A.indptr, A.indices, A.data, A.indptr, A.indices, A.data, lanes, out)
+        return out[:, : V.shape[1]]
 
     def _solve(self, items: npt.NDArray[np.int64], tolerance: float) -> npt.NDArray[np.float64]:
         unit = np.zeros((len(self.diagonal), LANES))

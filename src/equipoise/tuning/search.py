@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import polars as pl
 from equipoise.checks import count
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import ListMetrics
-from equipoise.machine import duration, limited
+from equipoise.machine import duration, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.linear import fit_together, shared_solver
@@ -38,7 +37,6 @@ from equipoise.tuning.space import Space
 logger = logging.getLogger(__name__)
 
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def tune(
@@ -60,6 +58,7 @@ def tune(
     memory: str | float | None = None,
     scratch: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    neighbours: int | str | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> Tuned:
     """Find good settings on the valid part of a split, and fit them on its train part.
@@ -102,7 +101,7 @@ def tune(
         Whether to continue a search that the storage holds; False refuses it.
     seed
         For Optuna. The same seed gives the same search, interrupted or not.
-    device, dtype, engine, memory, scratch, threads
+    device, dtype, engine, memory, scratch, threads, neighbours
         As for `fit`, for every solve or fit of the search and for the last one. On a card the Gram
         matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
@@ -132,6 +131,7 @@ def tune(
     space = Space.of(model, grid, split.train)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
     options |= {"memory": memory, "scratch": scratch, "threads": threads}
+    options |= {"neighbours": neighbours}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     limit = parse_budget(budget)
     header = {
@@ -339,12 +339,7 @@ def parse_budget(budget: str | float | None) -> float | None:
     >>> parse_budget("10m"), parse_budget(90)
     (600.0, 90.0)
     """
-    if budget is None:
-        return None
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e-?\d+)?)\s*([smhd]?)\s*", str(budget).lower())
-    if match is None or float(match[1]) <= 0:
-        raise SettingError(f"budget must look like '10m', '90s' or 600, got {budget!r}")
-    return float(match[1]) * UNITS[match[2]]
+    return None if budget is None else parse_time("budget", budget)
 
 
 def _sign(name: str) -> float:

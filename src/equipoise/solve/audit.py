@@ -1,0 +1,155 @@
+"""How close the neighbourhood engine comes to the exact solve, from a sample of targets.
+
+Columns of sampled targets are solved for exactly, by conjugate gradients on the sparse data, and
+compared with what the engine made of them. P is compared in the form of EASE, B_ij = -P_ij / P_jj.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise import machine
+from equipoise.errors import SolveError
+from equipoise.matrix import Csr, entry_rows
+from equipoise.solve import cg
+from equipoise.solve.neighbourhood import Columns
+
+logger = logging.getLogger(__name__)
+
+Vector = npt.NDArray[np.float64]
+
+TARGETS = 16
+USERS = 1000  # of a target, whose scores are compared
+LENGTH = 20
+PRECISION = 1e-5  # of the exact columns: far below the differences that are looked for
+LIMIT = 0.5  # residual on the supports beyond which a solve is refused
+
+
+def sampled(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:
+    """Return positions of items that have users, drawn with a fixed seed."""
+    used = np.flatnonzero(counts > 0)
+    size = min(n_targets, len(used))
+    return np.sort(np.random.default_rng(0).choice(used, size, replace=False)).astype(np.int64)
+
+
+class Audit:
+    """The exact system beside the columns that are to be checked."""
+
+    def __init__(
+        self, columns: Columns, X: Csr, user_weights: Vector, penalty: Vector, n_targets: int
+    ) -> None:
+        root = np.sqrt(user_weights)[entry_rows(X)]
+        n_users, n_items = X.shape
+        offsets = X.indptr.astype(np.int64)
+        indices = X.indices.astype(np.int32, copy=False)
+        inputs = _Arrays(offsets, indices, X.data * root)
+        nothing = _Arrays(np.zeros(n_users + 1, np.int64), indices[:0], np.empty(0))
+        unit = np.arange(n_items + 1)
+        identity = _Arrays(unit, unit[:-1].astype(np.int32), np.ones(n_items))
+        self.system = cg.System(inputs, nothing, penalty, identity)
+        self.columns, self.X = columns, X
+        self.targets = sampled(np.bincount(indices, minlength=n_items), n_targets)
+
+    def residual(self) -> float:
+        """Return the mean size of (A x - e_j) on the support of sampled targets j; refuse a bad one.
+
+        0 but for rounding where the kept entries of A hold all pairs of a support.
+        """
+        sizes = []
+        for some in self._groups():
+            x, support = self._found(some)
+            error = self.system.times(x)
+            error[some, np.arange(len(some))] -= 1
+            sizes += [float(np.linalg.norm(e[s])) for e, s in zip(error.T, support.T, strict=True)]
+        found = float(np.mean(sizes)) if sizes else 0.0
+        if not found <= LIMIT:
+            raise SolveError(
+                f"the solve is not accurate (residual {found:.1e}, limit {LIMIT}); raise l2 or "
+                "dropout, or take more neighbours"
+            )
+        return found
+
+    def agreement(self) -> dict[str, float]:
+        """Compare weights, scores and lists of the sampled targets with exact ones.
+
+        `weights` and `scores` are mean cosines, of a target's weights and of its scores for up to
+        1,000 of its users; `overlap@20` is the mean overlap of the lists that follow from a
+        sampled item alone.
+        """
+        groups = self._groups()
+        found: list[Any] = [None] * len(groups)
+
+        def compare(number: int) -> None:
+            some = groups[number]
+            exact = self.system.rows(some, "float64", PRECISION)
+            found[number] = [
+                self._compared(int(j), row) for j, row in zip(some, exact, strict=True)
+            ]
+
+        machine.run(compare, len(groups))
+        each = np.array([one for group in found for one in group]).reshape(-1, 3)
+        names = ("weights", "scores", f"overlap@{LENGTH}")
+        means = each.mean(axis=0) if len(each) else np.ones(3)
+        result = {"targets": float(len(each)), **dict(zip(names, map(float, means), strict=True))}
+        words = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+        logger.info("agreement with exact columns: %s", words)
+        return result
+
+    def _groups(self) -> list[npt.NDArray[np.int64]]:
+        return [self.targets[at : at + cg.LANES] for at in range(0, len(self.targets), cg.LANES)]
+
+    def _found(self, some: npt.NDArray[np.int64]) -> tuple[Vector, npt.NDArray[np.bool_]]:
+        """Return columns of the solve, dense, and what belongs to their supports."""
+        P = self.columns.off_diagonal
+        picked = np.flatnonzero(np.isin(P.indices, some))
+        source = np.searchsorted(P.indptr, picked, side="right") - 1
+        lane = np.searchsorted(some, P.indices[picked])
+        x, support = np.zeros((len(P.indptr) - 1, len(some))), None
+        support = np.zeros(x.shape, bool)
+        x[source, lane], support[source, lane] = P.data[picked], True
+        x[some, np.arange(len(some))] = self.columns.diagonal_[some]
+        support[some, np.arange(len(some))] = True
+        return x, support
+
+    def _compared(self, j: int, exact: Vector) -> tuple[float, float, float]:
+        mine = self._found(np.array([j]))[0][:, 0]
+        diagonal = self.columns.diagonal_
+        real, made = -exact / exact[j], -mine / mine[j]
+        real[j] = made[j] = 0.0
+        users = np.searchsorted(self.X.indptr, np.flatnonzero(self.X.indices == j), "right") - 1
+        histories = self.X[users[:USERS]].astype(np.float64)
+        weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
+        row = np.zeros(len(exact))
+        P = self.columns.off_diagonal
+        own = slice(P.indptr[j], P.indptr[j + 1])
+        row[P.indices[own]] = P.data[own]
+        exact[j] = row[j] = 0.0
+        lists = [_top(-each / diagonal) for each in (row, exact)]
+        shared = len(np.intersect1d(*lists)) / len(lists[1]) if len(lists[1]) else 1.0
+        return weights, scores, shared
+
+
+class _Arrays:
+    """The parts of a CSR matrix, as the kernels read them."""
+
+    def __init__(self, indptr: Any, indices: Any, data: Any) -> None:
+        self.indptr, self.indices, self.data = indptr, indices, data
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """Return the cosine of two vectors; 1 where both are 0, and 0 where one of them is."""
+    sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if not all(sizes):
+        return float(not any(sizes))
+    return float(a @ b) / (sizes[0] * sizes[1])
+
+
+def _top(scores: Vector) -> npt.NDArray[np.int64]:
+    """Return the best positions among those with a score > 0."""
+    order = np.argsort(-scores, kind="stable")[:LENGTH]
+    return order[scores[order] > 0]
