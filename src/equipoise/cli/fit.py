@@ -10,7 +10,7 @@ import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
 from equipoise.cli.framework import Json, Saved, declare, emit, option, say, working
-from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
+from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions, parse
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ def plan(
     users: Annotated[int | None, option("Number of users.")] = None,
     items: Annotated[int | None, option("Number of items.")] = None,
     interactions: Annotated[int | None, option("Number of interactions.")] = None,
+    neighbours: Annotated[
+        str | None, option("Of --engine neighbourhood: a number, or a time such as 2m.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
@@ -40,6 +43,7 @@ def plan(
         n_users=users,
         n_items=items,
         n_interactions=interactions,
+        neighbours=None if neighbours is None else parse(neighbours),
         **vars(options),
     )
     if as_json:
@@ -66,7 +70,7 @@ def fit(
     model = chosen.build()
     interactions = reading.load(data)
     start = perf_counter()
-    options.fit(model, interactions)
+    options.fit(model, interactions, **chosen.solving(model))
     _save(model, out, perf_counter() - start, as_json)
 
 
@@ -108,11 +112,17 @@ def _save(model: Recommender, path: Path, seconds: float, as_json: bool) -> None
     with working(f"saving {path}"):
         model.save(path)
     data = model.interactions_
+    audit = getattr(model, "audit_", {})
     if as_json:
         sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
         residual = getattr(model, "residual_", None)
         facts = {"settings": model.settings(), "seconds": seconds, "residual": residual}
+        facts |= {"audit": audit} if audit else {}
         emit({"path": str(path), **facts, **sizes, "data_fingerprint": data.fingerprint})
         return
     size = f"{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
-    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}\nsaved in {path}")
+    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}")
+    if audit:
+        agrees = ", ".join(f"{name} {audit[name]:.3f}" for name in audit if name != "targets")
+        say(f"agreement with {audit['targets']:.0f} exact columns: {agrees}")
+    say(f"saved in {path}")

@@ -28,7 +28,7 @@ ModelName = Literal[
 ]
 # fmt: on
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
-EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu"]
+EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
 # The class of each normalizer, and the exponents that it takes.
@@ -63,7 +63,9 @@ class ModelOptions:
         str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
     gamma: Annotated[str | None, choosing("Target items (col).")] = None
-    neighbours: Annotated[str | None, choosing("For item-knn.")] = None
+    neighbours: Annotated[
+        str | None, choosing("Of item-knn, and of --engine neighbourhood: a number or a time.")
+    ] = None
     setting: Annotated[
         list[str] | None,
         choosing(
@@ -84,6 +86,8 @@ class ModelOptions:
         kind = model_class(name)
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
         chosen = self._given("l2", "dropout", "diag_bound", "neighbours")
+        if "neighbours" not in taken and "neighbours" in kind.fit_options:
+            chosen.pop("neighbours", None)  # how to solve, not what: see `solving`
         normalizer = self._normalizer()
         if self.normalizer != "none":
             chosen["normalizer"] = normalizer
@@ -98,6 +102,11 @@ class ModelOptions:
             chosen[key] = value
         built: Recommender = kind(**chosen)
         return built
+
+    def solving(self, model: Recommender) -> dict[str, Any]:
+        """Return those options that say how this model is solved for."""
+        given = self._given("neighbours")
+        return {name: value for name, value in given.items() if not hasattr(model, name)}
 
     def _given(self, *names: str) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}
@@ -169,7 +178,7 @@ class PlanOptions:
     engine: Annotated[EngineName, running("Where the solve runs.")] = "auto"
     device: Annotated[str, running("cpu, or a GPU such as cuda.")] = "cpu"
     memory: Annotated[str | None, running("Budget, such as 6GB.")] = None
-    scratch: Annotated[Path | None, running("Folder for the tiled engine, to resume from.")] = None
+    scratch: Annotated[Path | None, running("Folder for solving on disk, to resume from.")] = None
 
 
 @dataclass(frozen=True)
@@ -179,9 +188,9 @@ class FitOptions(PlanOptions):
     threads: Annotated[int | None, running("At most this many.")] = None
     refine: Annotated[bool, running("Refine the solve (four times the cost).")] = False
 
-    def fit(self, model: Recommender, data: Interactions) -> None:
+    def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
-        options: dict[str, Any] = dict(vars(self))
+        options: dict[str, Any] = {**vars(self), **more}
         logger = logging.getLogger("equipoise")
         level = logger.level
         with working(f"fitting {model.summary()} on {data.n_items:,} items") as report:

@@ -165,7 +165,7 @@ class Recommender(ABC):
         tf32
             Let a card multiply in TF32: faster, with about 3 digits of a weight instead of 6.
         neighbours
-            Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that the
+            Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that a
             fit may take. Left out: 200, or as many as the memory has room for.
         progress
             Called after each step of the tiled engine with its `Progress`, or after each epoch of

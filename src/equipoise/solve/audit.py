@@ -7,11 +7,11 @@ compared with what the engine made of them. P is compared in the form of EASE, B
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.errors import SolveError
@@ -56,7 +56,7 @@ class Audit:
         self.targets = sampled(np.bincount(indices, minlength=n_items), n_targets)
 
     def residual(self) -> float:
-        """Return the mean size of (A x - e_j) on the support of sampled targets j; refuse a bad one.
+        """Return the mean size of A x - e_j on the supports of sampled targets; refuse a bad one.
 
         0 but for rounding where the kept entries of A hold all pairs of a support.
         """
@@ -103,17 +103,26 @@ class Audit:
     def _groups(self) -> list[npt.NDArray[np.int64]]:
         return [self.targets[at : at + cg.LANES] for at in range(0, len(self.targets), cg.LANES)]
 
+    @cached_property
+    def _entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Vector]:
+        """Sources, targets and values of the sampled columns, diagonal included; one pass."""
+        P = self.columns
+        wanted = np.zeros(P.shape[0], bool)
+        wanted[self.targets] = True
+        picked = np.flatnonzero(wanted[P.indices])
+        source = np.searchsorted(P.indptr, picked, side="right") - 1
+        values = np.concatenate([P.data[picked], P.diagonal_[self.targets]])
+        sources = np.concatenate([source, self.targets])
+        return sources, np.concatenate([P.indices[picked], self.targets]), values
+
     def _found(self, some: npt.NDArray[np.int64]) -> tuple[Vector, npt.NDArray[np.bool_]]:
         """Return columns of the solve, dense, and what belongs to their supports."""
-        P = self.columns.off_diagonal
-        picked = np.flatnonzero(np.isin(P.indices, some))
-        source = np.searchsorted(P.indptr, picked, side="right") - 1
-        lane = np.searchsorted(some, P.indices[picked])
-        x, support = np.zeros((len(P.indptr) - 1, len(some))), None
+        sources, targets, values = self._entries
+        here = np.isin(targets, some)
+        place = sources[here], np.searchsorted(some, targets[here])
+        x = np.zeros((self.columns.shape[0], len(some)))
         support = np.zeros(x.shape, bool)
-        x[source, lane], support[source, lane] = P.data[picked], True
-        x[some, np.arange(len(some))] = self.columns.diagonal_[some]
-        support[some, np.arange(len(some))] = True
+        x[place], support[place] = values[here], True
         return x, support
 
     def _compared(self, j: int, exact: Vector) -> tuple[float, float, float]:
@@ -125,12 +134,12 @@ class Audit:
         histories = self.X[users[:USERS]].astype(np.float64)
         weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
         row = np.zeros(len(exact))
-        P = self.columns.off_diagonal
+        P = self.columns
         own = slice(P.indptr[j], P.indptr[j + 1])
         row[P.indices[own]] = P.data[own]
         exact[j] = row[j] = 0.0
-        lists = [_top(-each / diagonal) for each in (row, exact)]
-        shared = len(np.intersect1d(*lists)) / len(lists[1]) if len(lists[1]) else 1.0
+        ours, theirs = (_top(-each / diagonal) for each in (row, exact))
+        shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
         return weights, scores, shared
 
 

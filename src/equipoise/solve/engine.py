@@ -21,11 +21,11 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import svd
+from equipoise import machine, svd
 from equipoise.checks import count as whole
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import count, duration, free_memory, gigabytes, parse_memory, parse_time
+from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
 from equipoise.solve import dense, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix
@@ -158,7 +158,7 @@ def neighbourhood_cost(size: Size, neighbours: int, *, on_disk: bool = False) ->
     neighbours = min(neighbours, max(n - 1, 1))
     kept = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
     entries, columns = n * kept * pair, n * neighbours * pair
-    threads = count()
+    threads = machine.count()
     solving = (0 if on_disk else entries) + (0 if on_disk else columns) + 28 * n * threads
     turning = 2 * columns
     checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
@@ -613,7 +613,7 @@ class Solver:
             self.plan.neighbours,
             dtype=self.dtype,
             on_disk=self.plan.disk_bytes > 0,
-            scratch=None if folder is None else Path(folder),
+            scratch=folder,
             problem=problem,
             progress=self._progress,
         )
@@ -623,13 +623,13 @@ class Solver:
         found = replace(found, audit={} if self._repeats else audit.agreement())
         return Solved(found, found.diagonal(), residual)
 
-    def _folder(self, problem: dict[str, Any]) -> str | os.PathLike[str] | None:
+    def _folder(self, problem: dict[str, Any]) -> Path | None:
         """Return the scratch folder; where there are more solves, a folder for each problem.
 
         So a solve that was cut short is found again.
         """
-        if not self._repeats or self._scratch is None:
-            return self._scratch
+        if self._scratch is None or not self._repeats:
+            return None if self._scratch is None else Path(self._scratch)
         scratch = Path(self._scratch) / problem["vectors"][:16]
         if self._P not in (None, scratch):
             shutil.rmtree(self._P, ignore_errors=True)

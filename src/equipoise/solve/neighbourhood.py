@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -451,7 +451,7 @@ def _strongest(
     list_items: Any,
     list_values: Any,
 ) -> None:
-    """Sum the rows items[first], items[first + step], ... of A and keep their strongest entries."""
+    """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
     n_items = len(scale)
     row = np.zeros(n_items)
     touched = np.empty(n_items + 1, np.int32)
