@@ -112,12 +112,12 @@ class LinearAutoencoder(Recommender):
         memory: Any,
         scratch: Any,
         refine: bool,
-        tf32: bool,
+        precision: str,
         neighbours: Any,
         progress: Any,
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
-        how |= {"scratch": scratch, "refine": refine, "tf32": tf32, "progress": progress}
+        how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
         how["neighbours"] = neighbours
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)

@@ -475,7 +475,7 @@ class SolveOptions(TypedDict, total=False):
     memory: str | float | None
     scratch: str | os.PathLike[str] | None
     refine: bool
-    tf32: bool
+    precision: str
     neighbours: int | str | None
     progress: Callable[[SolveProgress], None] | None
 
@@ -530,7 +530,7 @@ class Solver:
         memory: str | float | None = None,
         scratch: str | os.PathLike[str] | None = None,
         refine: bool = False,
-        tf32: bool = False,
+        precision: str = "auto",
         neighbours: int | str | None = None,
         progress: Callable[[SolveProgress], None] | None = None,
         lowpass_rank: int = 0,
@@ -550,8 +550,8 @@ class Solver:
         self.plan.require()
         logger.info("%s", self.plan)
         self.engine = self.plan.engine
-        if tf32 and self.engine != "gpu":
-            raise SettingError("tf32 is for a card; leave it out on device='cpu'")
+        if precision != "auto" and self.engine != "gpu":
+            raise SettingError("precision is for a card; leave it out on device='cpu'")
         on_disk = self.engine in ("tiled", "neighbourhood")
         if scratch is not None and not on_disk and engine != "auto":
             raise SettingError(f"scratch is for the tiled engine, not for {self.engine}")
@@ -559,7 +559,8 @@ class Solver:
             raise SettingError(f"the {self.engine} engine cannot refine; fit with dtype='float64'")
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
-        self._refine, self._tf32, self._scratch, self._progress = refine, tf32, scratch, progress
+        self._refine, self._scratch, self._progress = refine, scratch, progress
+        self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
         second = train.n_items * row * np.dtype(dtype).itemsize
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
@@ -586,7 +587,7 @@ class Solver:
             self._gram, self._kept = None, False  # before the next one takes its memory
             X = self.train.matrix
             if self.engine == "gpu":
-                self._gram = gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
+                self._gram = gpu.Gram(X, user_weights, self.dtype, **self._card)
             else:
                 self._gram = dense.Gram(X, user_weights, self.dtype)
         if self._P is None:
