@@ -131,7 +131,9 @@ def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
         data,
         engine="neighbourhood",
         neighbours=chosen.neighbours,
-        progress=lambda state: marks.append(time.perf_counter()) if state.step in (64, 128) else None,
+        progress=lambda state: (
+            marks.append(time.perf_counter()) if state.step in (64, 128) else None
+        ),
     )
     out |= {f"fit_{name}": value for name, value in since(start).items()}
     out |= {"lists_seconds": marks[0] - start[0], "columns_seconds": marks[1] - marks[0]}

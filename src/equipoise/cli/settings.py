@@ -28,7 +28,7 @@ ModelName = Literal[
 ]
 # fmt: on
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
-EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu", "neighbourhood"]
+EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
 # The class of each normalizer, and the exponents that it takes.

@@ -146,10 +146,11 @@ class Recommender(ABC):
         dtype
             "float32", or "float64" for systems that are hard to solve.
         engine
-            Linear autoencoders: "dense" in memory, "tiled" on disk, "gpu"; "auto" takes the card
-            where `device` names one, else what fits. "neighbourhood" predicts each item from a few
-            others: approximate, for catalogues too large for the rest, and only taken where asked
-            for. Session models: "sparse" solves for an item
+            Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
+            "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
+            fastest that fits. "neighbourhood" predicts each item from a few others: approximate,
+            for catalogues too large for the rest, and only taken where asked for. Session models:
+            "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
             All others are exact.
         memory

@@ -27,7 +27,7 @@ TARGETS = 16
 USERS = 1000  # of a target, whose scores are compared
 LENGTH = 20
 PRECISION = 1e-5  # of the exact columns: far below the differences that are looked for
-LIMIT = 0.5  # residual on the supports beyond which a solve is refused
+LIMIT = 0.25  # residual on the supports beyond which a solve is refused
 
 
 def sampled(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:

@@ -26,12 +26,12 @@ from equipoise.checks import count as whole
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
-from equipoise.solve import dense, gpu, neighbourhood, tiled, torch_backend
+from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.tiled import SolveProgress
 
-ENGINES = ("auto", "dense", "tiled", "gpu", "neighbourhood")
+ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
 
 
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
@@ -47,6 +47,14 @@ DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
 
 
 CARD_SHARE = 0.85  # of a large product's rate
+
+
+# Items for each user from which the dual engine is faster (`python benchmarks/dual.py`): a fit and
+# a list for each user, whose scores pass through the users x users matrix
+DUAL_ITEMS_PER_USER = 3
+
+
+DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either way
 
 
 NEIGHBOURS = 200  # where neither a number nor a budget says how many
@@ -101,6 +109,7 @@ class Cost:
     """Memory and disk at the peak, speed, bytes read and written, and the rows of a tile.
 
     `speed` is the share of the dense engine's rate, or of a card's product, that is reached.
+    `flops` are the operations where they are not those of the items x items system.
     """
 
     peak_bytes: int
@@ -109,12 +118,21 @@ class Cost:
     moved_bytes: int = 0
     tile_rows: int = 0
     neighbours: int = 0
-    flops: float = 0.0  # of an engine that solves something smaller
+    flops: float | None = None  # of an engine that solves something smaller
 
 
 def dense_cost(size: Size) -> Cost:
     """One n x n array in memory, and the companion beside it."""
     return Cost(size.n_items**2 * size.itemsize + size.data_bytes + size.companion_bytes)
+
+
+def dual_cost(size: Size) -> Cost:
+    """One users x users array in memory, and the companion beside it."""
+    m, n, pairs = size.n_users, size.n_items, size.n_interactions
+    # the Gram matrix and the diagonal, with items of average length
+    flops = float(m) ** 3 + 8.0 * pairs**2 / n
+    peak = dual.needed_bytes(m, n, pairs) + size.data_bytes + size.companion_bytes
+    return Cost(peak, DUAL_SPEED[size.dtype], flops=flops)
 
 
 def update_cost(size: Size, rank: int) -> Cost:
@@ -187,9 +205,9 @@ class Plan:
     Parameters
     ----------
     engine
-        The engine that would run: "dense", "tiled", "gpu" or "neighbourhood".
+        The engine that would run: "dense", "dual", "tiled", "gpu" or "neighbourhood".
     n_items
-        Size of the linear system.
+        Number of items.
     dtype
         Its floating point type.
     peak_bytes
@@ -230,7 +248,7 @@ class Plan:
     @cached_property
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
-        on_card = self.engine == "gpu" and self.device != "cpu"
+        on_card = self.device != "cpu"
         rate = (
             torch_backend.product_rate(self.device, self.dtype)
             if on_card
@@ -305,9 +323,11 @@ def plan(
         Budget such as "6GB" or a number of bytes, of the machine or of the card; None takes what
         is free there.
     engine
-        "dense", "tiled" (on disk) or "gpu"; "auto" takes the card where `device` names one, and
-        else tiles when the dense engine does not fit. All of them are exact. "neighbourhood" is
-        not, and never taken unless asked for: each item is predicted from `neighbours` others.
+        "dense", "dual" (a system of users x users), "tiled" (on disk) or "gpu"; "auto" takes the
+        card where `device` names one, else the dual engine where users are few beside the items,
+        else the dense one, or tiles when that does not fit. All of them are exact.
+        "neighbourhood" is not, and never taken unless asked for: each item is predicted from
+        `neighbours` others.
     device
         "cpu", or a card such as "cuda" or "cuda:1".
     scratch
@@ -351,14 +371,24 @@ def plan(
         return _near(size, neighbours, memory, scratch)
     if neighbours is not None:
         raise SettingError("neighbours is for engine='neighbourhood'; leave it out")
-    if device != "cpu" or engine == "gpu":
+    on_card = device != "cpu" or engine == "gpu"
+    if on_card:
         # the processor takes the place of a card where tests run the same steps
         free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
         budget = free if memory is None else min(free, parse_memory(memory))
-        card = _plan("gpu", size, gpu_cost(size), budget, device=device)
-        return card if card.fits else replace(card, nearest=_fitting(size, free_memory(), None))
-    budget = parse_memory(memory) if memory is not None else free_memory()
-    whole = _plan("dense", size, dense_cost(size), budget)
+    else:
+        budget = parse_memory(memory) if memory is not None else free_memory()
+    small = _plan("dual", size, dual_cost(size), budget, device=device)
+    if on_card:
+        whole = _plan("gpu", size, gpu_cost(size), budget, device=device)
+    else:
+        whole = _plan("dense", size, dense_cost(size), budget)
+    fewer = n_users < n_items and small.fits
+    pays = n_items > dense.SMALL and DUAL_ITEMS_PER_USER * n_users <= n_items
+    if engine == "dual" or (engine == "auto" and fewer and (not whole.fits or pays)):
+        return small if small.fits else replace(small, nearest=_fitting(size, budget, scratch))
+    if on_card:
+        return whole if whole.fits else replace(whole, nearest=_fitting(size, free_memory(), None))
     if engine != "tiled" and whole.fits:
         return whole
     tiles = _tiled(size, budget, scratch)
@@ -369,7 +399,7 @@ def plan(
 
 def _plan(engine: str, size: Size, cost: Cost, budget: int, **more: Any) -> Plan:
     known: dict[str, Any] = {"n_items": size.n_items, "dtype": size.dtype}
-    costs = vars(cost) | {"flops": cost.flops or size.flops}
+    costs = vars(cost) | ({"flops": size.flops} if cost.flops is None else {})
     return Plan(engine=engine, budget_bytes=budget, **known, **costs, **more)
 
 
@@ -424,6 +454,8 @@ def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) ->
     """Name the fastest engine of the processor that fits, or what to give up; empty if none."""
     if dense_cost(size).peak_bytes <= budget:
         return "device='cpu' has room for the dense engine"
+    if size.n_users < size.n_items and dual_cost(size).peak_bytes <= budget:
+        return "engine='dual' fits"
     tiles = _tiled(size, budget, scratch)
     if tiles.fits:
         need = f"{gigabytes(tiles.disk_bytes)} of disk, about {duration(tiles.seconds)}"
@@ -487,8 +519,8 @@ class Solved:
     Parameters
     ----------
     P
-        Symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, or the `Columns`
-        of the neighbourhood engine.
+        Symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix` or
+        the `Columns` of the neighbourhood engine.
     diagonal
         Diagonal of P.
     residual
@@ -506,7 +538,8 @@ class Solver:
 
     In memory and on a card every P lies where the last one was, so a result is valid until the
     next solve. The Gram matrix of the last user weights is kept beside it where the budget has
-    room; P has the same bits either way. The tiled engine solves anew each time.
+    room; P has the same bits either way. The tiled engine solves anew each time, and the Gram
+    matrix of the dual engine depends on the penalty.
 
     Parameters
     ----------
@@ -564,7 +597,7 @@ class Solver:
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
         second = train.n_items * row * np.dtype(dtype).itemsize
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
-        self.keeps_gram = keep_gram and room and not on_disk
+        self.keeps_gram = keep_gram and room and self.engine in ("dense", "gpu")
         self._repeats = keep_gram
         self._gram: Any = None  # of the last user weights
         self._numbers: Any = None  # of the Gram matrix, where they are kept
@@ -582,6 +615,8 @@ class Solver:
             return self._tiled(user_weights, penalty)
         if self.engine == "neighbourhood":
             return self._near(user_weights, penalty)
+        if self.engine == "dual":
+            return self._dual(user_weights, penalty)
         same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
         if not same:
             self._gram, self._kept = None, False  # before the next one takes its memory
@@ -631,11 +666,17 @@ class Solver:
         """
         if self._scratch is None or not self._repeats:
             return None if self._scratch is None else Path(self._scratch)
-        scratch = Path(self._scratch) / problem["vectors"][:16]
+        scratch: Path = Path(self._scratch) / str(problem["vectors"])[:16]
         if self._P not in (None, scratch):
             shutil.rmtree(self._P, ignore_errors=True)
         self._P = scratch
         return scratch
+
+    def _dual(self, user_weights: Vector, penalty: Vector) -> Solved:
+        if self._gram is None or not np.array_equal(self._gram.user_weights, user_weights):
+            self._gram = dual.Dual(self.train.matrix, user_weights, self.device)
+        P, residual = self._gram.solve(penalty, self.dtype, refine=self._refine)
+        return Solved(P, P.diagonal(), residual)
 
     def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)
