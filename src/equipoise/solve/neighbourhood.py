@@ -549,7 +549,8 @@ def _solve_targets(
                 other = slot[item & (SLOTS - 1)]
                 while other >= 0 and N[other] != item:
                     other = chain[other]
-                if other >= 0:
+                # a pair that both rows kept is read once: reading is what takes the time
+                if other >= 0 and A[min(place, other), max(place, other)] == 0:
                     value = list_values[start + hits[hit]]
                     A[min(place, other), max(place, other)] = value
         for place in range(size):
