@@ -98,6 +98,18 @@ def test_similar_items_are_those_of_the_model(model: Any, run: Run, answer: Answ
     assert "similar to Green tea" in run("similar", "model", "tea").stdout
 
 
+def test_similar_items_of_the_catalogue_go_to_a_file(model: Any, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "similar.parquet"
+    assert "lists of" in run("similar", "model", "--out", file, "-k", 3).stdout
+    lists = pl.read_parquet(file)
+    for item in model.item_index_.values.tolist():
+        found = lists.filter(pl.col("user") == item)
+        assert found["item"].to_list() == model.similar(item, 3).items[0]
+    assert model.similar_to(tmp_path / "again.parquet", 3, batch_size=2) == len(model.item_index_)
+    assert pl.read_parquet(tmp_path / "again.parquet").equals(lists)
+    assert run("similar", "model").exit_code == 2
+
+
 def test_explained_parts_add_up(run: Run, someone: str, answer: Answer) -> None:
     found = answer("explain", "model", "tea", "--history", "milk,oil,jam")
     assert sum(found["contributions"]) == found["score"]

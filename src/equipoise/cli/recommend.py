@@ -162,12 +162,29 @@ def _show_list(rows: list[dict[str, Any]], title: str) -> None:
 
 @declare(app, "similar", "equipoise similar model tea -k 5")
 def similar(
-    model: Saved, item: Item, k: Length = 20, alpha: Alpha = None, as_json: Json = False
+    model: Saved,
+    item: Annotated[
+        str | None, typer.Argument(metavar="[ITEM]", help="An item id or title.")
+    ] = None,
+    k: Length = 20,
+    alpha: Alpha = None,
+    out: Annotated[
+        Path | None, option("Parquet file for the lists of all items, in place of ITEM.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """List the items that most follow from one item alone."""
+    """List the items that most follow from one item alone, or from each item of the catalogue."""
     from equipoise.models import load
 
+    if (item is None) == (out is None):
+        raise SettingError("give either ITEM or --out with a file for all items")
     fitted = load(model)
+    if out is not None:
+        with working(f"writing {out}"):
+            written = fitted.similar_to(out, k, alpha=alpha)
+        say(f"lists of {written:,} items in {out}")
+        return
+    assert item is not None
     (wanted,) = find_items(fitted.interactions_, [item])
     (found,) = _lists(fitted.similar(wanted, k, alpha=alpha))
     if as_json:

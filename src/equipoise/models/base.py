@@ -407,6 +407,32 @@ class Recommender(ABC):
         return self.recommend({item: [item]}, k, exclude_seen=True, alpha=alpha)
 
     @on_snapshot
+    def similar_to(
+        self,
+        path: str | os.PathLike[str],
+        k: int = 20,
+        *,
+        batch_size: int = BATCH,
+        alpha: float | None = None,
+        threads: int | None = None,
+    ) -> int:
+        """Write what `similar` returns for every item to a Parquet file, batch by batch.
+
+        The column `user` holds the item asked about. Returns the number of items.
+        """
+        count("batch_size", batch_size)
+        ids, terms = self.item_index_.values, self.terms(alpha)
+
+        def batches() -> Iterator[pl.DataFrame]:
+            for start in range(0, len(ids), batch_size):
+                alone = {item: [item] for item in ids[start : start + batch_size].tolist()}
+                request = self._request(alone, "error")
+                yield self._answer(request, terms, k, True, threads).to_frame()
+
+        write_parquet(path, batches())
+        return len(ids)
+
+    @on_snapshot
     def explain(
         self,
         history: Any,
