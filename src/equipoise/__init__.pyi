@@ -30,6 +30,7 @@ from equipoise.models import SLIS as SLIS
 from equipoise.models import SLIST as SLIST
 from equipoise.models import SLIT as SLIT
 from equipoise.models import SVDAE as SVDAE
+from equipoise.models import VSKNN as VSKNN
 from equipoise.models import Explanation as Explanation
 from equipoise.models import ItemKNN as ItemKNN
 from equipoise.models import LightGCN as LightGCN
@@ -51,6 +52,7 @@ from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
+from equipoise.signals import Signals as Signals
 from equipoise.solve.engine import plan as plan
 from equipoise.split import Split as Split
 from equipoise.statistics import describe as describe

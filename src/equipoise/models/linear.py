@@ -7,9 +7,8 @@ solved for once; family, diagonal bound and alpha are read off it.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -20,22 +19,27 @@ from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
+from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.models.base import (
+    EXPONENTS,
+    PARTS,
+    Recommender,
+    SearchSpace,
+    at_once,
+    on_snapshot,
+)
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_normalizer
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.terms import Term
-from equipoise.solve.engine import Solved, Solver, solve
+from equipoise.signals import SETTINGS
+from equipoise.solve.engine import Solved, Solver, plan, solve
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-EXPONENTS = ("alpha", "beta", "gamma")
-# settings of a model's parts that `tune` varies by their own names
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent")}
 SAMPLE = 1000  # users whose lists tell what pruning costs
 
 
@@ -67,7 +71,9 @@ class LinearAutoencoder(Recommender):
         What `prune` cost; None for a model that was not pruned.
     """
 
-    solve_settings: ClassVar[tuple[str, ...]] = ("beta", "dropout", "l2")
+    signed: ClassVar[bool] = True
+    solve_settings: ClassVar[tuple[str, ...]] = (*SETTINGS, "beta", "dropout", "l2")
+    in_ranges: ClassVar[bool] = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
         "gamma": STEPS,
@@ -119,6 +125,8 @@ class LinearAutoencoder(Recommender):
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
         how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
         how["neighbours"] = neighbours
+        if data.signed and self.lowpass is not None:
+            raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
@@ -132,6 +140,9 @@ class LinearAutoencoder(Recommender):
         fitted = copy.copy(fitted)
         data = fitted._fitted
         fitted.solution_.require("reuse")
+        if self.signals != fitted.signals:
+            raise SettingError("reuse needs the same signals: they are in the solve")
+        self._given = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
@@ -150,6 +161,33 @@ class LinearAutoencoder(Recommender):
         return self
 
     @classmethod
+    def shared_fit(
+        cls, models: Sequence[Any], data: Interactions, *, threads: int | None = None, **how: Any
+    ) -> Callable[[Sequence[Any]], None]:
+        """Return a function that fits models by one solve; Gram matrices stay between calls.
+
+        They are valid until the next call: all share its matrix.
+        """
+        rank = max(each._lowpass_rank for each in models)
+        solvers: list[tuple[Any, Solver]] = []  # the last one, and the signals that it is for
+
+        def fit(models: Sequence[Any]) -> None:
+            signals = models[0].signals
+            with limited(threads):
+                if not solvers or solvers[0][0] != signals:
+                    solvers.clear()  # its memory is needed
+                    weighed = models[0]._weighed(data)
+                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **how)))
+                fit_together(models, solvers[0][1], data)
+
+        return fit
+
+    @classmethod
+    def fit_seconds(cls, data: Interactions, *, threads: int | None = None, **how: Any) -> float:
+        """Return what `plan` says."""
+        return plan(data, **how).seconds
+
+    @classmethod
     def prototype(cls) -> Self:
         """Return the model with a `DAN`, so that alpha and beta are searched."""
         return cls(normalizer=DAN())
@@ -158,31 +196,25 @@ class LinearAutoencoder(Recommender):
         """Return the exponents that the normalizer has, l2, dropout, and those of the parts."""
         found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
         found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
-        return found + [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
-
-    def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, its normalizer's and its companion's included."""
-        own = dict(settings)
-        for part, names in PARTS.items():
-            theirs = {name: own.pop(name) for name in names if name in own}
-            if theirs:
-                own[part] = dataclasses.replace(getattr(self, part), **theirs)
-        return dataclasses.replace(self, **own)
+        found += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        return [*found, *self._signal_settings()]
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return l2, dropout and beta, "auto" as numbers from the data."""
+        data = self._weighed(data)
         normalizer = self.normalizer.resolve(data)
         l2, dropout = self._numbers(data, normalizer)
         beta = {"beta": normalizer.exponents()[1]} if hasattr(normalizer, "beta") else {}
-        return {"l2": l2, "dropout": dropout, **beta}
+        return {"l2": l2, "dropout": dropout, **beta, **self._signal_settings()}
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and everything that is tunable, with the numbers behind "auto"."""
         settings = self.settings(resolved=True)
         for part in PARTS:
-            settings |= settings.pop(part) or {}
-        numbers = {name: float(settings[name]) for name in self.tunable()}
-        return {"family": type(self).__name__, **numbers}
+            settings |= settings.pop(part, None) or {}
+        found = {name: settings[name] for name in self.tunable()}
+        numbers = {name: float(found[name]) for name in found if name not in SETTINGS}
+        return {"family": type(self).__name__, **found, **numbers}
 
     @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -251,7 +283,13 @@ class LinearAutoencoder(Recommender):
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+    def update(
+        self,
+        added: Interactions | None = None,
+        removed: Any = None,
+        *,
+        replace: bool = False,
+    ) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -264,8 +302,11 @@ class LinearAutoencoder(Recommender):
             New pairs; their users and items may be new.
         removed
             Pairs to take out, or a list of user ids to forget altogether.
+        replace
+            Let the weight of an added pair take the place of the one that is there; otherwise
+            they add up, as if both tables had been read as one.
         """
-        update_linear(self, added, removed)
+        update_linear(self, added, removed, replace=replace)
         return self
 
     @on_snapshot
@@ -366,17 +407,12 @@ class LinearAutoencoder(Recommender):
         self.loss_ = None
 
 
-def shared_solver(
-    models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
-) -> Solver:
-    """Return the solver for `fit_together`; options as for `fit`."""
-    return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
+def fit_together(
+    models: Sequence[LinearAutoencoder], solver: Solver, given: Interactions | None = None
+) -> None:
+    """Fit models that share l2, dropout, user weights and signals by one solve.
 
-
-def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
-    """Fit models that share l2, dropout and user weights by one solve.
-
-    They are valid until the solver solves again: all share its matrix.
+    `given` are the data of the solver before they were weighed by the signals.
     """
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)
@@ -387,6 +423,7 @@ def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
     for model in models:
         # a companion depends on its own settings alone
         companion = companions.get(model.lowpass)
+        model._given = data if given is None else given
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Literal
 
@@ -23,11 +25,13 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from equipoise import machine
 from equipoise.errors import DataError, TooBigError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import Sequences, entry_rows, segments
+from equipoise.matrix import entry_rows, segments
 from equipoise.ranking.kernels import add_rows
 from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.solve import dense, gpu
@@ -53,23 +57,24 @@ DAY = 86400.0
 ENTRY_BYTES = 40  # of a stored weight while the rows are built
 DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
 BLOCK, DEVICE_BLOCK = 256, 1024  # rows of C that are worked on at a time
-CACHE_BYTES = 1 << 29  # solved rows that a model keeps; those used last stay
+CACHE_BYTES = 1 << 29  # solved rows that a model keeps at least; those used last stay
+CACHE_SHARE = 1 / 8  # of the free memory, which they may take where that is more
 
 
 def time_weights(data: Interactions, decay: float | None) -> Vector:
     """Return exp(-(latest time - time of the session's last click) / decay), decay in days."""
     if decay is None:
         return np.ones(data.n_users)
-    if data.times is None:
+    if data.events is None or data.events.times is None:
         raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
-    last = np.full(data.n_users, data.times.max(initial=-np.inf))
-    some = data.user_counts > 0
-    last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
-    return np.asarray(np.exp((last - last.max()) / (decay * DAY)))
+    last = data.events.last_times
+    latest = last.max(initial=-np.inf)
+    # a session without clicks counts nothing anyway
+    return np.asarray(np.exp(np.where(last > -np.inf, last - latest, 0.0) / (decay * DAY)))
 
 
 def past_future(
-    sequences: Sequences, n_items: int, decay: float | None, direction: Direction = "sr"
+    sequences: Events, n_items: int, decay: float | None, direction: Direction = "sr"
 ) -> tuple[Any, Any]:
     """Return the past S and the future T of every split of every session, as CSR in float64.
 
@@ -80,7 +85,7 @@ def past_future(
 
     Examples
     --------
-    >>> S, T = past_future(Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
+    >>> S, T = past_future(Events(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
     >>> S.toarray().tolist(), T.toarray().round(3).tolist()
     ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.368], [0.0, 0.0, 1.0]])
     """
@@ -96,7 +101,7 @@ def past_future(
 
 
 def _around(
-    sequences: Sequences,
+    sequences: Events,
     n_items: int,
     shape: tuple[int, bool, bool],
     reach: int,
@@ -200,7 +205,7 @@ def narrow(rows: Any) -> Any:
     return out
 
 
-def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
+def recency(sequences: Events, n_items: int, decay: float | None) -> Any:
     """Return rows x items: what the clicks of each session weigh in its scores.
 
     The last click counts 1 and the one n clicks before it exp(-n / decay); repeats add up.
@@ -252,6 +257,41 @@ class SolvedRows:
     _kept: OrderedDict[int, npt.NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
+    @cached_property
+    def room(self) -> int:
+        """Number of rows that are kept."""
+        size = len(self.system.diagonal) * np.dtype(self.dtype).itemsize
+        return max(CACHE_BYTES, int(CACHE_SHARE * free_memory())) // size
+
+    def batches(self, history: Any) -> list[npt.NDArray[np.int64]]:
+        """Deal the rows of a history into runs whose items there is room for."""
+        runs, start = [], 0
+        seen: set[int] = set()
+        for row, (low, high) in enumerate(pairwise(history.indptr.tolist())):
+            own = history.indices[low:high].tolist()
+            if row > start and len(seen) + sum(item not in seen for item in own) > self.room:
+                runs.append(np.arange(start, row))
+                start, seen = row, set()
+            seen.update(own)
+        return [*runs, np.arange(start, history.shape[0])]
+
+    def prepare(self, items: npt.NDArray[Any]) -> None:
+        """Solve for the rows of these items that are not kept, in batches on all threads."""
+        items = np.unique(items)
+        with self._lock:
+            missing = [item for item in items.tolist() if item not in self._kept]
+            for item in items.tolist():
+                if item in self._kept:
+                    self._kept.move_to_end(item)
+        lanes = min(self.system.lanes, -(-len(missing) // machine.count()))
+
+        def solve(number: int) -> None:
+            some = np.array(missing[number * lanes : (number + 1) * lanes], np.int64)
+            self._keep(some.tolist(), self.system.rows(some, self.dtype))
+
+        if missing:
+            machine.run(solve, -(-len(missing) // lanes))
+
     def take(self, items: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the rows of these items, each named once."""
         n_items = len(self.system.diagonal)
@@ -271,11 +311,10 @@ class SolvedRows:
         return out
 
     def _keep(self, items: list[int], rows: npt.NDArray[Any]) -> None:
-        room = CACHE_BYTES // (rows.shape[1] * rows.itemsize)
         with self._lock:
-            for item, row in zip(items[:room], rows, strict=False):
+            for item, row in zip(items[: self.room], rows, strict=False):
                 self._kept[item] = row.copy()  # a view would keep its neighbours alive
-            while len(self._kept) > room:
+            while len(self._kept) > self.room:
                 self._kept.popitem(last=False)
 
 

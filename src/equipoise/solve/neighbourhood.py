@@ -454,6 +454,7 @@ def _strongest(
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
     n_items = len(scale)
     row = np.zeros(n_items)
+    seen = np.zeros(n_items, np.uint8)
     touched = np.empty(n_items + 1, np.int32)
     size = np.empty(n_items + 1, np.float32)
     bits = size.view(np.uint32)
@@ -469,13 +470,15 @@ def _strongest(
             for place in range(indptr[user], indptr[user + 1]):
                 i = indices[place]
                 touched[found] = i
-                found += row[i] == 0.0
+                found += 1 - seen[i]
+                seen[i] = 1
                 row[i] += weight * (value * values[place])
         row[j] = 0.0
+        seen[j] = 0
         others = 0
         for x in range(found):
             i = touched[x]
-            touched[others], positions[others], size[others] = i, names[i], row[i] * scale[i]
+            touched[others], positions[others], size[others] = i, names[i], abs(row[i]) * scale[i]
             others += i != j
         least = _smallest_key(bits, positions, others, kept, counts, keys)
         near = _smallest_key(bits, positions, others, neighbours, counts, keys)
@@ -490,6 +493,7 @@ def _strongest(
                 list_items[later], list_values[later] = i, row[i]
                 later += 1
             row[i] = 0.0
+            seen[i] = 0
         lengths[j] = min(others, kept)
 
 

@@ -2,7 +2,8 @@
 
 Models say which are which (`Recommender.solve_settings`). Of a linear autoencoder a solve depends
 on beta, l2 and dropout; family, alpha, gamma and diag_bound are vectors around it, and a low-pass
-companion stands beside it. Any other model is fitted anew for every point.
+companion stands beside it. Of a session regression alpha and decay_inference are read off a fit.
+Any other model is fitted anew for every point.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models import Recommender
+from equipoise.signals import SETTINGS, Signals
 from equipoise.tuning.proposals import Point, Values, in_order
 
 # The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
@@ -57,9 +59,15 @@ class Space:
         if not listed:
             raise SettingError("tune needs a model, such as eq.EASE")
         models = [_prototype(each) for each in listed]
+        if isinstance(grid, Mapping) and set(grid) & set(SETTINGS):
+            # a model without signals is searched from those that change nothing but weights
+            models = [
+                each if each.signals is not None else each.vary({"signals": Signals()})
+                for each in models
+            ]
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
-        if not all(each.solve_settings for each in models) and len(models) > 1:
+        if not all(each.in_ranges for each in models) and len(models) > 1:
             raise SettingError("only linear autoencoders can be tuned several at a time")
         if grid is None and not first.search_space:
             raise SettingError(
@@ -75,7 +83,7 @@ class Space:
         settled = _settled(models, values, train)
         if grid is not None:
             _check_penalties(settled, values, train)
-        return cls(settled, values, first, in_ranges=grid is None)
+        return cls(settled, values, first, in_ranges=first.in_ranges and grid is None)
 
     @property
     def axes(self) -> Values:
@@ -91,7 +99,11 @@ class Space:
     def start(self, train: Interactions) -> Point:
         """Return the settings of a solve that a search begins with, "auto" as numbers."""
         found = self.origin.search_start(train)
-        return {name: found[name] for name in found if self.in_ranges or name in self.axes}
+        return {
+            name: found[name]
+            for name in found
+            if name in self.axes or (self.in_ranges and name not in SETTINGS)
+        }
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, the last axis running fastest."""
@@ -102,7 +114,8 @@ class Space:
         out = []
         for number, prototype in enumerate(self.models):
             own = {*prototype.tunable()} & self.values.keys() - self.axes.keys()
-            inner = {name: self.values[name] for name in prototype.search_space if name in own}
+            order = dict.fromkeys([*prototype.search_space, *self.values])
+            inner = {name: self.values[name] for name in order if name in own}
             for each in product(inner):
                 settings = {**outer, **dict(zip(inner, each, strict=True))}
                 out.append((number, prototype.vary(settings)))
@@ -111,7 +124,7 @@ class Space:
     def model(self, point: Point) -> Recommender:
         """Return the model with the settings of a point, not fitted."""
         prototype = self.models[point["prototype"]]
-        names = prototype.tunable() if prototype.solve_settings else self.values
+        names = prototype.tunable() if prototype.in_ranges else self.values
         return prototype.vary({name: point[name] for name in names})
 
     def identity(self) -> dict[str, Any]:
@@ -120,6 +133,7 @@ class Space:
         In whatever order a grid is written, it is the same.
         """
         solves = self.models[0].solve_settings if self.in_ranges else ()
+        solves = tuple(name for name in solves if name not in SETTINGS)
         names = self.models[0].tunable()
         values: dict[str, Any] = {name: "range" for name in solves if name in names}
         values |= {name: list(in_order(listed)) for name, listed in self.values.items()}
@@ -183,14 +197,15 @@ def _checked(grid: Any, names: Sequence[str]) -> Values:
 
 
 def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list[Recommender]:
-    """Return linear autoencoders with numbers in place of "auto" in their normalizer."""
+    """Return the models with numbers in place of "auto" in their normalizer."""
     norms = [each.normalizer for each in models]
     if len({(type(norm), getattr(norm, "beta", norm)) for norm in norms}) > 1:
         raise SettingError("models that are tuned together need the same normalizer")
     out = []
     for model in models:
         first = {name: listed[0] for name, listed in values.items() if name in model.tunable()}
-        out.append(model.vary({"normalizer": model.vary(first).normalizer.resolve(train)}))
+        varied = model.vary(first)
+        out.append(model.vary({"normalizer": varied.normalizer.resolve(varied._weighed(train))}))
     return out
 
 
