@@ -34,10 +34,11 @@ NORMALIZERS = [
 
 
 def system(rng: np.random.Generator, n_users: int = 120, n_items: int = 40) -> Any:
-    """X with weights of its own, weights of users, penalties; item 7 has no users."""
+    """X with weights of its own, some below 0, weights of users, penalties; 7 has no users."""
     pattern = rng.random((n_users, n_items)) < 0.12
     pattern[:, 7] = False
-    X = sp.csr_array((pattern * (1 + rng.random(pattern.shape))).astype(np.float32))
+    values = (1 + rng.random(pattern.shape)) * np.where(rng.random(pattern.shape) < 0.1, -1, 1)
+    X = sp.csr_array((pattern * values).astype(np.float32))
     return X, rng.random(n_users) + 0.5, rng.random(n_items) * 5 + 1
 
 
@@ -56,7 +57,7 @@ def by_hand(A: Vector, neighbours: int) -> Vector:
     P = np.zeros_like(A)
     for j in range(n_items):
         # the engine compares in single precision, without the factor that all have in common
-        size = (A[j] / np.sqrt(np.diag(A))).astype(np.float32)
+        size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
         others = [i for i in np.argsort(-size, kind="stable") if i != j and A[i, j] != 0]
         N = [*others[:neighbours], j]
         P[N, j] = np.linalg.solve(A[np.ix_(N, N)], np.eye(len(N))[-1])
@@ -110,7 +111,7 @@ def test_entries_that_no_row_kept_count_as_nothing(rng: np.random.Generator) -> 
     A = formed(X, weights, penalty)
     kept = np.zeros(A.shape, bool)
     for j in range(len(A)):
-        size = (A[j] / np.sqrt(np.diag(A))).astype(np.float32)
+        size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
         size[j] = -1
         kept[j, np.argsort(-size, kind="stable")[:9]] = True
     cut = np.where(kept | kept.T | np.eye(len(A), dtype=bool), A, 0)

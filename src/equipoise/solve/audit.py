@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.errors import SolveError
@@ -115,12 +116,13 @@ class Audit:
             if not running.any():
                 return X
             Q = self._times(D)
-            step = np.where(running, size / np.einsum("ij,ij->j", D, Q), 0.0)
+            curve = np.einsum("ij,ij->j", D, Q)
+            step = np.divide(size, curve, out=np.zeros_like(size), where=running)
             X += step * D
             R -= step * Q
             Q = R / scale
             after = np.einsum("ij,ij->j", R, Q)
-            D *= np.where(running, after / size, 0.0)
+            D *= np.divide(after, size, out=np.zeros_like(size), where=running)
             D += Q
             size = after
         raise SolveError(
