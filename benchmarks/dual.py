@@ -5,7 +5,8 @@
 
 The floor is scipy's sparse product of users and LAPACK's `dpotrf` and `dpotri` of it, in the same
 process and in turns. Memory comes from a process of its own. The break-even compares the dense and
-the dual engine on the same data: a fit, and a list of 20 for each user. Prints Markdown tables.
+the dual engine on the same data: a fit alone, and with one or four lists of 20 for each user (a
+search, an evaluation, a night's lists). Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ def against_its_floor(args: argparse.Namespace) -> None:
 
 def break_even(args: argparse.Namespace) -> None:
     warm_up()
-    print("| items | users | dense fit s | lists s | dual fit s | lists s | dense / dual | fits |")
-    print("|---|---|---|---|---|---|---|---|")
+    heads = ["items", "users", "dense fit s", "lists s", "dual fit s", "lists s"]
+    heads += ["dense / dual: fit", "fit and lists", "fit and four times the lists"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for n_items in args.break_even:
         for share in SHARES:
             n_users = round(n_items / share)
@@ -118,11 +120,10 @@ def break_even(args: argparse.Namespace) -> None:
                 found, fit = fitted(data, engine)
                 times.append((fit, listed(found, data)))
             (one, rank), (two, other) = times
-            print(
-                f"| {n_items:,} | {n_users:,} (1/{share}) | {one:.2f} | {rank:.2f} | {two:.2f} | "
-                f"{other:.2f} | {(one + rank) / (two + other):.2f} | {one / two:.2f} |",
-                flush=True,
-            )
+            ratios = [(one + lists * rank) / (two + lists * other) for lists in (0, 1, 4)]
+            cells = [f"{n_items:,}", f"{n_users:,} (1/{share})"]
+            cells += [f"{value:.2f}" for value in (one, rank, two, other, *ratios)]
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:

@@ -302,15 +302,19 @@ def test_too_little_memory_names_the_engine_that_fits(monkeypatch: pytest.Monkey
     size = {"n_users": 20_000, "n_items": 60_000, "n_interactions": 10**5}
     with pytest.raises(TooBigError, match=r"60,000 items need 14 GB .* engine='dual' fits"):
         eq.plan(**size, engine="dense").require()
-    with pytest.raises(TooBigError, match=r"in the dual engine"):
+    with pytest.raises(TooBigError, match=r"3.2 GB in the dual engine .* engine at 'auto'"):
         eq.plan(**size, engine="dual", memory="1GB").require()
 
 
 def test_it_takes_no_options_of_other_engines(data: Interactions, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="scratch is for the tiled engine, not for dual"):
         eq.EASE(l2=1.0).fit(data, engine="dual", scratch=tmp_path)
-    with pytest.raises(SettingError, match="tf32 is for a card"):
-        eq.EASE(l2=1.0).fit(data, engine="dual", tf32=True)
+    with pytest.raises(SettingError, match="precision is for a card"):
+        eq.EASE(l2=1.0).fit(data, engine="dual", precision="tf32")
+    model = eq.EASE(l2=1.0).fit(data, engine="dual")
+    assert model.to("cpu") is model
+    with pytest.raises(SettingError, match=r"ranks on device='cpu'"):
+        model.to("cuda")
 
 
 def test_memory_stays_far_below_that_of_the_items(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.framework import Json, declare, emit, legend, note, option, say, show, working
+from equipoise.cli.framework import (
+    Json,
+    declare,
+    emit,
+    legend,
+    note,
+    option,
+    say,
+    show,
+    told,
+    working,
+)
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DATA = "A file (csv, tsv, jsonl, parquet; gz), folder, saved data or split, or data set name."
+DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 LEGEND = {
@@ -36,15 +47,17 @@ LEGEND = {
 reads = functools.partial(option, panel="Reading")
 
 
-def find_users(data: Interactions, texts: list[str]) -> list[Any]:
-    """Return the ids of training users."""
+def find_users(data: Interactions, texts: list[str], *, known: bool = True) -> list[Any]:
+    """Return the ids of users, who must be `known`; no error names another user."""
+    if not known:
+        whole = data.users.dtype != object
+        return [int(text) if whole and text.isdecimal() else text for text in texts]
     users = [raw_id(data.user_index, text) for text in texts]
     for user, text in zip(users, texts, strict=True):
         if user not in data.user_index:
-            near = difflib.get_close_matches(text, [str(each) for each in data.users], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownIdError(
-                f"the model knows no user {text!r}; {hint}for a new user give --history"
+                f"the model knows no user {text!r}; for a new user give --history, or "
+                "--unknown-users popular"
             )
     return users
 
@@ -92,6 +105,55 @@ def _find_item(data: Interactions, text: str) -> Any:
     raise UnknownIdError(f"the model knows no item {text!r}; {hint}")
 
 
+def item_list(data: Interactions, text: str, *, skip: bool = False) -> list[Any]:
+    """Return the items in "a,b,c" or in the file of "@FILE"; unknown ones may be left out.
+
+    A file holds an id on each line, or is a table with a column of items. A list of what is in
+    stock has items that nobody used yet, so those of a file are always left out, and counted.
+    """
+    from_file = text.startswith("@")
+    listed = _ids_of_file(Path(text[1:]), data.item_index) if from_file else split_list(text)
+    if not (skip or from_file):
+        return find_items(data, listed)
+    found = []
+    for each in listed:
+        try:
+            found += find_items(data, [each]) if not from_file else [raw_id(data.item_index, each)]
+        except UnknownIdError:
+            continue
+    found = [item for item in found if item in data.item_index]
+    if len(found) < len(listed):
+        note(f"{len(listed) - len(found):,} of {len(listed):,} items are unknown to the model")
+    return found
+
+
+def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
+    """Return the items of a file as texts: those of its item column, or of its only column."""
+    import polars as pl
+
+    from equipoise.readers.columns import spelled_like
+
+    try:
+        if path.suffix == ".parquet":
+            frame = pl.read_parquet(path)
+        else:
+            separator = "\t" if path.suffix == ".tsv" else ","
+            how: dict[str, Any] = {"infer_schema": False, "has_header": False}
+            frame = pl.read_csv(path, separator=separator, **how)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{path} is not a list of items: {error}") from error
+    if path.suffix != ".parquet":
+        # the first line is a header unless an item is called so
+        names = tuple(str(cell) for cell in frame.row(0)) if frame.height else ()
+        headed = bool(spelled_like(names, "item")) or frame.width > 1
+        if headed and names[0] not in map(str, index.values):
+            frame = frame[1:].rename(dict(zip(frame.columns, names, strict=True)))
+    hits = spelled_like(tuple(frame.columns), "item") or frame.columns[:1]
+    if frame.width > 1 and len(hits) != 1:
+        raise DataError(f"{path} needs one column of items; it has {', '.join(frame.columns)}")
+    return [str(each) for each in frame[hits[0]].drop_nulls()]
+
+
 def split_list(text: str) -> list[str]:
     """Return the ids in "a,b,c"; a JSON list serves for ids that hold commas.
 
@@ -113,8 +175,9 @@ class ReadOptions:
 
     user: Annotated[str | None, reads(f"Column of users ({COLUMN}).")] = None
     item: Annotated[str | None, reads(f"Column of items ({COLUMN}).")] = None
-    time: Annotated[str | None, reads(f"Column of times ({COLUMN}).")] = None
+    time: Annotated[str | None, reads(f"Column of times ({COLUMN}; none: no times).")] = None
     time_unit: Annotated[str | None, reads("Of times in numbers: s, ms, us or ns.")] = None
+    time_format: Annotated[str | None, reads("Of times in text: '%m/%d/%Y %H:%M'.")] = None
     rating: Annotated[str | None, reads("Column of ratings.")] = None
     weight: Annotated[str | None, reads("Column of weights.")] = None
     type: Annotated[str | None, reads("Column of kinds of events, such as view or buy.")] = None
@@ -124,11 +187,18 @@ class ReadOptions:
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
+    title: Annotated[str | None, reads("Column of the labels.", "--title-column")] = None
+    ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
         bool | None, reads("Whether the first line names the columns.", "--header/--no-header")
     ] = None
+    quote: Annotated[str | None, reads("Mark around fields; '' for none.")] = None
+    escape: Annotated[
+        str | None, reads(r"Character before a mark within a field, such as '\'.")
+    ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
+    sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
     format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
@@ -141,16 +211,6 @@ class ReadOptions:
             if self.min_user or self.min_item:
                 data = data.filter(min_user=self.min_user, min_item=self.min_item)
         return data
-
-    def load_change(self, source: str) -> Interactions:
-        """Return interactions to add or remove: unlike data to fit on, one user may be all."""
-        try:
-            return self.load(source)
-        except DataError as error:
-            # All rows have been checked by then, so there are none that would be skipped.
-            if "there is only one" not in str(error):
-                raise
-            return dataclasses.replace(self, on_bad="skip").load(source)
 
     def _load(self, source: str) -> Interactions:
         from equipoise import readers
@@ -169,7 +229,7 @@ class ReadOptions:
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
-            note(f"{source}: {sentence}")
+            note(f"{source}: {told(sentence)}")
         return data
 
     def _named(self, source: str) -> Interactions:
@@ -201,9 +261,11 @@ class ReadOptions:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
         del settings["min_user"], settings["min_item"]
-        for name in ("user", "item", "time", "rating", "weight", "type", "session"):
+        for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
+        for name in ("time", "rating", "type"):  # none: leave such a column alone
+            settings[name] = False if settings[name] == "none" else settings[name]
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
         return settings
 

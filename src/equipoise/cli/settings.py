@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from equipoise.cli.framework import note, option, working
+from equipoise.cli.framework import agree, note, option, working
 from equipoise.errors import SettingError
+from equipoise.names import NORMALIZERS, NormalizerName
 
 if TYPE_CHECKING:
     from equipoise.interactions import Interactions
@@ -28,21 +29,11 @@ ModelName = Literal[
     "multvae", "lightgcn", "xsimgcl",
 ]
 # fmt: on
-NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
-# The class of each normalizer, and the exponents that it takes.
-NORMALIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "none": ("NoNorm", ()),
-    "rw": ("RandomWalk", ()),
-    "sym": ("Symmetric", ()),
-    "col": ("ColumnNorm", ("gamma",)),
-    "user": ("UserNorm", ("beta",)),
-    "item": ("ItemNorm", ("alpha",)),
-    "dan": ("DAN", ("alpha", "beta")),
-}
+SHORT = 1e12  # operations that need no question on any machine, nor a measurement
 choosing = functools.partial(option, panel="Model")
 running = functools.partial(option, panel="Run")
 
@@ -145,13 +136,14 @@ class ModelOptions:
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
 
-        kind, taken = NORMALIZERS[self.normalizer]
+        kinds = {name: getattr(normalize, kind) for name, kind in NORMALIZERS.items()}
         exponents = self._given("alpha", "beta", "gamma")
         for key in exponents:
-            if key not in taken:
-                takers = " or ".join(n for n, (_, takes) in NORMALIZERS.items() if key in takes)
-                raise SettingError(f"--{key} needs --normalizer {takers}, got {self.normalizer}")
-        built: Normalizer = getattr(normalize, kind)(**exponents)
+            takers = [name for name, kind in kinds.items() if hasattr(kind, key)]
+            if self.normalizer not in takers:
+                named = " or ".join(takers)
+                raise SettingError(f"--{key} needs --normalizer {named}, got {self.normalizer}")
+        built: Normalizer = kinds[self.normalizer](**exponents)
         return built
 
 
@@ -238,6 +230,15 @@ class FitOptions(PlanOptions):
     threads: Annotated[int | None, running("At most this many.")] = None
     refine: Annotated[bool, running("Refine the solve (four times the cost).")] = False
 
+    def agree(self, model: Recommender, data: Interactions, yes: bool, **more: Any) -> None:
+        """Ask before a solve that takes long."""
+        from equipoise.models.linear import LinearAutoencoder
+
+        if isinstance(model, LinearAutoencoder):
+            names = [each.name for each in dataclasses.fields(PlanOptions)]
+            options = {name: getattr(self, name) for name in names} | more
+            agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
+
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
         options: dict[str, Any] = {**vars(self), **more}
@@ -254,3 +255,27 @@ class FitOptions(PlanOptions):
                 logger.setLevel(level)
         if "auto" in str(model.settings()):
             note(f"chosen from the data: {model.summary()}")
+
+
+def agree_to_solve(
+    data: Interactions, what: str, options: dict[str, Any], *, solves: int = 1, yes: bool
+) -> None:
+    """Tell what solves on these items cost and what would be faster, and ask if that is long."""
+    from equipoise.machine import duration
+    from equipoise.solve.engine import plan
+
+    found = plan(data, **options)
+    if found.flops < SHORT:
+        return
+    advice = []
+    for least in (5, 10, 20, 50, 100):
+        kept = int((data.item_counts >= least).sum())
+        if 1 < kept < data.n_items:
+            smaller = plan(n_users=data.n_users, n_items=kept, n_interactions=data.n_interactions)
+            less = smaller.flops / found.flops
+            if less < 0.5:
+                about = duration(solves * less * found.seconds)
+                advice.append(f"--min-item {least} leaves {kept:,} items and takes about {about}")
+    if options.get("device", "cpu") == "cpu":
+        advice.append("equipoise doctor tells whether there is a GPU, for --device cuda")
+    agree(solves * found.seconds, f"{what} on {data.n_items:,} items", advice, yes)

@@ -241,6 +241,14 @@ class ByUsers(Inverse):
         """Return the rows, made from the parts."""
         return np.asarray(self.matrix.rows(low, high))
 
+    def to(self, device: str) -> Inverse:
+        """Return itself, on the host."""
+        if device != "cpu":
+            raise SettingError(
+                "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
+            )
+        return self
+
     def state(self) -> dict[str, Any]:
         """Return the name of the form and the precision of its scores."""
         return {**super().state(), "dtype": self.dtype.name}

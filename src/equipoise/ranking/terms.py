@@ -94,6 +94,12 @@ class ScaledTerm(Term):
         """Number of items."""
         return len(self.target)
 
+    @property
+    def common(self) -> tuple[int, ...]:
+        """What terms that differ in their scales alone have in common, while one of them lives."""
+        names = (name for name in vars(self) if name not in ("source", "target"))
+        return tuple(id(getattr(self, name)) for name in names)
+
     def _check_scales(self) -> None:
         source, target = self.source.shape, self.target.shape
         if source != target or len(target) != 1:

@@ -44,16 +44,11 @@ TILED_SPEED = 0.85  # of the dense engine's rate, without the files
 
 
 DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
-
-
 CARD_SHARE = 0.85  # of a large product's rate
-
-
-# Items for each user from which the dual engine is faster (`python benchmarks/dual.py`): a fit and
-# a list for each user, whose scores pass through the users x users matrix
-DUAL_ITEMS_PER_USER = 3
-
-
+# Items for each user from which the dual engine is taken (`benchmarks/dual.py --break-even`): its
+# lists, through all users, cost more, so that a fit and a list for each user break even near 2,
+# and with four lists between 3 and 4
+DUAL_ITEMS_PER_USER = 4
 DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either way
 
 
@@ -279,6 +274,7 @@ class Plan:
         if self.neighbours:
             remedy = "give more memory, or keep fewer items with data.filter(min_item=...)"
         remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
+        remedy = "leave engine at 'auto'" if self.engine == "dual" else remedy
         raise TooBigError(
             f"{items} {gigabytes(self.peak_bytes)} in the {engine} "
             f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"
