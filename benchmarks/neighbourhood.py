@@ -125,21 +125,19 @@ def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
     model.fit(small, engine="neighbourhood", neighbours=20).recommend([0])  # compiles
     plan = eq.plan(data, engine="neighbourhood", neighbours=chosen.neighbours)
     out["planned_gb"] = round(plan.peak_bytes / 1e9, 2)
-    marks: list[float] = []
     start = clocks()
-    model.fit(
-        data,
-        engine="neighbourhood",
-        neighbours=chosen.neighbours,
-        progress=lambda state: (
-            marks.append(time.perf_counter()) if state.step in (64, 128) else None
-        ),
-    )
+
+    def mark(state: Any) -> None:
+        if state.step in (64, 128):
+            stage = {f"{state.step}_{name}": value for name, value in since(start).items()}
+            print(json.dumps(stage | {"peak_gb": peak()}), file=sys.stderr, flush=True)
+
+    model.fit(data, engine="neighbourhood", neighbours=chosen.neighbours, progress=mark)
     out |= {f"fit_{name}": value for name, value in since(start).items()}
-    out |= {"lists_seconds": marks[0] - start[0], "columns_seconds": marks[1] - marks[0]}
     out["peak_gb"] = round(peak(), 2)
     out["weights"] = int(model.inverse_.data.size)
     out |= {"residual": model.residual_, "audit": model.audit_}
+    print(json.dumps(out), file=sys.stderr, flush=True)  # kept where the rest is cut short
     users = np.random.default_rng(1).choice(data.n_users, chosen.lists, replace=False)
     start = clocks()
     model.rank(data.rows(np.sort(users)), 20)
