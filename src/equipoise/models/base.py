@@ -122,12 +122,16 @@ class Recommender(ABC):
         The training data as they were given.
     arrays_
         What fitting learned beyond the data, by name; saved with the model.
+    estimate_
+        How good the model is on users left out of its fit, where `tune` has found out; saved with
+        the model, and None after any change of it.
     """
 
     signals: Signals | None = field(default=None, repr=False)
 
     interactions_: Interactions = field(init=False, repr=False)
     arrays_: dict[str, Any] = field(init=False, repr=False)
+    estimate_: dict[str, Any] | None = field(init=False, repr=False, default=None)
     _given: Interactions = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
     registry: ClassVar[dict[str, type[Recommender]]] = models
@@ -224,6 +228,7 @@ class Recommender(ABC):
         """
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
         self._given = _training_data(interactions)
+        self.estimate_ = None
         options = self._taken(given)
         if self.signals is None:
             _say_if_uneven(self._given)
