@@ -112,7 +112,10 @@ def test_more_memory_never_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "magic"}, "engine must be one of auto, dense, dual, tiled, gpu, got 'magic'"),
+        (
+            {"engine": "magic"},
+            "engine must be one of auto, dense, dual, tiled, gpu, neighbourhood, got 'magic'",
+        ),
         ({"device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:1', got 'tpu'"),
         ({"engine": "dense", "device": "cuda"}, "the dense engine runs on device='cpu'"),
         ({"dtype": "float16"}, "dtype must be 'float32' or 'float64'"),
