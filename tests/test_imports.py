@@ -35,7 +35,7 @@ ORDER = [
     ["ranking"],
     ["metrics", "resampling"],
     ["models"],
-    ["results", "evaluation", "comparison"],
+    ["results", "evaluation", "comparison", "client"],
     ["tuning"],
     ["report"],
     ["serve", "cluster"],
