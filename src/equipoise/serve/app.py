@@ -37,6 +37,7 @@ PAGE = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",
+    "docs.js": "text/javascript; charset=utf-8",
 }
 DESCRIPTION = """\
 Recommendations of linear models from live histories. Ids are text or integers; `7` and `"7"` are
