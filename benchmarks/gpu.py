@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import top_k
-from equipoise.solve import blocked, gpu
-from equipoise.solve.gpu import DeviceMatrix, Gram, mirror
+from equipoise.solve import gpu
+from equipoise.solve.gpu import DeviceMatrix, Gram
 from equipoise.solve.torch_backend import find_device, precision, send
 
 SIZES = (40_981, 91_599, 180_000)
@@ -56,24 +56,25 @@ def main() -> None:
         "--limit", type=float, default=450, help="seconds; later parts are skipped"
     )
     parser.add_argument("--block", type=int, default=gpu.BLOCK)
-    parser.add_argument("--strip", type=int, default=gpu.STRIP)
+    parser.add_argument("--strip", type=int)
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     bench = Bench(options.device, options.limit)
     sizes = options.sizes[:1] if options.quick else options.sizes
-    bench.solve(min(4_000, *sizes), "warm-up", options.block, options.strip)
+    bench.solve(min(4_000, *sizes), "warm-up, pairs", options.block, options.strip)
     bench.rows.clear()
     if options.sweep:
         for block in (256, 512, 1024, 2048):
-            for strip in (1024, 2048):
+            for strip in (1024, 2048, 4096):
                 if strip >= block:
-                    bench.solve(sizes[0], f"block {block}, strip {strip}", block, strip)
+                    bench.solve(sizes[0], f"pairs, block {block}, strip {strip}", block, strip)
     for n_items in sizes:
-        bench.solve(n_items, "blocked", options.block, options.strip, rank=True)
+        bench.solve(n_items, "pairs of halves", options.block, options.strip, rank=True)
+        bench.solve(n_items, "float32", options.block, options.strip)
         if n_items <= 100_000:
-            bench.solve(n_items, "blocked, TF32", options.block, options.strip, tf32=True)
+            bench.solve(n_items, "TF32", options.block, options.strip)
             if not options.skip_torch:
-                bench.solve(n_items, "torch", 0, 0)
+                bench.solve(n_items, "torch", 0, None)
     if not options.quick and bench.cuda:
         bench.capped(24e9)
     bench.report(options.out)
@@ -102,19 +103,19 @@ class Bench:
         n_items: int,
         method: str,
         block: int,
-        strip: int,
+        strip: int | None,
         *,
-        tf32: bool = False,
         rank: bool = False,
     ) -> None:
         """Gram matrix, inverse and check of synthetic interactions; ranking where asked for."""
-        expected = n_items**3 / (15e12 if method == "torch" else 40e12) if self.cuda else 0
+        rate = {"torch": 15e12, "float32": 40e12}.get(method, 80e12)
+        expected = n_items**3 / rate if self.cuda else 0
         if time.perf_counter() - STARTED + expected > self.limit:
             print(f"skipped {method} at {n_items:,}: no time left", flush=True)
             return
         row: dict[str, Any] = {"items": n_items, "method": method}
         try:
-            self.measure(row, interactions(n_items), block, strip, tf32, rank)
+            self.measure(row, interactions(n_items), block, strip, rank)
         except Exception as error:  # the other sizes are still of interest
             row["error"] = f"{type(error).__name__}: {error}"
         if self.cuda:
@@ -123,19 +124,20 @@ class Bench:
         print(json.dumps(row), flush=True)
 
     def measure(
-        self, row: dict[str, Any], X: Any, block: int, strip: int, tf32: bool, rank: bool
+        self, row: dict[str, Any], X: Any, block: int, strip: int | None, rank: bool
     ) -> None:
         """Fill in one row."""
         weights = np.diff(X.indptr) ** -0.3
         penalty = 20 + np.bincount(X.indices, minlength=X.shape[1]).astype(np.float64)
         row["interactions"] = int(X.nnz)
+        tf32 = row["method"] == "TF32"
         with precision(tf32):
             row["sgemm_tflops"] = self.product_rate()
             if self.cuda:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.device)
             gram, row["send_seconds"] = self.timed(
-                lambda: Gram(X, weights, "float32", str(self.device), tf32=tf32)
+                lambda: Gram(X, weights, "float32", str(self.device))
             )
             P = gram.empty()
             row["gram_seconds"] = self.timed(lambda: gram.fill(P))[1]
@@ -145,7 +147,7 @@ class Bench:
         if rank:
             self.rank(DeviceMatrix(P), X, row)
 
-    def invert(self, P: Any, row: dict[str, Any], block: int, strip: int) -> Any:
+    def invert(self, P: Any, row: dict[str, Any], block: int, strip: int | None) -> Any:
         """Invert by our steps, or by torch's own where the block is 0."""
         n_items = len(P)
         if block == 0:
@@ -153,18 +155,10 @@ class Bench:
                 lambda: torch.cholesky_inverse(torch.linalg.cholesky(P))
             )
         else:
-            A, whole = gpu.CardBlocks(P, block, strip), (0, n_items)
-            phases = (
-                blocked.cholesky(whole, A.block, A.strip),
-                blocked.triangular_inverse(whole, A.block),
-                blocked.square(whole, A.block, A.strip),
-            )
-            row["steps"] = [
-                self.timed(lambda steps=steps: [A.do(step) for step in steps])[1]
-                for steps in phases
+            pairs = "pairs" in row["method"]
+            row["seconds"] = self.timed(lambda: gpu.invert_in_place(P, block, strip, pairs=pairs))[
+                1
             ]
-            row["mirror_seconds"] = self.timed(lambda: mirror(P))[1]
-            row["seconds"] = sum(row["steps"]) + row["mirror_seconds"]
         row["tflops"] = n_items**3 / row["seconds"] / 1e12
         row["share"] = row["tflops"] / row["sgemm_tflops"]
         return P
@@ -191,7 +185,7 @@ class Bench:
         total = torch.cuda.mem_get_info(self.device)[1]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(size / total, self.device)
-        self.solve(CARD_24GB, "blocked, card capped at 24 GB", gpu.BLOCK, gpu.STRIP, rank=True)
+        self.solve(CARD_24GB, "pairs, card capped at 24 GB", gpu.BLOCK, None, rank=True)
         torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
     def product_rate(self) -> float:

@@ -3,7 +3,7 @@
     git worktree add ../before COMMIT
     python benchmarks/trees.py --before ../before/src --after src
 
-Each round runs both trees, one after the other, in a process of its own; the best of the rounds
+Each round runs both trees in processes of their own, in turns first and last; the best round
 counts, and what is compared is the ratio.
 """
 
@@ -39,8 +39,9 @@ def main() -> None:
     table = Path(tempfile.mkdtemp()) / "events.csv"
     write_events(table, args.rows)
     found: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
-    for _ in range(args.rounds):
-        for name, tree in (("before", args.before), ("after", args.after)):
+    for turn in range(args.rounds):
+        both = [("before", args.before), ("after", args.after)]
+        for name, tree in both if turn % 2 else reversed(both):
             words = [sys.executable, __file__, "--one", str(table), "--items", str(args.items)]
             environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
             done = subprocess.run(words, env=environment, capture_output=True, check=True)

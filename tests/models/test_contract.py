@@ -80,7 +80,7 @@ OTHER = {
     "memory": "1GB",
     "scratch": "folder",
     "refine": True,
-    "tf32": True,
+    "precision": "tf32",
     "progress": print,
     "valid": "part",
     "checkpoint": "folder",

@@ -45,6 +45,63 @@ def test_weights_equal_those_of_the_dense_engine(problem: Problem, dtype: str, b
     np.testing.assert_array_equal(found.diagonal(), found.toarray().diagonal())
 
 
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processor multiply by pairs of halves, products of this size included."""
+    monkeypatch.setattr(gpu, "multiplies_pairs", lambda device: True)
+    monkeypatch.setattr(gpu, "PAIR_LEAST", 8)
+    monkeypatch.setattr(gpu, "PAIR_INNER", 24)
+
+
+def test_a_number_is_the_sum_of_its_pair_to_the_last_bit(rng: np.random.Generator) -> None:
+    # halves hold 11 bits each down to 2^-14, and the second one of a scaled number above 1/4 does
+    exponents = rng.integers(-6, 8, (40, 30))
+    values = torch.from_numpy((rng.choice([-1, 1], (40, 30)) * 2.0**exponents).astype(np.float32))
+    values *= torch.from_numpy(1 + rng.random((40, 30), np.float32))
+    for each in (values, values.T):
+        high, low = gpu._pair(each)
+        assert high.stride() == each.stride()
+        error = (high.double() + low.double()) / gpu.PAIR_SCALE - each.double()
+        assert float((error.abs() / each.abs()).max()) <= 2.0**-23
+
+
+@pytest.mark.usefixtures("pairs")
+@pytest.mark.parametrize("block", [16, 50])
+def test_products_of_pairs_are_as_good_as_those_of_float32(problem: Problem, block: int) -> None:
+    X, weights, penalty = problem
+    penalty = penalty * 10.0 ** np.arange(-1, 3)[np.arange(N_ITEMS) % 4]  # rows of other sizes
+    expected, _ = dense.Gram(X, weights, "float64").inverse(penalty)
+    gram = gpu.Gram(X, weights, "float32", "cpu")
+    gram.block = block
+    assert gram.pairs
+    found, residual = gram.inverse(penalty)
+    assert_close(found.toarray(), expected, "float32", scale=np.abs(expected).max())
+    assert residual < 1e-5
+    np.testing.assert_array_equal(found.toarray(), found.toarray().T)
+
+
+@pytest.mark.usefixtures("pairs")
+def test_pairs_that_overflow_are_followed_by_a_solve_in_float32(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, weights, penalty = problem
+    monkeypatch.setattr(gpu, "PAIR_SCALE", 1e6)
+    found, _ = _blocks_of_16(gpu.Gram(X, weights, "float32", "cpu")).inverse(penalty)
+    plain = _blocks_of_16(gpu.Gram(X, weights, "float32", "cpu", precision="float32"))
+    assert not plain.pairs
+    np.testing.assert_array_equal(found.toarray(), plain.inverse(penalty)[0].toarray())
+
+
+def _blocks_of_16(gram: gpu.Gram) -> gpu.Gram:
+    gram.block = 16
+    return gram
+
+
+def test_precision_is_one_that_exists(problem: Problem) -> None:
+    with pytest.raises(SettingError, match=r"precision must be .auto., .float32. or .tf32."):
+        gpu.Gram(*problem[:2], device="cpu", precision="half")
+
+
 def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     X, weights, penalty = problem
     gram = gpu.Gram(X, weights, "float32", "cpu")

@@ -332,7 +332,10 @@ def test_model_fits_in_less_memory_than_its_inverse(
             id="scratch of the dense engine",
         ),
         pytest.param(
-            lambda _: {"tf32": True}, SettingError, "tf32 is for a card", id="tf32 without a card"
+            lambda _: {"precision": "tf32"},
+            SettingError,
+            "precision is for a card",
+            id="tf32 without a card",
         ),
     ],
 )

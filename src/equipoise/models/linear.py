@@ -15,24 +15,20 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
-from equipoise import machine
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.kernels import compiled
 from equipoise.machine import free_memory, gigabytes
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
+from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
-from equipoise.models.saving import arrays_to_save, restored_normalizer, sparse_from
-from equipoise.models.updating import update_linear
+from equipoise.models.saving import restored_normalizer
+from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
-from equipoise.ranking.device import OnDevice
-from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.solve.engine import Solved, Solver, move, require_host, solve
-from equipoise.solve.gpu import DeviceMatrix
+from equipoise.ranking.terms import Term
+from equipoise.solve.engine import Solved, Solver, solve
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
@@ -49,8 +45,10 @@ class LinearAutoencoder(Recommender):
 
     Attributes
     ----------
+    solution_
+        P in the form that its engine left it in (`equipoise.models.inverse`).
     inverse_
-        P, symmetric n x n; sparse after `prune`, a `DeviceMatrix` on a card.
+        The numbers of P, symmetric n x n; sparse after `prune`, a `DeviceMatrix` on a card.
     diagonal_
         Diagonal of P.
     penalty_
@@ -81,7 +79,7 @@ class LinearAutoencoder(Recommender):
     normalizer: Normalizer = field(default_factory=NoNorm)
     lowpass: LowPass | None = None
 
-    inverse_: Any = field(init=False, repr=False)
+    solution_: Inverse = field(init=False, repr=False)
     diagonal_: Vector = field(init=False, repr=False)
     penalty_: Vector = field(init=False, repr=False)
     normalizer_: Normalizer = field(init=False, repr=False)
@@ -112,11 +110,11 @@ class LinearAutoencoder(Recommender):
         memory: Any,
         scratch: Any,
         refine: bool,
-        tf32: bool,
+        precision: str,
         progress: Any,
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
-        how |= {"scratch": scratch, "refine": refine, "tf32": tf32, "progress": progress}
+        how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
@@ -129,8 +127,7 @@ class LinearAutoencoder(Recommender):
         """
         fitted = copy.copy(fitted)
         data = fitted._fitted
-        if fitted._is_pruned:
-            raise SettingError("a pruned model cannot be reused; reuse the full one and prune it")
+        fitted.solution_.require("reuse")
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
@@ -145,9 +142,7 @@ class LinearAutoencoder(Recommender):
     def to(self, device: str) -> Self:
         """Move the inverse to the memory of the machine ("cpu") or of a card, and return self."""
         self.interactions_ = self._fitted
-        if self._is_pruned and device != "cpu":
-            raise SettingError("a pruned model ranks on device='cpu'; move the full one instead")
-        self.inverse_ = move(self.inverse_, device)
+        self.solution_ = self.solution_.to(device)
         return self
 
     @classmethod
@@ -191,37 +186,39 @@ class LinearAutoencoder(Recommender):
 
         The dial turns W alone; the companion has an exponent of its own.
         """
-        source, target = self.scales(alpha)
-        P = self.inverse_
-        more: list[Term] = [] if self.companion_ is None else [self.companion_.term]
-        if self._is_pruned:
-            return [Sparse(P.data, P.indices, P.indptr, source, target), *more]
-        kind: Any = OnDevice if isinstance(P, DeviceMatrix) else Dense
-        return [kind(P, source, target), *more]
+        more = [] if self.companion_ is None else [self.companion_.term]
+        return [self.solution_.term(*self.scales(alpha)), *more]
 
     @on_snapshot
     def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return vectors a and b with W_ij = a_i P_ij b_j off the diagonal."""
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
         target = -target * self._column_scale(self.diagonal_, self.penalty_)
-        return source.astype(self.inverse_.dtype), target.astype(self.inverse_.dtype)
+        dtype = self.solution_.dtype
+        return source.astype(dtype), target.astype(dtype)
+
+    @property
+    def inverse_(self) -> Any:
+        """The numbers of P, as the engine left them."""
+        return self.solution_.matrix
+
+    @inverse_.setter
+    def inverse_(self, matrix: Any) -> None:
+        self.solution_ = Inverse.of(matrix)
 
     @property
     @on_snapshot
     def weights_(self) -> npt.NDArray[Any]:
         """The scoring matrix W, items x items, dense and with a zero diagonal."""
-        needed = 2 * len(self.item_index_) ** 2 * self.inverse_.dtype.itemsize
+        needed = 2 * len(self.item_index_) ** 2 * self.solution_.dtype.itemsize
         if needed > free_memory():
             raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
         source, target = self.scales()
-        P = self.inverse_ if isinstance(self.inverse_, np.ndarray) else self.inverse_.toarray()
-        W = np.asarray(source[:, None] * P * target)
+        W = self.solution_.toarray()
+        W *= source[:, None]
+        W *= target
         np.fill_diagonal(W, 0)
         return W
-
-    @property
-    def _is_pruned(self) -> bool:
-        return bool(sp.issparse(self.inverse_))
 
     @property
     def _lowpass_rank(self) -> int:
@@ -242,7 +239,6 @@ class LinearAutoencoder(Recommender):
         removed
             Pairs to take out, or a list of user ids to forget altogether.
         """
-        require_host(self.inverse_)
         update_linear(self, added, removed)
         return self
 
@@ -253,22 +249,11 @@ class LinearAutoencoder(Recommender):
         Its `loss_` says what that cost: `weight`, the share of squared weight left out, and
         `overlap@20`, the mean overlap of the lists of up to 1,000 training users with before.
         """
-        n_items = len(self.item_index_)
-        if self._is_pruned:
-            raise SettingError("this model is pruned already")
-        keep = min(count("keep", keep), max(n_items - 1, 1))
+        self.solution_.require("prune")
+        keep = min(count("keep", keep), max(len(self.item_index_) - 1, 1))
         source, target = self.scales()
-        chosen = np.empty((n_items, keep), np.int32)
-        squares = np.empty((n_items, 2))
-        P = np.asarray(self.inverse_)
-        machine.run(lambda j: _strongest(P, source, keep, j, chosen, squares), n_items)
-        # W_ij = source_i P_ij target_j: column j of the sparse matrix holds its chosen sources i
-        offsets = np.arange(n_items + 1, dtype=np.int64) * keep
-        values = np.take_along_axis(self.inverse_, chosen, axis=1).ravel()
-        columns: Any = sp.csc_array((values, chosen.ravel(), offsets), shape=(n_items, n_items))
         pruned = copy.copy(self)
-        pruned.inverse_ = columns.tocsr()
-        pruned.inverse_.sort_indices()
+        pruned.solution_, squares = self.solution_.pruned(source, keep)
         weight = target.astype(np.float64) ** 2
         total, kept = (float((column * weight).sum()) for column in squares.T)
         lost = 1 - kept / total if total else 0.0
@@ -278,10 +263,11 @@ class LinearAutoencoder(Recommender):
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state: dict[str, Any] = {"normalizer": self.normalizer_, "residual": self.residual_}
         state |= {"l2": self.l2_, "dropout": self.dropout_}
-        state |= {"loss": self.loss_} if self._is_pruned else {}
-        arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_, "inverse": self.inverse_}
+        state |= {} if self.loss_ is None else {"loss": self.loss_}
+        arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
+        arrays |= self.solution_.arrays()
         arrays |= {} if self.companion_ is None else self.companion_.arrays()
-        return state, arrays_to_save(arrays)
+        return state | self.solution_.state(), arrays
 
     def _restore(self, state: Fields, stored: Stored) -> None:
         data, n_items = self.interactions_, len(self.item_index_)
@@ -296,10 +282,8 @@ class LinearAutoencoder(Recommender):
         if not ((diagonal > 0).all() and (penalty > 0).all()):
             raise FileFormatError("its diagonal or penalty is not positive")
         loss = state.group("loss") if "loss" in state else None
-        if loss is None:
-            inverse: Any = stored.mapped("inverse", (n_items, n_items))
-        else:
-            inverse = sparse_from(stored, "inverse", n_items)
+        system = LinearSystem(data, normalizer.user_weights(data), penalty)
+        inverse = Inverse.restored(state, stored, system).matrix
         companion = None if self.lowpass is None else self.lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
         self._take(data, normalizer, numbers, penalty, solved, companion)
@@ -394,18 +378,6 @@ def _overlap(model: LinearAutoencoder, pruned: LinearAutoencoder) -> float:
     ]
     # a user who has used every item has no list to lose anything from
     return float(np.mean(shared)) if shared else 1.0
-
-
-@compiled
-def _strongest(P: Any, source: Any, keep: int, j: int, chosen: Any, squares: Any) -> None:
-    """For target j the sources i with the largest |source_i P_ij|, and sums of squares."""
-    size = np.abs(P[j] * source)  # P is symmetric: column j is row j
-    size[j] = -1.0
-    order = np.argsort(-size, kind="mergesort")[:keep]
-    chosen[j] = np.sort(order)
-    size[j] = 0.0
-    squares[j, 0] = (size.astype(np.float64) ** 2).sum()
-    squares[j, 1] = (size[order].astype(np.float64) ** 2).sum()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ A = X^T W X + L, and the Woodbury identity carries them over to P = A^-1.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,41 +31,76 @@ logger = logging.getLogger(__name__)
 PAYS = 0.2  # largest rank of an update, as a share of n, that beats a new solve
 
 
+@dataclass(frozen=True, eq=False)
+class LinearSystem:
+    """A = X^T W X + diag(penalty), whose inverse is P."""
+
+    data: Interactions
+    user_weights: npt.NDArray[np.float64]
+    penalty: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A system before and after an update; items may be new, and none of them goes.
+
+    `lowpass_rank` is that of the companion, which is fitted anew beside the updated inverse.
+    """
+
+    before: LinearSystem
+    after: LinearSystem
+    lowpass_rank: int = 0
+
+
 def update_linear(model: LinearAutoencoder, added: Interactions | None, removed: Any) -> None:
     """Bring a model to the state of a refit on the changed data; writes into no array it has."""
     old = model._fitted
-    if model._is_pruned:
-        raise SettingError("a pruned model cannot be updated; update the full one and prune it")
+    model.solution_.require("update")
     if isinstance(model.normalizer_, CustomNorm):
         raise SettingError("weights brought per user or item do not fit changed data; fit again")
     new = changed_data(old, added, removed)
     if new.fingerprint == old.fingerprint:
         return
-    numbers = model.l2_, model.dropout_  # also where "auto" was asked for
-    penalty = model._penalty(new, model.normalizer_, *numbers)
-    rows, weights = gram_change(old, new, model)
-    moved = penalty - _extended(model, new.n_items)
+    normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # also where "auto" was
+    penalty = model._penalty(new, normalizer, *numbers)
+    change = Change(
+        LinearSystem(old, normalizer.user_weights(old), model.penalty_),
+        LinearSystem(new, normalizer.user_weights(new), penalty),
+        model._lowpass_rank,
+    )
+    found = model.solution_.updated(change)
+    if found is None:
+        model._solve(new, normalizer, numbers, **model.solution_.solve_options())
+    else:
+        model._take(new, normalizer, numbers, penalty, found)
+
+
+def updated_array(P: npt.NDArray[Any], change: Change) -> Solved | None:
+    """Return the inverse after a change of low rank; None where a solve is the better way."""
+    before, after = change.before, change.after
+    n_items = after.data.n_items
+    rows, weights = gram_change(before, after)
+    # an item that is new has its penalty from the start, so that it adds nothing to the rank
+    moved = after.penalty - _extended(before, after)
     touched = np.flatnonzero(moved)
     rank = len(weights) + len(touched)
-    if _pays(model, new, rank):
-        logger.info("rank %d of %d: updating the inverse", rank, new.n_items)
-        unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
-        diagonal = sp.csr_array(unit, shape=(len(touched), new.n_items))
-        change: Csr = sp.vstack([rows, diagonal], format="csr")
-        found = _updated(model, new, penalty, change, np.concatenate([weights, moved[touched]]))
-        if found is not None:
-            model._take(new, model.normalizer_, numbers, penalty, found)
-            return
-    model._solve(new, model.normalizer_, numbers, dtype=model.inverse_.dtype.name)
+    if not _pays(change, rank, P.dtype.name):
+        return None
+    logger.info("rank %d of %d: updating the inverse", rank, n_items)
+    unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
+    diagonal = sp.csr_array(unit, shape=(len(touched), n_items))
+    changed: Csr = sp.vstack([rows, diagonal], format="csr")
+    larger = grown(P, _extended(before, after))
+    return _updated(larger, after, changed, np.concatenate([weights, moved[touched]]))
 
 
-def _pays(model: LinearAutoencoder, new: Interactions, rank: int) -> bool:
+def _pays(change: Change, rank: int, dtype: str) -> bool:
     """Whether an update of this rank is faster than a solve, and the memory has room for it."""
-    if rank > PAYS * new.n_items or (new.n_items > len(model.penalty_) and model.l2_ == 0):
+    new = change.after.data
+    if rank > PAYS * new.n_items:
         logger.info("rank %d of %d: solving again", rank, new.n_items)
         return False
-    dtype = model.inverse_.dtype.name
-    size = Size(new.n_users, new.n_items, new.n_interactions, dtype, model._lowpass_rank)
+    size = Size(new.n_users, new.n_items, new.n_interactions, dtype, change.lowpass_rank)
     needed, free = update_cost(size, rank).peak_bytes, free_memory()
     if needed > free:
         sizes = gigabytes(needed), gigabytes(free)
@@ -73,27 +109,22 @@ def _pays(model: LinearAutoencoder, new: Interactions, rank: int) -> bool:
 
 
 def _updated(
-    model: LinearAutoencoder,
-    new: Interactions,
-    penalty: npt.NDArray[np.float64],
-    rows: Csr,
-    weights: npt.NDArray[np.float64],
+    P: npt.NDArray[Any], after: LinearSystem, rows: Csr, weights: npt.NDArray[np.float64]
 ) -> Solved | None:
-    """Return the inverse after a change of A by R^T diag(w) R; None if it is not accurate.
+    """Change A by R^T diag(w) R in its inverse P, in place; None if it is not accurate.
 
     The rounding errors of updates add up, and taking users out can enlarge those that are there.
     Each number of a solved inverse comes from sums of up to n products, whose rounding errors add
     up like a random walk, to the size of sqrt(n) roundings: beyond that, a solve is better.
     """
-    P = grown(model, new.n_items)
     try:
         low_rank_update(P, rows, weights)
     except SolveError:
         logger.info("the updated matrix is not positive definite: solving again")
         return None
-    user_weights = model.normalizer_.user_weights(new)
-    residual, level = residual_and_level(P, new.matrix, user_weights, penalty)
-    limit = min(level * new.n_items**0.5, TOLERANCE[P.dtype.name])
+    system = after.data.matrix, after.user_weights, after.penalty
+    residual, level = residual_and_level(P, *system)
+    limit = min(level * len(P) ** 0.5, TOLERANCE[P.dtype.name])
     if not residual <= limit:
         logger.info("residual %.1e, above %.1e of a solve: solving again", residual, limit)
         return None
@@ -120,11 +151,9 @@ def changed_data(old: Interactions, added: Interactions | None, removed: Any) ->
     return new if kept.all() else new.rows(kept)
 
 
-def gram_change(
-    old: Interactions, new: Interactions, model: LinearAutoencoder
-) -> tuple[Csr, npt.NDArray[np.float64]]:
+def gram_change(old: LinearSystem, new: LinearSystem) -> tuple[Csr, npt.NDArray[np.float64]]:
     """Rows R and weights w with G_new - G_old = R^T diag(w) R: changed users, after and before."""
-    before, after = old.with_items(new.item_index), new
+    before, after = old.data.with_items(new.data.item_index), new.data
     match = after.user_index.positions(before.users, unknown="skip")
     stays = match >= 0
     place: Csr = sp.csr_array(
@@ -136,10 +165,8 @@ def gram_change(
     differs = np.diff(difference.indptr) > 0
     gone = ~stays
     gone[stays] = differs[match[stays]]
-    weight_after = model.normalizer_.user_weights(after)[differs]
-    weight_before = model.normalizer_.user_weights(old)[gone]
     rows: Csr = sp.vstack([after.matrix[differs], before.matrix[gone]], format="csr")
-    return rows, np.concatenate([weight_after, -weight_before])
+    return rows, np.concatenate([new.user_weights[differs], -old.user_weights[gone]])
 
 
 def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.float64]) -> None:
@@ -166,17 +193,15 @@ def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.floa
         mirror(P)
 
 
-def grown(model: LinearAutoencoder, n_items: int) -> npt.NDArray[Any]:
-    """Return a copy of P for n_items, the new ones apart."""
-    P = model.inverse_
-    larger = np.zeros((n_items, n_items), P.dtype)
+def grown(P: npt.NDArray[Any], penalty: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+    """Return a copy of P for as many items as there are penalties, the new ones apart."""
+    larger = np.zeros((len(penalty), len(penalty)), P.dtype)
     larger[: len(P), : len(P)] = P
-    fresh = np.arange(len(P), n_items)
-    larger[fresh, fresh] = 1 / _extended(model, n_items)[fresh]
+    fresh = np.arange(len(P), len(penalty))
+    larger[fresh, fresh] = 1 / penalty[fresh]
     return larger
 
 
-def _extended(model: LinearAutoencoder, n_items: int) -> npt.NDArray[np.float64]:
-    """Return the old penalty, with that of an item without users for each new item."""
-    fresh = np.full(n_items - len(model.penalty_), model.l2_ if model.l2_ > 0 else 1.0)
-    return np.concatenate([model.penalty_, fresh])
+def _extended(before: LinearSystem, after: LinearSystem) -> npt.NDArray[np.float64]:
+    """Return the penalty before, with that after for each new item."""
+    return np.concatenate([before.penalty, after.penalty[len(before.penalty) :]])

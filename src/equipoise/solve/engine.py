@@ -370,7 +370,7 @@ class SolveOptions(TypedDict, total=False):
     memory: str | float | None
     scratch: str | os.PathLike[str] | None
     refine: bool
-    tf32: bool
+    precision: str
     progress: Callable[[SolveProgress], None] | None
 
 
@@ -422,7 +422,7 @@ class Solver:
         memory: str | float | None = None,
         scratch: str | os.PathLike[str] | None = None,
         refine: bool = False,
-        tf32: bool = False,
+        precision: str = "auto",
         progress: Callable[[SolveProgress], None] | None = None,
         lowpass_rank: int = 0,
         keep_gram: bool = True,
@@ -440,15 +440,16 @@ class Solver:
         self.plan.require()
         logger.info("%s", self.plan)
         self.engine = self.plan.engine
-        if tf32 and self.engine != "gpu":
-            raise SettingError("tf32 is for a card; leave it out on device='cpu'")
+        if precision != "auto" and self.engine != "gpu":
+            raise SettingError("precision is for a card; leave it out on device='cpu'")
         if scratch is not None and self.engine != "tiled" and engine != "auto":
             raise SettingError(f"scratch is for the tiled engine, not for {self.engine}")
         if refine and self.engine == "tiled":
             raise SettingError("the tiled engine cannot refine; fit with dtype='float64'")
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
-        self._refine, self._tf32, self._scratch, self._progress = refine, tf32, scratch, progress
+        self._refine, self._scratch, self._progress = refine, scratch, progress
+        self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
         second = train.n_items * row * np.dtype(dtype).itemsize
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
@@ -473,7 +474,7 @@ class Solver:
             self._gram, self._kept = None, False  # before the next one takes its memory
             X = self.train.matrix
             if self.engine == "gpu":
-                self._gram = gpu.Gram(X, user_weights, self.dtype, self.device, tf32=self._tf32)
+                self._gram = gpu.Gram(X, user_weights, self.dtype, **self._card)
             else:
                 self._gram = dense.Gram(X, user_weights, self.dtype)
         if self._P is None:

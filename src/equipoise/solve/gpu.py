@@ -2,10 +2,15 @@
 
 The card holds one n x n array. Nothing of that size goes through the host, neither on the way in
 (the interactions are sent sparse) nor on the way out (the inverse stays where it is).
+
+Its tensor cores multiply numbers of 16 bits many times faster than float32. A float32 number is
+the sum of two of float16 to its last bit, so a product in float32 is three products of halves, of
+which the fourth, small x small, is below rounding (`PairBlocks`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,13 +18,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import SettingError, TooBigError
+from equipoise.checks import choice
+from equipoise.errors import SettingError, SolveError, TooBigError
 from equipoise.solve import dense
 from equipoise.solve.blocked import Blocks, Step, indefinite, strips
 from equipoise.solve.torch_backend import (
     Tensor,
+    add_halves,
     find_device,
     load_torch,
+    multiplies_pairs,
     precision,
     send,
     sparse_rows,
@@ -30,10 +38,18 @@ if TYPE_CHECKING:
 
 BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
 STRIP = 1024
+PAIR_STRIP = 4096
+PAIR_INNER = 4096  # terms of a sum on tensor cores, which round it towards zero at every step
+PAIR_LEAST = 512  # smallest side of a product that repays the splitting
+PAIR_SCALE = 16.0  # halves reach from 6e-8 to 65,504: room for factors up to 4,000
+PAIR_SHARE = 0.04  # of the matrix: room for the pairs of a product
+PRECISIONS = ("auto", "float32", "tf32")
 REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
 GRAM_SHARE = 0.03  # of the matrix: room for a strip of the Gram matrix
 COPY_ROWS = 512
+
+logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float64]
 
@@ -94,13 +110,17 @@ class DeviceMatrix:
         self.values.diagonal().copy_(self._diagonal)
         return self.values
 
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return some rows, on the host."""
+        rows = np.array(self.values[low:high].cpu().numpy())
+        own = self._diagonal[low:high].cpu().numpy()
+        rows[np.arange(high - low), np.arange(low, high)] = own
+        return rows
+
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows in order, some at a time, on the host."""
-        diagonal = self.diagonal()
         for low, high in strips((0, len(self)), COPY_ROWS):
-            rows = np.array(self.values[low:high].cpu().numpy())
-            rows[np.arange(high - low), np.arange(low, high)] = diagonal[low:high]
-            yield rows
+            yield self.rows(low, high)
 
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""
@@ -127,9 +147,10 @@ class Gram(dense.Gram):
         As for `dense.Gram`.
     device
         "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
-    tf32
-        Let the card round the factors of float32 products to 10 bits: faster, but weights are
-        then right to about 3 digits instead of 6, and hard systems are refused.
+    precision
+        Of products in float32. "auto": by pairs of halves where the card can, and once more in
+        "float32" where the residual is then too large. "tf32" rounds the factors to 10 bits:
+        weights are right to about 3 digits instead of 6, and hard systems are refused.
     """
 
     block = BLOCK
@@ -141,10 +162,12 @@ class Gram(dense.Gram):
         dtype: str = "float32",
         device: str = "cuda",
         *,
-        tf32: bool = False,
+        precision: str = "auto",
     ) -> None:
         super().__init__(X, user_weights, dtype)
-        self.torch, self.device, self.tf32 = load_torch(), find_device(device), tf32
+        choice("precision", precision, PRECISIONS)
+        self.torch, self.device, self.tf32 = load_torch(), find_device(device), precision == "tf32"
+        self.pairs = precision == "auto" and dtype == "float32" and multiplies_pairs(self.device)
         self._type = getattr(self.torch, dtype)
         columns: Any = X.tocsc()
         self._starts = columns.indptr.astype(np.int64)
@@ -181,14 +204,25 @@ class Gram(dense.Gram):
 
         With `refine` a Newton step follows, at about the cost of the solve.
         """
+        remedy = "fit with " + ("precision='float32'" if self.tf32 else "refine=True")
         with self._working():
-            P.diagonal().add_(send(penalty, self.device, P.dtype))
-            invert_in_place(P, self.block)
-            if refine:
-                self.newton_step(P, penalty)
-            residual = self.residual(P, penalty)
-        remedy = f"fit with {'tf32=False' if self.tf32 else 'refine=True'}"
-        return DeviceMatrix(P), dense.accepted(residual, self.dtype, remedy)
+            if self.pairs:
+                try:
+                    return self._inverted(P, penalty, refine, remedy, pairs=True)
+                except SolveError as error:
+                    logger.info("by pairs of halves %s; solving again in float32", error)
+                    self.fill(P)
+            return self._inverted(P, penalty, refine, remedy, pairs=False)
+
+    def _inverted(
+        self, P: Tensor, penalty: Vector, refine: bool, remedy: str, *, pairs: bool
+    ) -> tuple[DeviceMatrix, float]:
+        P.diagonal().add_(send(penalty, self.device, P.dtype))
+        invert_in_place(P, self.block, pairs=pairs)
+        if refine:
+            self.newton_step(P, penalty)
+        residual = dense.accepted(self.residual(P, penalty), self.dtype, remedy)
+        return DeviceMatrix(P), residual
 
     def residual(self, P: Tensor, penalty: Vector) -> float:
         """Relative size of (A P - I) V for four random vectors."""
@@ -269,10 +303,68 @@ class CardBlocks(Blocks):
             raise indefinite(wrong * self.block + int(faults[wrong]) - 1)
 
 
-def invert_in_place(A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+class PairBlocks(CardBlocks):
+    """The same with products of pairs of halves.
+
+    The diagonal of A has to be near 1 (`unit_scale`). No factor L of such a matrix has an entry
+    above 1, and those of L^-1 stay below the root of its condition, so one scale brings all of
+    them into the range of float16; what overflows is infinite and the residual shows it.
+    """
+
+    def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
+        super().__init__(A, block, strip or block * max(1, PAIR_STRIP // block))
+        self._width = pair_width(len(A))
+
+    def add_product(self, C: Tensor, left: Tensor, right: Tensor, sign: int) -> None:
+        """Add sign * left @ right to C, small terms first."""
+        if min(*left.shape, right.shape[1]) < PAIR_LEAST:
+            return super().add_product(C, left, right, sign)
+        for inner in strips((0, left.shape[1]), PAIR_INNER):
+            for columns in strips((0, right.shape[1]), self._width):
+                high, low = _pair(right[slice(*inner), slice(*columns)])
+                for rows in strips((0, len(left)), self._width):
+                    higher, lower = _pair(left[slice(*rows), slice(*inner)])
+                    part = C[slice(*rows), slice(*columns)]
+                    for a, b in ((lower, high), (higher, low), (higher, high)):
+                        add_halves(part, a, b, sign / PAIR_SCALE**2)
+        return None
+
+
+def _pair(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return halves whose sum is PAIR_SCALE * values; columns stay columns in memory."""
+    if values.stride(0) == 1:
+        high, low = _pair(values.T)
+        return high.T, low.T
+    scaled = values * PAIR_SCALE
+    high = scaled.half()
+    return high, scaled.sub_(high).half()
+
+
+def invert_in_place(
+    A: Tensor, block: int = BLOCK, strip: int | None = None, *, pairs: bool = False
+) -> None:
     """Replace a positive definite matrix, given by its lower triangle, by its inverse."""
-    CardBlocks(A, block, strip).invert()
+    if pairs:
+        scale = unit_scale(A)
+        _scale(A, scale)
+        PairBlocks(A, block, strip).invert()
+        _scale(A, scale)
+    else:
+        CardBlocks(A, block, strip).invert()
     mirror(A)
+
+
+def unit_scale(A: Tensor) -> Tensor:
+    """Return powers of two s, so that the diagonal of S A S is near 1 and no bit is lost."""
+    diagonal = A.diagonal()
+    torch = load_torch()
+    scale = torch.exp2(torch.round(-torch.log2(diagonal) / 2))
+    return torch.where(diagonal > 0, scale, torch.ones_like(scale))
+
+
+def _scale(A: Tensor, scale: Tensor) -> None:
+    for low, high in strips((0, len(A)), COPY_ROWS):
+        A[low:high].mul_(scale).mul_(scale[low:high, None])
 
 
 def mirror(A: Tensor) -> None:
@@ -312,15 +404,22 @@ def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) ->
     matrix = n_items * row_length(n_items) * size
     gram = (n_users + 2 * n_items) * gram_width(n_users, n_items) * size
     blocks = 2 * n_items * BLOCK * size + 8 * BLOCK**2 * size
+    pairs = 24 * PAIR_INNER * pair_width(n_items)
     sparse = 64 * n_interactions + 24 * (n_users + n_items)
     workspace = 128 << 20  # of cuBLAS, cuSPARSE and cuSOLVER
-    return matrix + max(gram, blocks) + sparse + workspace
+    return matrix + max(gram, blocks + pairs) + sparse + workspace
 
 
 def gram_width(n_users: int, n_items: int) -> int:
     """Columns of the Gram matrix formed at a time."""
     width = int(GRAM_SHARE * n_items**2 / (n_users + 2 * n_items))
     return max(ALIGN, min(width // ALIGN * ALIGN, 1024))
+
+
+def pair_width(n_items: int) -> int:
+    """Rows and columns of a product of pairs at a time: two pairs and their making fit beside."""
+    width = int(PAIR_SHARE * 4 * n_items**2 / (24 * PAIR_INNER))
+    return max(PAIR_LEAST, width // PAIR_LEAST * PAIR_LEAST)
 
 
 def row_length(n_items: int) -> int:

@@ -1,0 +1,283 @@
+"""What a solve leaves behind: P in one of several forms, all asked the same questions.
+
+A dense array, what `prune` kept of one, a matrix on a card: each is an `Inverse`. Families, the
+dial, ranking, saving and updating work with that and never ask which form it is. A new form is a
+subclass with the type of matrix it carries (`carries`) and, where it is saved, a `kind`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise import machine
+from equipoise.errors import FileFormatError, SettingError
+from equipoise.kernels import compiled
+from equipoise.models.saving import sparse_arrays, sparse_from
+from equipoise.models.updating import Change, LinearSystem, updated_array
+from equipoise.ranking.device import OnDevice
+from equipoise.ranking.terms import Dense, Sparse, Term
+from equipoise.solve.engine import Solved, move, require_host
+from equipoise.solve.gpu import DeviceMatrix
+from equipoise.storage import Fields, Stored
+
+Work = Literal["reuse", "update", "prune"]
+BLOCK_BYTES = 64 << 20  # of rows of P that are looked at together
+
+
+class Inverse(ABC):
+    """P of one fit, read-only: other models may share it.
+
+    Parameters
+    ----------
+    matrix
+        The numbers, of a type that `carries` names; has `shape`, `dtype` and `diagonal()`.
+    """
+
+    carries: ClassVar[type] = object  # type of the matrix
+    kind: ClassVar[str]  # name in a saved model
+    _forms: ClassVar[list[type[Inverse]]] = []
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._forms.append(cls)
+
+    @staticmethod
+    def of(matrix: Any) -> Inverse:
+        """Return the form of a matrix that a solve returned."""
+        return next(form(matrix) for form in Inverse._forms if isinstance(matrix, form.carries))
+
+    @staticmethod
+    def restored(state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
+        """Return what `state` and `arrays` saved."""
+        # models without a name for it are older than the name, or dense
+        kind = state.text("inverse") if "inverse" in state else _unnamed(state)
+        form = {form.kind: form for form in Inverse._forms if "kind" in vars(form)}.get(kind)
+        if form is None:
+            raise FileFormatError(f"its inverse is of unknown kind {kind!r}")
+        return form._restored(state, stored, system)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the numbers."""
+        found: np.dtype[Any] = self.matrix.dtype
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items x items."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return int(self.matrix.nbytes)
+
+    def diagonal(self) -> npt.NDArray[np.float64]:
+        """Return the diagonal of P."""
+        return np.asarray(self.matrix.diagonal(), np.float64)
+
+    @abstractmethod
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return the scores (x * source) @ P * target, P without its diagonal."""
+
+    @abstractmethod
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return rows of P, dense and in the memory of the host."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Any]:
+        """Return what `save` writes; all names begin with "inverse"."""
+
+    @classmethod
+    @abstractmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
+        """Return what `state` and `arrays` saved."""
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values that `save` writes beside the arrays."""
+        return {"inverse": self.kind}
+
+    def to(self, device: str) -> Inverse:
+        """Return it in the memory of the machine ("cpu") or of a card."""
+        return Inverse.of(move(self.matrix, device))
+
+    def require(self, work: Work) -> None:
+        """Raise `SettingError` where this form cannot do the work; by default it can."""
+        return
+
+    def updated(self, change: Change) -> Solved | None:
+        """Return the solve of the changed system; None where a new solve is the better way."""
+        return None
+
+    def solve_options(self) -> dict[str, Any]:
+        """Return options of `fit` for solving again: any exact engine in the same precision."""
+        return {"dtype": self.dtype.name}
+
+    def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield all rows, some at a time, each block with the number of its first row."""
+        n_items = self.shape[0]
+        step = max(1, BLOCK_BYTES // (self.dtype.itemsize * max(n_items, 1)))
+        for low in range(0, n_items, step):
+            yield low, self.rows(low, min(low + step, n_items))
+
+    def toarray(self) -> npt.NDArray[Any]:
+        """Return P as an array of its own."""
+        P = np.empty(self.shape, self.dtype)
+        for low, rows in self.blocks():
+            P[low : low + len(rows)] = rows
+        return P
+
+    def pruned(
+        self, source: npt.NDArray[Any], keep: int
+    ) -> tuple[Pruned, npt.NDArray[np.float64]]:
+        """Return P with the sources i of largest |source_i P_ij| for each target j.
+
+        Beside it the sums of squares of all of them and of those kept, a row for each target.
+        """
+        n_items = self.shape[0]
+        chosen, squares = np.empty((n_items, keep), np.int32), np.empty((n_items, 2))
+        values = np.empty((n_items, keep), self.dtype)
+        for low, rows in self.blocks():  # P is symmetric: column j is row j
+            machine.run(
+                lambda at: _strongest(rows, source, keep, low, at, chosen, values, squares),  # noqa: B023
+                len(rows),
+            )
+        offsets = np.arange(n_items + 1, dtype=np.int64) * keep
+        columns: Any = sp.csc_array((values.ravel(), chosen.ravel(), offsets), shape=self.shape)
+        kept = columns.tocsr()
+        kept.sort_indices()
+        return Pruned(kept), squares
+
+
+class Array(Inverse):
+    """An array in memory or mapped from a file."""
+
+    carries: ClassVar[type] = np.ndarray
+    kind = "dense"
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a dense term."""
+        return Dense(self.matrix, source, target)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """View the rows."""
+        return np.asarray(self.matrix[low:high])
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: this is the form of models without a name for it."""
+        return {}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the matrix."""
+        return {"inverse": self.matrix}
+
+    @classmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+        return cls(stored.mapped("inverse", (system.data.n_items,) * 2))
+
+    def updated(self, change: Change) -> Solved | None:
+        """Return the inverse after a low-rank change."""
+        return updated_array(self.matrix, change)
+
+
+class OnCard(Array):
+    """An array on a card; saved from there, and loaded as an `Array`."""
+
+    carries = DeviceMatrix
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes on the card."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a term that ranks on the card."""
+        return OnDevice(self.matrix, source, target)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Copy the rows to the host."""
+        return np.asarray(self.matrix.rows(low, high))
+
+    def require(self, work: Work) -> None:
+        """Ask for the host where the card cannot do it."""
+        if work != "reuse":
+            require_host(self.matrix)
+
+
+class Pruned(Inverse):
+    """What `prune` kept of P, as sparse rows."""
+
+    carries = sp.sparray
+    kind = "pruned"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(part.nbytes for part in sparse_arrays(self.matrix, "inverse").values())
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a sparse term."""
+        P = self.matrix
+        return Sparse(P.data, P.indices, P.indptr, source, target)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return the rows with zeros for what is gone."""
+        return np.asarray(self.matrix[low:high].toarray())
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: a pruned model is known by its loss."""
+        return {}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the parts of the sparse matrix."""
+        return sparse_arrays(self.matrix, "inverse")
+
+    @classmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+        return cls(sparse_from(stored, "inverse", system.data.n_items))
+
+    def to(self, device: str) -> Inverse:
+        """Return itself, on the host."""
+        if device != "cpu":
+            raise SettingError("a pruned model ranks on device='cpu'; move the full one instead")
+        return self
+
+    def require(self, work: Work) -> None:
+        """Refuse: only a part of the solve is left."""
+        raise SettingError(
+            {
+                "reuse": "a pruned model cannot be reused; reuse the full one and prune it",
+                "update": "a pruned model cannot be updated; update the full one and prune it",
+                "prune": "this model is pruned already",
+            }[work]
+        )
+
+
+def _unnamed(state: Fields) -> str:
+    return Pruned.kind if "loss" in state else Array.kind
+
+
+@compiled
+def _strongest(
+    rows: Any, source: Any, keep: int, low: int, at: int, chosen: Any, values: Any, squares: Any
+) -> None:
+    """For target j = low + at the sources i with the largest |source_i P_ij|, in order."""
+    j = low + at
+    size = np.abs(rows[at] * source)
+    size[j] = -1.0
+    order = np.argsort(-size, kind="mergesort")[:keep]
+    chosen[j] = np.sort(order)
+    for place in range(keep):
+        values[j, place] = rows[at, chosen[j, place]]
+    size[j] = 0.0
+    squares[j, 0] = (size.astype(np.float64) ** 2).sum()
+    squares[j, 1] = (size[order].astype(np.float64) ** 2).sum()
