@@ -281,8 +281,8 @@ class Store:
         def write(connection: sa.Connection) -> int:
             fresh = 0
             if rows:
-                insert = self._insert(events).on_conflict_do_nothing()
-                fresh = max(connection.execute(insert, rows).rowcount, 0)
+                insert = self._insert(events).on_conflict_do_nothing().returning(events.c.seq)
+                fresh = len(connection.execute(insert, rows).all())
             if shown:
                 connection.execute(self._insert(seen).on_conflict_do_nothing(), shown)
             return fresh
