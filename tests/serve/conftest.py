@@ -180,7 +180,9 @@ class Process:
             lines.append(line)
             if line.startswith("}"):
                 break
-        assert lines, f"it did not start: {log.read_text()}"
+        if not lines:
+            self._end()
+            raise AssertionError(f"it did not start: {log.read_text()}")
         self.address: str = json.loads("".join(lines))["address"]
 
     def workers(self) -> list[int]:
@@ -203,15 +205,29 @@ class Process:
         for process in [self.process.pid, *self.workers()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self.process.wait(READY)
+        self._end()
+
+    def _end(self) -> int:
+        code = self.process.wait(READY)
         self._log.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
 
     def stop(self) -> int:
         """End it in good order; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(READY)
-        self._log.close()
-        return code
+        return self._end()
+
+
+@pytest.fixture(scope="session")
+def service(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Return one service for the tests that change no model: `default` and `plain`."""
+    folder = tmp_path_factory.mktemp("service")
+    models = [f"default={saved / 'dan'}", f"plain={saved / 'plain'}"]
+    made = Process(*models, "--store", f"sqlite:///{folder}/x.db", log=folder / "log")
+    yield made
+    assert made.stop() == 0
 
 
 Start = Callable[..., Process]
@@ -230,3 +246,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for each in running:
         if each.process.poll() is None:
             each.kill()
+        else:
+            each._end()

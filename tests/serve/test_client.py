@@ -11,14 +11,6 @@ from tests.serve.conftest import Process
 import equipoise as eq
 
 
-@pytest.fixture(scope="module")
-def service(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Process:
-    folder = tmp_path_factory.mktemp("service")
-    made = Process(saved / "dan", "--store", f"sqlite:///{folder}/x.db", log=folder / "log")
-    yield made  # type: ignore[misc]
-    assert made.stop() == 0
-
-
 def test_the_client_has_the_methods_of_the_model(service: Process, saved: Path) -> None:
     model = eq.load(saved / "dan")
     with service.client() as client:
@@ -63,8 +55,9 @@ def test_errors_are_those_of_the_model(service: Process) -> None:
             client.recommend(["u5"], k=0)
         with pytest.raises(eq.DataError, match="mixture"):
             client.recommend(["u5", [3]])
-        with pytest.raises(eq.UnknownIdError, match="no model"):
-            service.client(model="none").recommend(["u5"])
+    other = service.client(model="none")
+    with other, pytest.raises(eq.UnknownIdError, match="no model"):
+        other.recommend(["u5"])
     with pytest.raises(eq.FetchError, match="does not answer"):
         eq.Client("http://127.0.0.1:9").summary()
     with pytest.raises(eq.SettingError, match="url must look like"):

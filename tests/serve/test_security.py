@@ -148,7 +148,7 @@ def test_a_request_id_is_taken_over_where_it_is_sound(served: Serve) -> None:
     api = served()
     given = api.get("/healthz", headers={"x-request-id": "abcd-1234-efgh"})
     assert given.headers["x-request-id"] == "abcd-1234-efgh"
-    other = api.get("/healthz", headers={"x-request-id": '"}\n{'.encode().hex() + "!"})
+    other = api.get("/healthz", headers={"x-request-id": "no-sound-id!"})
     assert "!" not in other.headers["x-request-id"]
 
 

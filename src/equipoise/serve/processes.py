@@ -1,7 +1,8 @@
 """Worker processes behind one listening socket: started, watched, reloaded and stopped.
 
-The parent binds the socket and answers nothing itself. A worker that dies is replaced; SIGHUP lets
-every worker reload its models; SIGTERM and SIGINT let them finish what they have begun.
+The parent binds the socket and answers nothing itself. A worker that dies is replaced by another
+fork of it; SIGHUP lets every worker reload its models; SIGTERM and SIGINT let them finish what
+they have begun.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -33,6 +35,9 @@ GRACE = 15.0  # seconds to finish open requests
 PAUSE = 1.0  # seconds before a worker that died at once is started again
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 Ready = Callable[[str], None]
+# What takes long to import and starts no threads, which would not survive a fork; BLAS is held to
+# one thread, and polars, which starts its own, is left to the workers.
+PRELOADED = ("numpy", "scipy.sparse", "scipy.linalg", "numba", "fastapi", "sqlalchemy", "uvicorn")
 
 
 def serve(config: Config, ready: Ready | None = None) -> int:
@@ -68,6 +73,7 @@ class Supervisor:
         self._stopping = False
         self._update: subprocess.Popen[bytes] | None = None
         self._wake_read, self._wake_write = os.pipe()
+        self._environment = dict(os.environ)
 
     def run(self) -> int:
         """Start the workers and watch them until told to stop; return an exit code."""
@@ -80,6 +86,9 @@ class Supervisor:
         os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        for name in PRELOADED:
+            import_module(name)
         before = {each: signal.signal(each, self._signalled) for each in SIGNALS}
         wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         code = 0
@@ -187,7 +196,7 @@ class Supervisor:
         tasks = [(tenant, path) for tenant, own in folders.items() for path in own.values()]
         words = ["-m", "equipoise.serve.folding", json.dumps(tasks)]
         # an address may hold a password, which would be seen among the arguments
-        environment = {**os.environ, "EQUIPOISE_STORE": self._config.store}
+        environment = {**self._environment, "EQUIPOISE_STORE": self._config.store}
         self._update = subprocess.Popen([sys.executable, *words], env=environment)
 
     def _refreshed(self) -> None:
