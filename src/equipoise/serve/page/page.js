@@ -252,7 +252,7 @@ async function overview() {
     ["Catalogue shown", "coverage", (v) => `${(100 * v).toFixed(1)}%`],
   ];
   byId("cards").replaceChildren(...cards.map(([name, key, words]) => {
-    const text = last ? words(last[key]) : "–";
+    const text = last ? words(last[key]) : "-";
     return make("div", { className: "card" }, make("h3", { textContent: name }), make("strong", { textContent: text }),
       sparkline(rows.map((row) => row[key]), `${name} over time, now ${text}`));
   }));
