@@ -16,8 +16,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import EquipoiseError, FileFormatError, SolveError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.results import Result
 from equipoise.solve import tiled
@@ -39,7 +39,7 @@ def data() -> Interactions:
         np.arange(4) * 10,
         times=np.arange(matrix.sum()),
         labels=pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]}),
-        sequences=Sequences(np.concatenate(events).astype(np.int32), offsets),
+        events=Events(np.concatenate(events).astype(np.int32), offsets),
         notes=["a note"],
     )
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from equipoise import storage
 from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 
 Cells = dict[tuple[int, int], int]
 cells = st.dictionaries(
@@ -28,7 +28,7 @@ cells = st.dictionaries(
 def sessions() -> Interactions:
     """Three sessions over items a-d, with times, titles and repeated events."""
     events = ["abac", "cb", "dda"]
-    items = Sequences(
+    items = Events(
         np.array(["abcd".index(e) for row in events for e in row], np.int32),
         np.array([0, 4, 6, 9]),
     )
@@ -37,9 +37,9 @@ def sessions() -> Interactions:
         matrix,
         [10, 20, 30],
         list("abcd"),
-        times=[12, 13, 14, 22, 21, 33, 31],
+        times=[13, 12, 14, 22, 21, 33, 31],
         labels=pl.DataFrame({"title": ["Apple", "Bean", "Corn", None]}),
-        sequences=items,
+        events=items,
         notes=["made by hand"],
     )
 
@@ -74,8 +74,8 @@ def test_ids_default_to_positions() -> None:
     [
         ({"users": ["a"]}, "1 user ids for 2 users"),
         ({"labels": pl.DataFrame({"title": ["x"]})}, "labels has 1 rows for 3 items"),
-        ({"sequences": Sequences(np.int32([0]), np.array([0, 1]))}, "has 1 rows for 2 users"),
-        ({"sequences": Sequences(np.int32([3]), np.array([0, 1, 1]))}, "positions from 0 to 2"),
+        ({"events": Events(np.int32([0]), np.array([0, 1]))}, "has 1 rows for 2 users"),
+        ({"events": Events(np.int32([3]), np.array([0, 1, 1]))}, "positions from 0 to 2"),
     ],
 )
 def test_everything_must_fit_the_matrix(changes: dict[str, Any], reason: str) -> None:
@@ -135,7 +135,7 @@ def test_entries_drop_the_events_of_dropped_pairs() -> None:
     part = data.entries(kept)
     assert [part.history(user) for user in (10, 20, 30)] == [["b", "c"], ["c", "b"], ["a"]]
     assert part.times is not None
-    assert part.times.tolist() == [13, 14, 22, 21, 33]
+    assert part.times.tolist() == [12, 14, 22, 21, 33]
     assert titles(part) == titles(data)
     for wrong in (np.array([0, 1]), kept[:-1], kept.astype(int)):
         with pytest.raises(DataError, match="entries needs a mask of 7"):
@@ -254,9 +254,9 @@ def content_of(data: Interactions) -> Cells:
 
 @given(cells, cells)
 @settings(max_examples=80, deadline=None)
-def test_union_is_that_of_the_pairs_and_the_other_wins(first: Cells, second: Cells) -> None:
+def test_a_union_that_replaces_is_that_of_the_pairs(first: Cells, second: Cells) -> None:
     one, two = build(first), build(second)
-    both = one.union(two)
+    both = one.union(two, replace=True)
     assert content_of(both) == first | second
     assert both.users.tolist() == list(dict.fromkeys([*one.users.tolist(), *two.users.tolist()]))
     assert both.items.tolist() == list(dict.fromkeys([*one.items.tolist(), *two.items.tolist()]))
@@ -277,7 +277,7 @@ def test_difference_is_that_of_the_pairs_and_keeps_the_axes(first: Cells, second
 def test_taking_away_what_was_added_gives_the_rest_back(first: Cells, second: Cells) -> None:
     one, two = build(first), build(second)
     assert content_of(one.union(two).difference(two)) == content_of(one.difference(two))
-    assert content_of(one.union(one)) == first
+    assert content_of(one.union(one, replace=True)) == first
     assert content_of(one.difference(one)) == {}
 
 
@@ -348,19 +348,19 @@ def test_union_joins_labels_and_the_other_wins() -> None:
 
 def test_union_appends_the_events_of_sessions() -> None:
     one = Interactions(
-        [[1, 1]], ["s"], ["a", "b"], sequences=Sequences(np.int32([1, 0, 1]), np.array([0, 3]))
+        [[1, 1]], ["s"], ["a", "b"], events=Events(np.int32([1, 0, 1]), np.array([0, 3]))
     )
     two = Interactions(
-        [[1], [1]], ["t", "s"], ["c"], sequences=Sequences(np.int32([0, 0]), np.array([0, 1, 2]))
+        [[1], [1]], ["t", "s"], ["c"], events=Events(np.int32([0, 0]), np.array([0, 1, 2]))
     )
     both = one.union(two)
     assert both.history("s") == ["b", "a", "b", "c"]
     assert both.history("t") == ["c"]
 
 
-def test_union_says_when_times_or_sequences_are_lost() -> None:
-    events = Sequences(np.int32([0]), np.array([0, 1]))
-    timed = Interactions([[1]], times=[5], sequences=events, notes=["first"])
+def test_union_says_when_times_or_the_order_are_lost() -> None:
+    events = Events(np.int32([0]), np.array([0, 1]))
+    timed = Interactions([[1]], times=[5], events=events, notes=["first"])
     both = timed.union(Interactions([[1]], notes=["second"]))
     assert both.times is None
     assert both.sequences is None
@@ -368,7 +368,7 @@ def test_union_says_when_times_or_sequences_are_lost() -> None:
         "first",
         "second",
         "times were left out of a union, because one side has none",
-        "sequences were left out of a union, because one side has none",
+        "the order of events was left out of a union, because one side has none",
     )
 
 
@@ -429,7 +429,7 @@ def everything() -> Interactions:
         [2**60, -7, 0],
         times=[1.5, 2.5, -3],
         labels=pl.DataFrame({"title": ["a", None, "c"], "year": [1990, 1991, None]}),
-        sequences=Sequences(np.int32([1, 0, 1, 2]), np.array([0, 3, 4])),
+        events=Events(np.int32([1, 0, 1, 2]), np.array([0, 3, 4])),
         notes=["one", "two"],
     )
 
@@ -519,8 +519,9 @@ def test_wrong_settings_in_the_manifest_are_refused(
         ("weights", np.array([1, np.nan, 1], np.float32)),
         ("weights", np.array([1, -1, 1], np.float32)),
         ("weights", np.array(["a", "b", "c"])),
-        ("times", np.array([1.0, np.inf, 1.0])),
-        ("times", np.array([1.0])),
+        ("event_times", np.array([1.0, np.inf, 1.0, 1.0])),
+        ("event_times", np.array([3.0, 2.0, 1.0, 1.0])),
+        ("event_times", np.array([1.0])),
         ("offsets", np.array([0, 5, 4])),
         ("offsets", np.array([1, 3, 4])),
         ("events", np.array([0, 1, 2, 3], np.int32)),

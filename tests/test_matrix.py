@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from equipoise.errors import DataError
 from equipoise.matrix import (
-    Sequences,
     as_positions,
     cell_keys,
     checked_matrix,
@@ -22,8 +21,6 @@ from equipoise.matrix import (
     keep_entries,
     segments,
 )
-
-rows = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=8)
 
 
 @pytest.mark.parametrize("layout", ["csr", "csc", "coo", "lil", "dok", "bsr", "dia"])
@@ -80,15 +77,6 @@ def test_values_among_ascending_keys_are_marked() -> None:
     assert in_ascending(values, keys[:0]).tolist() == [False] * 6
 
 
-def build(lists: list[list[int]]) -> Sequences:
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in lists])]).astype(np.int64)
-    return Sequences(np.array([item for row in lists for item in row], np.int32), offsets)
-
-
-def lists_of(sequences: Sequences) -> list[list[int]]:
-    return [sequences[row].tolist() for row in range(len(sequences))]
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=10))
 @settings(max_examples=50, deadline=None)
 def test_segments_are_the_runs_one_after_another(runs: list[tuple[int, int]]) -> None:
@@ -96,23 +84,6 @@ def test_segments_are_the_runs_one_after_another(runs: list[tuple[int, int]]) ->
     places, offsets = segments(starts, lengths)
     assert places.tolist() == [p for start, n in runs for p in range(start, start + n)]
     assert offsets.tolist() == [0, *np.cumsum(lengths).tolist()]
-
-
-@given(rows, st.data())
-@settings(max_examples=50, deadline=None)
-def test_take_keep_and_recode_agree_with_lists(
-    lists: list[list[int]], data: st.DataObject
-) -> None:
-    sequences = build(lists)
-    assert lists_of(sequences) == lists
-    assert sequences.rows.tolist() == [n for n, row in enumerate(lists) for _ in row]
-    taken = data.draw(st.permutations(range(len(lists))))[: len(lists) // 2]
-    assert lists_of(sequences.take(np.array(taken, np.int64))) == [lists[n] for n in taken]
-    even = lists_of(sequences.keep(sequences.items % 2 == 0))
-    assert even == [[v for v in row if v % 2 == 0] for row in lists]
-    new = np.array([-1, 3, -1, 0, 1, 2])
-    renamed = [[int(new[v]) for v in row if new[v] >= 0] for row in lists]
-    assert lists_of(sequences.recode(new)) == renamed
 
 
 def one_weight(value: float, dtype: type) -> np.ndarray:
@@ -125,10 +96,6 @@ def with_an_index_outside() -> sp.csr_array:
     matrix = sp.csr_array(np.ones((2, 2)))
     matrix.indices[1] = 7
     return matrix
-
-
-def sequences(offsets: list[object]) -> Sequences:
-    return Sequences(np.array([0, 1, 2], np.int32), np.array(offsets, np.int64))
 
 
 NOT_MATRICES = {
@@ -186,12 +153,6 @@ BAD_TIMES = {
     + [
         pytest.param(as_positions, (bad, 3), DataError, None, id=f"positions {bad}")
         for bad in ([3], [-1], [True], [0.5], ["a"])
-    ]
-    + [
-        pytest.param(
-            sequences, (offsets,), DataError, "offsets of sequences must", id=f"offsets {offsets}"
-        )
-        for offsets in ([], [1, 2], [0, 2, 1, 3], [0, 2], [0, 4], [[0, 3]])
     ],
 )
 def test_what_does_not_fit_a_matrix_is_refused(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 
 LATER = "training may hold events later than those to be found"
 event_lists = st.lists(st.lists(st.integers(0, 6), max_size=7), min_size=1, max_size=25)
@@ -25,9 +25,9 @@ def build(rows: list[list[int]], ids: list[Any] | None = None, **more: Any) -> I
     dense = np.zeros((len(rows), 7))
     for place, row in enumerate(rows):
         dense[place, row] = 1
-    events = Sequences(np.array([item for row in rows for item in row], np.int32), offsets)
+    events = Events(np.array([item for row in rows for item in row], np.int32), offsets)
     items = [f"i{n}" for n in range(7)]
-    return Interactions(dense, ids, items, sequences=events, **more)
+    return Interactions(dense, ids, items, events=events, **more)
 
 
 @given(event_lists, st.booleans())

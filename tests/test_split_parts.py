@@ -13,8 +13,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.split import Part, Split
 
 
@@ -28,7 +28,7 @@ def labelled(rows: int = 20) -> Interactions:
         [f"s{n}" for n in range(rows)],
         times=np.arange(3 * rows) % 3 * rows + np.arange(3 * rows) // 3,
         labels=pl.DataFrame({"title": list("abcd")}),
-        sequences=Sequences(events.ravel(), np.arange(0, 3 * rows + 1, 3)),
+        events=Events(events.ravel(), np.arange(0, 3 * rows + 1, 3)),
         notes=["made by hand"],
     )
 

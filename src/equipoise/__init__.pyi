@@ -52,6 +52,7 @@ from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
+from equipoise.signals import Signals as Signals
 from equipoise.solve.engine import plan as plan
 from equipoise.split import Split as Split
 from equipoise.statistics import describe as describe

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Collection
+from datetime import UTC, date, datetime
 from numbers import Real
 from typing import Any
 
 from equipoise.errors import SettingError
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+Moment = float | str | date
 
 
 def number(name: str, value: Any) -> float:
@@ -83,3 +88,41 @@ def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
         *first, last = map(repr, allowed)
         raise SettingError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
     return value
+
+
+def period(name: str, value: Any) -> float:
+    """Return a time span in seconds, given as a number or as text.
+
+    >>> period("gap", "30m"), period("gap", 90)
+    (1800.0, 90.0)
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+        if match is None:
+            raise SettingError(f"{name} must be seconds or text such as '30m', got {value!r}")
+        seconds = float(match[1]) * UNITS[match[2]]
+    else:
+        seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"{name} must be a positive time, got {value!r}")
+    return seconds
+
+
+def moment(name: str, value: Moment) -> float:
+    """Return a number, an ISO text or a date as seconds since 1970; UTC where no zone is given.
+
+    >>> moment("test_from", "1970-01-02")
+    86400.0
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise SettingError(f"{name} must be an ISO date or time, got {value!r}") from error
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(value):
+        raise SettingError(f"{name} must be finite, got {value}")
+    return float(value)

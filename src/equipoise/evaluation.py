@@ -135,7 +135,7 @@ def evaluate(
         item of the model.
     exclude_seen
         Keep items of the history out of the lists; left out: yes, except for sessions, where
-        users come back to an item.
+        users come back to an item, and for parts whose `repeats` are "all" or "again".
     batch_size
         Users ranked at a time; has no effect on the numbers.
     bootstrap
@@ -169,8 +169,9 @@ def evaluate(
     wanted = look_up(metrics, groups or ())
     items = _model_items(model)
     history, target = _aligned(given, items)
+    repeats = str(getattr(given, "repeats", "new"))
     if exclude_seen is None:
-        exclude_seen = given.protocol != "session"
+        exclude_seen = repeats == "new" and given.protocol != "session"
     measured = ListMetrics(
         history,
         target,
@@ -217,6 +218,7 @@ def evaluate(
         seed=seed,
         seconds=seconds,
         version=equipoise.__version__,
+        repeats=repeats,
     )
 
 

@@ -1,7 +1,7 @@
 """Interactions: which user used which item, as a checked sparse matrix with the raw ids.
 
-Everything that makes interactions from interactions keeps times, labels and sequences with it. On
-disk they are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
+Everything that makes interactions from interactions keeps events and labels with it. On disk they
+are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import html
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ import scipy.sparse as sp
 
 from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.events import COLUMNS, NO_TYPE, Events, joined
 from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.matrix import (
-    Sequences,
+    Csr,
     as_positions,
     cell_keys,
     checked_matrix,
@@ -36,6 +39,7 @@ from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
 VERSION = 1
+ROUNDING = 1e-12  # of the weights of a pair: a smaller sum of them counts as 0
 
 
 class Interactions:
@@ -50,13 +54,18 @@ class Interactions:
     users, items
         Raw ids, integers or text; positions 0, 1, ... when left out.
     times
-        Seconds since 1970, one for each stored value of the CSR `matrix`, in its order.
+        Seconds since 1970, one for each stored value of the CSR `matrix`, in its order: the time
+        of the one event of that pair, or of the last one where `events` are given without times.
     labels
         A frame with one row per item (titles, genres) for display; its first column is the title.
-    sequences
-        Events in order, repeats included, where the data are sessions.
+    events
+        What happened one after another, repeats included, where that is more than the matrix
+        tells: times, kinds, weights that add up to those of the matrix, the order of a session.
     notes
         Sentences on how the data came about, such as what a reader merged or skipped.
+    signed
+        Whether values may be negative, as `Signals` make them of what a user does not want; such
+        a pair is in no count.
 
     Examples
     --------
@@ -76,20 +85,24 @@ class Interactions:
         *,
         times: npt.ArrayLike | None = None,
         labels: pl.DataFrame | None = None,
-        sequences: Sequences | None = None,
+        events: Events | None = None,
         notes: Iterable[str] = (),
+        signed: bool = False,
     ) -> None:
-        self.matrix, self.times = checked_matrix(matrix, times)
+        self.matrix, moments = checked_matrix(matrix, times, signed=signed)
         n_users, n_items = self.matrix.shape
         self.user_index = _index(users, n_users, "user")
         self.item_index = _index(items, n_items, "item")
         if labels is not None and labels.height != n_items:
             raise DataError(f"labels has {labels.height} rows for {n_items} items")
-        if sequences is not None:
-            sequences.check_shape(n_users, n_items)
+        if events is not None:
+            events.check_shape(n_users, n_items)
+        if moments is not None:
+            events = _dated(self.matrix, moments, events)
         self.labels = labels
-        self.sequences = sequences
+        self.events = events
         self.notes = tuple(notes)
+        self.signed = signed and bool((self.matrix.data < 0).any())
 
     @property
     def users(self) -> npt.NDArray[Any]:
@@ -124,11 +137,16 @@ class Interactions:
     @cached_property
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Number of users of each item."""
-        return np.bincount(self.matrix.indices, minlength=self.n_items).astype(np.int64)
+        used = self.matrix.indices
+        used = used[self.matrix.data > 0] if self.signed else used
+        return np.bincount(used, minlength=self.n_items).astype(np.int64)
 
     @cached_property
     def user_counts(self) -> npt.NDArray[np.int64]:
         """Number of items of each user."""
+        if self.signed:
+            row = entry_rows(self.matrix)[self.matrix.data > 0]
+            return np.bincount(row, minlength=self.n_users).astype(np.int64)
         return np.diff(self.matrix.indptr).astype(np.int64)
 
     @cached_property
@@ -140,17 +158,85 @@ class Interactions:
         digest.update(self.matrix.data.tobytes())
         for ids in (self.users, self.items):
             digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
-        if self.times is not None:
+        if self.events is None:
+            return digest.hexdigest()[:12]
+        if self._one_event_per_pair:
+            assert self.times is not None
             digest.update(self.times.tobytes())
-        if self.sequences is not None:
-            digest.update(self.sequences.items.tobytes() + self.sequences.offsets.tobytes())
+            return digest.hexdigest()[:12]
+        for name in ("items", "offsets", *COLUMNS):
+            column = getattr(self.events, name)
+            if column is not None:
+                digest.update(name.encode() + column.tobytes())
+        digest.update(repr((self.events.type_names, self.events.ordered)).encode())
         return digest.hexdigest()[:12]
 
+    @cached_property
+    def own_events(self) -> Events:
+        """The events with what each counts; one per pair where there are none."""
+        if self.events is None:
+            return _bare(self.matrix)
+        if self.events.weights is not None or not self.weighted:
+            return self.events
+        return replace_fields(self.events, weights=_shares(self, self.events))
+
+    def with_values(self, matrix: Any) -> Interactions:
+        """Return the data with another matrix of the same shape; its values may be negative."""
+        return self._rebuilt(matrix, signed=True)
+
+    @property
+    def sequences(self) -> Events | None:
+        """The events, where their order means something: by time, or that of a session."""
+        return self.events if self.events is not None and self.events.ordered else None
+
+    @cached_property
+    def event_pairs(self) -> npt.NDArray[np.int64]:
+        """Where in the stored values of `matrix` the pair of each event is, or -1.
+
+        A pair has events and no value where its weights add up to nothing, such as a purchase
+        and its return.
+        """
+        return self._known_events("event_pairs").places(self.matrix)
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """Time of the last event of each pair, in the order of the matrix; None without times."""
+        if self.events is None or self.events.times is None:
+            return None
+        latest = np.full(self.n_interactions, np.nan)
+        held = self.event_pairs >= 0
+        # the events of a user are in order of time, and the last value assigned stays
+        latest[self.event_pairs[held]] = self.events.times[held]
+        if np.isnan(latest).any():
+            raise DataError("the matrix has a pair without an event; make it of the events")
+        return latest
+
+    @cached_property
+    def _one_event_per_pair(self) -> bool:
+        """Whether the events say no more than the times of the pairs do."""
+        events = self.events
+        if events is None or events.times is None or events.types is not None:
+            return False
+        if events.n_events != self.n_interactions or self.times is None:
+            return False
+        simple = _dated(self.matrix, self.times, None)
+        return all(
+            np.array_equal(getattr(events, name), getattr(simple, name))
+            for name in ("items", "weights")
+        )
+
+    def _known_events(self, what: str) -> Events:
+        if self.events is None:
+            raise DataError(f"{what} needs events, and these data have none; read them with times")
+        return self.events
+
     def history(self, user: Any) -> list[Any]:
-        """Raw ids of a user's items, in order of events for sessions, else of position."""
+        """Raw ids of a user's items: one by one in order of the events, else by position."""
         row = self.user_index.position(user)
         if self.sequences is not None:
-            return list(self.items[self.sequences[row]].tolist())
+            start, stop = self.sequences.offsets[row : row + 2]
+            added = self.sequences.positive[start:stop]
+            return list(self.items[self.sequences[row][added]].tolist())
         start, stop = self.matrix.indptr[row : row + 2]
         return list(self.items[self.matrix.indices[start:stop]].tolist())
 
@@ -164,13 +250,13 @@ class Interactions:
     def rows(self, positions: npt.ArrayLike) -> Interactions:
         """Return the users at these positions (or under this mask), all items kept."""
         where = as_positions(positions, self.n_users)
-        places, offsets = segments(self.matrix.indptr[where], self.user_counts[where])
+        indptr = self.matrix.indptr
+        places, offsets = segments(indptr[where], np.diff(indptr)[where])
         csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
         return self._rebuilt(
             sp.csr_array(csr, shape=(len(where), self.n_items)),
-            places,
             users=self.user_index.take(where),
-            sequences=self.sequences.take(where) if self.sequences is not None else None,
+            events=self.events.take(where) if self.events is not None else None,
         )
 
     def columns(self, positions: npt.ArrayLike) -> Interactions:
@@ -188,13 +274,32 @@ class Interactions:
         return out if items is None else out.columns(out.item_index.positions(items))
 
     def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
-        """Return only the pairs under this mask (one flag per stored value of `matrix`)."""
+        """Return only the pairs under this mask (one flag per stored value of `matrix`).
+
+        The events of a pair go with it; those of pairs without a value stay.
+        """
         if kept.dtype != bool or kept.shape != self.matrix.data.shape:
             raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
-        sequences = self.sequences
-        if sequences is not None and not kept.all():
-            sequences = sequences.without(cell_keys(self.matrix)[~kept], self.n_items)
-        return self._rebuilt(keep_entries(self.matrix, kept), kept, sequences=sequences)
+        events = self.events
+        if events is not None and not kept.all():
+            events = events.keep(np.append(kept, True)[self.event_pairs])
+        return self._rebuilt(keep_entries(self.matrix, kept), events=events)
+
+    def only_events(self, kept: npt.NDArray[np.bool_]) -> Interactions:
+        """Return only the events under this mask, and the matrix that they make.
+
+        Values are sums of the weights of the events that are left; where the events have no
+        weights, a pair keeps its value as long as it has an event.
+        """
+        before = self._known_events("only_events")
+        if kept.dtype != bool or kept.shape != before.items.shape:
+            raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
+        events = before.keep(kept)
+        if events.weights is not None:
+            return self._rebuilt(summed(events, self.n_items)[0], events=events)
+        left = np.zeros(self.n_interactions + 1, bool)
+        left[self.event_pairs[kept]] = True
+        return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
 
     def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
         """Return the same users over another list of items, such as a model's.
@@ -226,20 +331,20 @@ class Interactions:
         csr = (part.data, new[part.indices], part.indptr)
         return self._rebuilt(
             sp.csr_array(csr, shape=(self.n_users, len(items))),
-            kept,
             items=items,
             labels=labels,
-            sequences=self.sequences.recode(new) if self.sequences is not None else None,
+            events=self.events.recode(new) if self.events is not None else None,
         )
 
-    def _rebuilt(self, matrix: Any, places: npt.NDArray[Any], **changes: Any) -> Interactions:
-        """Return a part of the data: `places` are those of its pairs in this matrix."""
+    def _rebuilt(self, matrix: Any, **changes: Any) -> Interactions:
+        """Return the data with another matrix; what else differs is named."""
         kept = {
             "users": self.user_index,
             "items": self.item_index,
-            "times": self.times[places] if self.times is not None else None,
             "labels": self.labels,
+            "events": self.events,
             "notes": self.notes,
+            "signed": self.signed,
         }
         return Interactions(matrix, **{**kept, **changes})
 
@@ -267,52 +372,71 @@ class Interactions:
             )
         return kept
 
-    def union(self, other: Interactions) -> Interactions:
-        """All pairs of both; new users and items are appended; the other's values win.
+    def union(self, other: Interactions, *, replace: bool = False) -> Interactions:
+        """All pairs and events of both, as if both tables had been read as one.
 
-        Times and sequences need both sides to have them. A user's events of the other side follow
-        those of this one.
+        Weights of a pair that both have add up; where neither side has weights, it counts 1. With
+        `replace` the other's values and events of such a pair take the place of this side's. New
+        users and items are appended. Times need both sides to have them, and so does the order of
+        events; `notes` say what was left out.
         """
         users = _appended(self.user_index, other.user_index)
         items = _appended(self.item_index, other.item_index)
-        parts = [part.with_items(items) for part in (self.difference(other), other)]
-        rows = [users.positions(part.users)[entry_rows(part.matrix)] for part in parts]
-        row = np.concatenate(rows)
-        column = np.concatenate([part.matrix.indices for part in parts])
-        value = np.concatenate([part.matrix.data for part in parts])
-        # a stable sort merges the two sides, which are mostly in order, in linear time
-        order = np.argsort(row * len(items) + column, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(users)))])
+        mine = self.difference(other) if replace else self
+        parts = [part.with_items(items) for part in (mine, other)]
+        rows = [users.positions(part.users) for part in parts]
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
-        times = [part.times for part in parts if part.times is not None]
-        events = [each.sequences for each in (self, other) if each.sequences is not None]
-        for name, held in (("times", times), ("sequences", events)):
-            if len(held) == 1:
-                notes.append(f"{name} were left out of a union, because one side has none")
+        events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
+        shape = (len(users), len(items))
+        if not replace and events is not None and events.weights is not None:
+            matrix: Any = summed(events, len(items))[0]
+        else:
+            row, column, value = (
+                np.concatenate(each)
+                for each in zip(
+                    *(
+                        (new[entry_rows(part.matrix)], part.matrix.indices, part.matrix.data)
+                        for part, new in zip(parts, rows, strict=True)
+                    ),
+                    strict=True,
+                )
+            )
+            matrix = _merged(row, column, value, shape)
         return Interactions(
-            sp.csr_array((value[order], column[order], offsets), shape=(len(users), len(items))),
+            matrix,
             users,
             items,
-            times=np.concatenate(times)[order] if len(times) == 2 else None,
             labels=_merged_labels(parts[0].labels, parts[1].labels),
-            sequences=_joined((self, other), users, items) if len(events) == 2 else None,
+            events=events,
             notes=notes,
         )
+
+    @property
+    def weighted(self) -> bool:
+        """Whether any pair or event counts something else than 1."""
+        weights = self.events is not None and self.events.weights is not None
+        return weights or bool((self.matrix.data != 1).any())
 
     def difference(self, other: Interactions) -> Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
         _check_same_kind(self.user_index, other.user_index)
         _check_same_kind(self.item_index, other.item_index)
         theirs = other.with_items(self.item_index, unknown="skip")
-        row = self.user_index.positions(theirs.users, unknown="skip")[entry_rows(theirs.matrix)]
-        gone = (row * self.n_items + theirs.matrix.indices)[row >= 0]
-        return self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
+        row = self.user_index.positions(theirs.users, unknown="skip")
+        gone = _keys_in(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
+        out = self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
+        if out.events is None or theirs.events is None:
+            return out
+        # pairs whose weights add up to nothing have events alone
+        gone = _keys_in(row, theirs.events.rows, theirs.events.items, self.n_items)
+        left = ~in_ascending(out.events.keys(self.n_items), np.sort(gone))
+        return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
         """Replace a share of the pairs by pairs that were not observed, drawn evenly.
 
         The number of pairs stays; this is the paper's robustness experiment. New pairs have
-        weight 1; times and sequences, which they lack, are left out.
+        weight 1; events, which they lack, are left out.
         """
         fraction("ratio", ratio)
         rng = generator(seed)
@@ -336,9 +460,28 @@ class Interactions:
             notes=[*self.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
         )
 
-    def to_frame(self) -> pl.DataFrame:
-        """One row per pair: user, item, weight, and time where known."""
-        return self._frame(self.n_interactions)
+    def to_frame(self, *, events: bool = False) -> pl.DataFrame:
+        """One row per pair: user, item, weight, and time where known.
+
+        With `events` one row per event, in order of user and time, with its type where known; data
+        without events have one event per pair.
+        """
+        return self._events_frame() if events else self._frame(self.n_interactions)
+
+    def _events_frame(self) -> pl.DataFrame:
+        events = self.own_events
+        weights = np.ones(events.n_events) if events.weights is None else events.weights
+        columns = {
+            "user": self.user_index.to_series()[events.rows],
+            "item": self.item_index.to_series()[events.items],
+            "weight": weights,
+        }
+        if events.times is not None:
+            columns["time"] = events.times
+        if events.types is not None:
+            names = pl.Series([*events.type_names, None], dtype=pl.String)
+            columns["type"] = names[events.types % (len(events.type_names) + 1)]
+        return pl.DataFrame(columns)
 
     def _frame(self, height: int) -> pl.DataFrame:
         columns = {
@@ -401,18 +544,120 @@ def _appended(first: IdIndex, second: IdIndex) -> IdIndex:
     return IdIndex(np.concatenate([first.values, fresh]), first.axis) if len(fresh) else first
 
 
-def _joined(sides: tuple[Interactions, ...], users: IdIndex, items: IdIndex) -> Sequences:
-    """Put each user's events of the second side after those of the first."""
-    rows, events = [], []
-    for side in sides:
-        sequences = side.with_items(items).sequences
-        assert sequences is not None
-        rows.append(users.positions(side.users)[sequences.rows])
-        events.append(sequences.items)
-    row = np.concatenate(rows)
-    counts = np.bincount(row, minlength=len(users))
-    order = np.argsort(row, kind="stable")
-    return Sequences(np.concatenate(events)[order], np.concatenate([[0], np.cumsum(counts)]))
+def summed(events: Events, n_items: int) -> tuple[Csr, int]:
+    """Return the matrix of the sums of weights, and the number of pairs that have events.
+
+    A pair whose sum is not positive has no value.
+    """
+    assert events.weights is not None
+    indptr, indices, pair = events.pairs()
+    total = np.bincount(pair, events.weights, minlength=len(indices))
+    size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
+    # what is left of a purchase and its return is 0, also where decimals are rounded
+    positive = total > ROUNDING * size
+    matrix: Csr = sp.csr_array((total, indices, indptr), shape=(len(events), n_items))
+    matrix = matrix if positive.all() else keep_entries(matrix, positive)
+    return matrix, len(indices)
+
+
+def _dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) -> Events:
+    """Make an event of each pair at its time, or give events the times of their pairs.
+
+    Only the time of the last event of a pair is known then; one before it has the latest time that
+    the events after it leave.
+    """
+    if events is None:
+        weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
+        offsets = matrix.indptr.astype(np.int64, copy=False)
+        items = matrix.indices.astype(np.int32, copy=False)
+        return Events.dealt(items, offsets, times=times, weights=weights)
+    if events.times is not None:
+        raise DataError("the events have times of their own; leave times out")
+    place = events.places(matrix)
+    last = np.full(len(times) + 1, -1)
+    last[place] = np.arange(len(place))
+    found = np.full(len(place), np.inf)
+    dated = last[:-1][last[:-1] >= 0]
+    found[dated] = times[place[dated]]
+    for start, stop in pairwise(events.offsets.tolist()):
+        found[start:stop] = np.minimum.accumulate(found[start:stop][::-1])[::-1]
+    if not np.isfinite(found).all():
+        raise DataError("the events name a pair that the matrix lacks; give them their times")
+    return replace_fields(events, times=found)
+
+
+def _bare(matrix: Csr) -> Events:
+    """Make an event of each pair, without a time or an order."""
+    weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
+    offsets = matrix.indptr.astype(np.int64, copy=False)
+    items = matrix.indices.astype(np.int32, copy=False)
+    return Events(items, offsets, weights=weights, ordered=False)
+
+
+def _joined_events(
+    parts: list[Interactions],
+    rows: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    n_users: int,
+    notes: list[str],
+) -> Events | None:
+    """Put the events of two sides over the same items together; what one side lacks is noted."""
+    sides = [part.own_events for part in parts]
+    weighted = any(part.weighted for part in parts)
+    if all(part.events is None for part in parts) and not weighted:
+        return None
+    lost = [
+        name
+        for name, held in (
+            ("times were", [side.times is not None for side in sides]),
+            ("the order of events was", [side.ordered for side in sides]),
+        )
+        if any(held) and not all(held)
+    ]
+    notes += [f"{name} left out of a union, because one side has none" for name in lost]
+    for at, side in enumerate(sides):
+        changes: dict[str, Any] = {}
+        if "times were" in lost:
+            changes["times"] = None
+        if weighted and side.weights is None:
+            changes["weights"] = _shares(parts[at], side)  # of a side where all count 1
+        if any(each.types is not None for each in sides) and side.types is None:
+            changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
+        sides[at] = replace_fields(side, **changes)
+    return joined(sides[0], sides[1], rows, n_users)
+
+
+def _shares(data: Interactions, events: Events) -> npt.NDArray[np.float64]:
+    """Return the value of each pair, in equal parts for its events."""
+    place = events.places(data.matrix)
+    times = np.bincount(place[place >= 0], minlength=data.n_interactions)
+    return np.append(data.matrix.data / np.maximum(times, 1), 0.0)[place]
+
+
+def _merged(
+    row: npt.NDArray[np.int64],
+    column: npt.NDArray[Any],
+    value: npt.NDArray[np.float32],
+    shape: tuple[int, int],
+) -> Any:
+    """Make a matrix of pairs of two sides; of a pair that both have, the second's value counts."""
+    key = row * shape[1] + column
+    # a stable sort merges the two sides, which are mostly in order, in linear time
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    order = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(row[order], minlength=shape[0]))])
+    return sp.csr_array((value[order], column[order], offsets), shape=shape)
+
+
+def _keys_in(
+    new: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[Any],
+    n_items: int,
+) -> npt.NDArray[np.int64]:
+    """Return row * n_items + column under new rows, without those whose new row is negative."""
+    row = new[rows]
+    return np.asarray((row * n_items + columns)[row >= 0])
 
 
 def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -463,22 +708,29 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
         "indices": data.matrix.indices.astype(np.int32),
         "weights": data.matrix.data,
     }
-    if data.times is not None:
-        arrays["times"] = data.times
-    if data.sequences is not None:
-        arrays["events"] = data.sequences.items.astype(np.int32)
-        arrays["offsets"] = data.sequences.offsets.astype(np.int64)
-    frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
-    if like is None or not like.item_index.same_as(data.item_index):
-        frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
-    if data.labels is not None and (like is None or like.labels is not data.labels):
-        frames["labels"] = data.labels
-    meta = {
+    meta: dict[str, Any] = {
         "shape": [data.n_users, data.n_items],
         "notes": list(data.notes),
         "labelled": data.labels is not None,
         "fingerprint": data.fingerprint,
     }
+    events = data.events
+    if events is not None and data._one_event_per_pair:
+        assert data.times is not None
+        arrays["times"] = data.times
+    elif events is not None:
+        arrays["events"] = events.items.astype(np.int32)
+        arrays["offsets"] = events.offsets.astype(np.int64)
+        for name in COLUMNS:
+            column = getattr(events, name)
+            if column is not None:
+                arrays[f"event_{name}"] = column
+        meta |= {"event_types": list(events.type_names), "ordered": events.ordered}
+    frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
+    if like is None or not like.item_index.same_as(data.item_index):
+        frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
+    if data.labels is not None and (like is None or like.labels is not data.labels):
+        frames["labels"] = data.labels
     return Packed(
         meta,
         {prefix + name: array for name, array in arrays.items()},
@@ -503,13 +755,11 @@ def unpack(
         matrix = sp.csr_array((weights, indices, indptr), shape=(n_users, n_items))
     except ValueError as error:
         raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
-    times = sequences = labels = None
+    times = events = labels = None
     if f"{prefix}times" in stored.arrays:
         times = np.array(stored.finite(f"{prefix}times", pairs))
     if f"{prefix}offsets" in stored.arrays:
-        offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
-        events = np.array(stored.array(f"{prefix}events", (int(offsets[-1]),), "i"))
-        sequences = Sequences(events, offsets)
+        events = _stored_events(stored, meta, prefix, n_users)
     if f"{prefix}labels" in stored.frames:
         labels = stored.frame(f"{prefix}labels", n_items)
     elif like is not None and meta.flag("labelled"):
@@ -523,7 +773,7 @@ def unpack(
         items,
         times=times,
         labels=labels,
-        sequences=sequences,
+        events=events,
         notes=meta.texts("notes"),
     )
     if data.n_interactions != pairs[0]:
@@ -531,6 +781,22 @@ def unpack(
     if meta.flag("labelled") != (data.labels is not None):
         raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
     return data
+
+
+def _stored_events(stored: Stored, meta: Fields, prefix: str, n_users: int) -> Events:
+    """Return the events of a directory; older ones have items and offsets alone."""
+    offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
+    size = (int(offsets[-1]),)
+    items = np.array(stored.array(f"{prefix}events", size, "i"))
+    columns: dict[str, Any] = {}
+    for name, read in (("times", stored.finite), ("weights", stored.finite)):
+        if f"{prefix}event_{name}" in stored.arrays:
+            columns[name] = np.array(read(f"{prefix}event_{name}", size))
+    if f"{prefix}event_types" in stored.arrays:
+        columns["types"] = np.array(stored.array(f"{prefix}event_types", size, "i", sizes=(2,)))
+    names = tuple(meta.texts("event_types")) if "event_types" in meta else ()
+    ordered = meta.flag("ordered") if "ordered" in meta else True
+    return Events(items, offsets, **columns, type_names=names, ordered=ordered)
 
 
 def _restored(stored: Stored) -> Interactions:

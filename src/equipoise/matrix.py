@@ -1,8 +1,7 @@
-"""Checked CSR matrices, index arithmetic on them, and ordered events of sessions."""
+"""Checked CSR matrices, and index arithmetic on them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,13 @@ Csr = sp.csr_array[np.float32, tuple[int, int]]
 
 
 def checked_matrix(
-    matrix: Any, times: npt.ArrayLike | None
+    matrix: Any, times: npt.ArrayLike | None, *, signed: bool = False
 ) -> tuple[Csr, npt.NDArray[np.float64] | None]:
     """CSR float32 with sorted indices and no zeros, and the times in the same order.
 
-    Refuses NaN, infinite and negative values and names the first such cell. A matrix that is
-    already as it should be is shared, not copied; the caller's matrix is never changed.
+    Refuses NaN, infinite and, unless `signed`, negative values and names the first such cell. A
+    matrix that is already as it should be is shared, not copied; the caller's matrix is never
+    changed.
     """
     if not sp.issparse(matrix):
         matrix = np.asarray(matrix)
@@ -36,7 +36,7 @@ def checked_matrix(
         csr.check_format(full_check=True)
     except ValueError as error:
         raise DataError(f"the sparse matrix is malformed: {error}") from error
-    csr = _single_precision(csr)
+    csr = _single_precision(csr, signed)
     if times is not None:
         return _with_times(csr, np.asarray(times, np.float64))
     if not csr.has_canonical_format or not csr.data.all():
@@ -46,10 +46,13 @@ def checked_matrix(
     return csr, None
 
 
-def _single_precision(csr: Csr) -> Csr:
-    wrong = ~np.isfinite(csr.data) | (csr.data < 0)
+def _single_precision(csr: Csr, signed: bool) -> Csr:
+    wrong = ~np.isfinite(csr.data)
+    if not signed:
+        wrong |= csr.data < 0
     if wrong.any():
-        raise DataError(f"weights must be finite and >= 0, found {_first_cell(csr, wrong)}")
+        wanted = "finite" if signed else "finite and >= 0"
+        raise DataError(f"weights must be {wanted}, found {_first_cell(csr, wrong)}")
     if csr.dtype == np.float32:
         return csr
     wrong = lost_in_single(csr.data)
@@ -146,64 +149,3 @@ def segments(
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
     return places, offsets
-
-
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """Ordered events of each user, repeats included: what a session is beyond a set of items.
-
-    The item positions of user u's events are ``items[offsets[u]:offsets[u + 1]]``.
-    """
-
-    items: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        offsets = self.offsets
-        if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0:
-            raise DataError("the offsets of sequences must be a list that starts with 0")
-        if (offsets[1:] < offsets[:-1]).any() or offsets[-1] != len(self.items):
-            ends = f"end at the number of events, {len(self.items)}"
-            raise DataError(f"the offsets of sequences must not fall and must {ends}")
-
-    def check_shape(self, n_users: int, n_items: int) -> None:
-        """Refuse sequences that do not fit a matrix of this shape."""
-        if len(self) != n_users:
-            raise DataError(f"sequences has {len(self)} rows for {n_users} users")
-        if len(self.items) and (self.items.min() < 0 or self.items.max() >= n_items):
-            raise DataError(f"sequences must name items by positions from 0 to {n_items - 1}")
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, user: int) -> npt.NDArray[np.int32]:
-        return self.items[self.offsets[user] : self.offsets[user + 1]]
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Number of events of each user."""
-        return np.diff(self.offsets)
-
-    @property
-    def rows(self) -> npt.NDArray[np.int64]:
-        """The user of each event, by position."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-    def take(self, users: npt.NDArray[np.int64]) -> Sequences:
-        """Return the events of these users, by position."""
-        places, offsets = segments(self.offsets[users], self.lengths[users])
-        return Sequences(self.items[places], offsets)
-
-    def keep(self, events: npt.NDArray[np.bool_]) -> Sequences:
-        """Return the events under this mask."""
-        running = np.concatenate([[0], np.cumsum(events, dtype=np.int64)])
-        return Sequences(self.items[events], running[self.offsets])
-
-    def without(self, cells: npt.NDArray[np.int64], n_items: int) -> Sequences:
-        """Leave out the events in these cells, ascending numbers user * n_items + item."""
-        return self.keep(~in_ascending(self.rows * n_items + self.items, cells))
-
-    def recode(self, new: npt.NDArray[np.int64]) -> Sequences:
-        """Rename item i to ``new[i]``; events on items with a negative new name are left out."""
-        kept = self.keep(new[self.items] >= 0)
-        return Sequences(new[kept.items].astype(np.int32), kept.offsets)

@@ -28,6 +28,7 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "n_users": pl.Int64,
 }
 FRAMES = ("table", "per_user")
+REPEATED = {"all": ", known items to be found too", "again": ", known items only to be found"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class Result:
     seed: int  # of the resamples
     seconds: dict[str, float]  # spent on "rank", "metrics" and "bootstrap"
     version: str  # of equipoise
+    repeats: str = "new"  # which items were to be found: "new", "all", or known ones "again"
 
     @property
     def label(self) -> str:
@@ -142,7 +144,8 @@ class Result:
     @property
     def _where(self) -> str:
         rows = "events" if self.protocol == "session" else "users"
-        return f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
+        where = f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
+        return where + REPEATED.get(self.repeats, "")
 
     def _rows(self, with_interval: str) -> list[list[str]]:
         """Cells of the table, its head first."""
@@ -165,13 +168,15 @@ class Result:
 
 def _restored(stored: Stored) -> Result:
     meta = stored.meta
-    content = {**meta, **stored.frames}
+    content = {"repeats": "new", **meta, **stored.frames}
     names = {f.name for f in fields(Result)}
     if set(content) != names:
         odd = ", ".join(sorted(names ^ set(content)))
         raise FileFormatError(f"it is not a complete result: {odd}")
     for name in ("name", "protocol", "part", "fingerprint", "data_fingerprint", "version"):
         meta.text(name)
+    if "repeats" in meta:
+        meta.text("repeats", ("new", *REPEATED))
     for name in ("exclude_seen", "tuned_on_test"):
         meta.flag(name)
     for name in ("n_users", "n_items", "bootstrap"):

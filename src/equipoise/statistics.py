@@ -147,6 +147,8 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     """
     if not 0 <= delta <= 50:
         raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+    if interactions.signed:
+        interactions = interactions.entries(interactions.matrix.data > 0)
     counts = interactions.item_counts
     if not interactions.n_interactions:
         return 0.0

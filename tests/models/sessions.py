@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models.sessions import SessionModel
 
 
@@ -18,11 +18,11 @@ def as_data(
         X[row, clicks] = 1
     offsets = np.concatenate([[0], np.cumsum([len(clicks) for clicks in sessions])])
     items = np.array([item for clicks in sessions for item in clicks], np.int32)
-    data = Interactions(X, sequences=Sequences(items, offsets.astype(np.int64)))
+    data = Interactions(X, events=Events(items, offsets.astype(np.int64)))
     if last_times is None:
         return data
     times = np.repeat(np.asarray(last_times, float), data.user_counts)
-    return Interactions(data.matrix, times=times, sequences=data.sequences)
+    return Interactions(data.matrix, times=times, events=data.sequences)
 
 
 def drawn(n_sessions: int, n_items: int, seed: int = 0) -> Interactions:

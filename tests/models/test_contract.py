@@ -20,8 +20,8 @@ from tests.tolerance import assert_close
 
 import equipoise as eq
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models import Recommender
 from equipoise.models.base import FIT_DEFAULTS
 from equipoise.models.saving import build, models
@@ -101,8 +101,8 @@ def data(synthetic: Interactions) -> Interactions:
     matrix = synthetic.matrix
     rows = np.split(matrix.indices, matrix.indptr[1:-1])
     clicks = np.concatenate([rng.permutation(row) for row in rows]).astype(np.int32)
-    sequences = Sequences(clicks, matrix.indptr.astype(np.int64))
-    return Interactions(matrix, synthetic.users, synthetic.items, sequences=sequences)
+    sequences = Events(clicks, matrix.indptr.astype(np.int64))
+    return Interactions(matrix, synthetic.users, synthetic.items, events=sequences)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_bytes_are_never_read_as_numbers() -> None:
 def test_a_session_given_as_a_text_is_one_click() -> None:
     clicks = drawn(60, 12, seed=3)
     names = [f"{n % 10}{n // 10}" for n in range(12)]
-    data = Interactions(clicks.matrix, None, names, sequences=clicks.sequences)
+    data = Interactions(clicks.matrix, None, names, events=clicks.sequences)
     model = eq.SLIS(l2=2.0).fit(data)
     assert model.recommend(session="20").items == model.recommend(session=["20"]).items
     assert model.recommend({"x": "20"}).items == model.recommend([["20"]]).items
@@ -323,11 +323,11 @@ def test_an_empty_history_is_scored_and_ranked_by_popularity_everywhere(
 def test_an_empty_session_is_scored_and_ranked_by_popularity_everywhere() -> None:
     data = drawn(60, 12, seed=3)
     order = np.arange(12)[::-1]
-    turned = Interactions(data.matrix[:, order], sequences=data.sequences.recode(order))
+    turned = Interactions(data.matrix[:, order], events=data.sequences.recode(order))
     model = eq.SLIS(l2=2.0).fit(turned)
     best = np.argsort(-turned.item_counts, kind="stable")
     none = turned.sequences.take(np.array([0])).keep(np.zeros(len(turned.sequences[0]), bool))
-    bare = Interactions(turned.matrix[:1] * 0, sequences=none)
+    bare = Interactions(turned.matrix[:1] * 0, events=none)
     assert model.recommend(session=[]).items[0] == best.tolist()
     assert model.rank(bare, 12).items[0].tolist() == best.tolist()
     np.testing.assert_array_equal(model.score([[]])[0], turned.item_counts)
@@ -355,9 +355,7 @@ def test_an_explanation_takes_one_history(model: eq.EASE, toy: Interactions) -> 
 @pytest.mark.parametrize("item", ["gin", "", 3, None, ["tea"], [], b"tea"])
 def test_an_item_that_cannot_be_looked_up_is_named(item: Any, toy: Interactions) -> None:
     sessions = drawn(60, 12, seed=3)
-    named = Interactions(
-        sessions.matrix, None, [*ITEMS, *"ABCDEFGH"], sequences=sessions.sequences
-    )
+    named = Interactions(sessions.matrix, None, [*ITEMS, *"ABCDEFGH"], events=sessions.sequences)
     models: list[Recommender] = [eq.EASE(l2=1.0).fit(toy), eq.SLIS(l2=2.0).fit(named)]
     for model in models:
         for ask in (lambda m: m.similar(item), lambda m: m.explain(["tea"], item)):
@@ -369,7 +367,7 @@ def test_an_item_that_cannot_be_looked_up_is_named(item: Any, toy: Interactions)
 
 def test_similar_items_are_named_after_the_item_they_are_similar_to() -> None:
     sessions = drawn(60, 12, seed=3)
-    data = Interactions(sessions.matrix, None, list("ABCDEFGHIJKL"), sequences=sessions.sequences)
+    data = Interactions(sessions.matrix, None, list("ABCDEFGHIJKL"), events=sessions.sequences)
     found = eq.SLIS(l2=2.0).fit(data).similar("C", 3)
     assert found.users == ["C"]
     assert found.to_frame()["user"].to_list() == ["C"] * 3

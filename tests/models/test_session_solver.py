@@ -11,8 +11,8 @@ from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise.errors import SettingError, TooBigError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models import session_solver
 from equipoise.models.session_solver import past_future, recency, solve_on_device
 from equipoise.models.sessions import SessionModel
@@ -21,7 +21,7 @@ from equipoise.solve.gpu import DeviceMatrix
 
 
 def test_past_and_future_worked_by_hand() -> None:
-    events = Sequences(np.array([0, 1, 0, 2], np.int32), np.array([0, 1, 4]))
+    events = Events(np.array([0, 1, 0, 2], np.int32), np.array([0, 1, 4]))
     h = np.exp(-1 / 2)
     S, T = past_future(events, 3, 2.0, "sr")
     np.testing.assert_allclose(S.toarray(), [[0, 1, 0], [1, 0, 0]])
@@ -36,7 +36,7 @@ def test_past_and_future_worked_by_hand() -> None:
 
 
 def test_what_is_left_out_is_below_float32_rounding() -> None:
-    events = Sequences(np.arange(500, dtype=np.int32), np.array([0, 500]))
+    events = Events(np.arange(500, dtype=np.int32), np.array([0, 500]))
     _, T = past_future(events, 500, 1.0, "sr")
     full = np.exp(-np.subtract.outer(-np.arange(499) - 1, -np.arange(500)))
     full[np.subtract.outer(np.arange(499), np.arange(500)) >= 0] = 0
@@ -54,12 +54,12 @@ def test_splits_that_do_not_fit_are_refused_before_they_are_made(
 
 
 def test_recency_counts_back_from_the_last_click() -> None:
-    events = Sequences(np.array([0, 1, 0, 2], np.int32), np.array([0, 3, 3, 4]))
+    events = Events(np.array([0, 1, 0, 2], np.int32), np.array([0, 3, 3, 4]))
     rows = recency(events, 3, 1.0).toarray()
     np.testing.assert_allclose(rows[0], [1 + np.exp(-2), np.exp(-1), 0], rtol=1e-6)
     np.testing.assert_array_equal(rows[1:], [[0, 0, 0], [0, 0, 1]])
     np.testing.assert_array_equal(recency(events, 3, None).toarray()[0], [2, 1, 0])
-    long = Sequences(np.arange(5000, dtype=np.int32), np.array([0, 5000]))
+    long = Events(np.arange(5000, dtype=np.int32), np.array([0, 5000]))
     assert recency(long, 5000, 0.5).nnz == 5000
 
 

@@ -236,11 +236,11 @@ WEIGHTED = {"weight": "rating"}
             for value, reason in (
                 ("NaN", "is not a finite"),
                 ("inf", "is not a finite"),
-                ("-1", "is a negative"),
                 ("", "has no"),
                 ("five", "is not a finite"),
             )
         ),
+        (b"dan,tea,-1,17", RATED, "is a negative rating", "is a negative rating"),
         (b"dan,tea,1e39,17", WEIGHTED, "(1e+39) is a weight beyond 3e38", "beyond 3e38"),
         (b"dan,tea,1e-50,17", WEIGHTED, "(1e-50) is a weight below 1e-45", "below 1e-45"),
         (b"dan,tea,5,yesterday", {}, "is not a time; use seconds", "is not a time"),

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.checks import period
 from equipoise.errors import DataError, SettingError
-from equipoise.readers.build import factorize, gap_seconds, pairs_to_csr
+from equipoise.interactions import Interactions
+from equipoise.readers.build import Log, factorize, gathered
 
 pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(1, 9)), min_size=1)
 
@@ -26,11 +28,14 @@ def test_the_matrix_equals_a_sum_over_rows_in_any_order(rows):
         expected[row[0], row[1]] += row[2]
         latest[row[0], row[1]] = max(latest[row[0], row[1]], row[2])
     codes = user.astype(np.int32), item.astype(np.int32)
-    built = pairs_to_csr(*codes, shape, value.astype(float), value.astype(float))
-    built.matrix.check_format(full_check=True)
-    assert built.matrix.toarray().tolist() == expected.tolist()
+    log = Log(*codes, value.astype(float), value.astype(float))
+    matrix, events, repeats = gathered(log, shape)
+    matrix.check_format(full_check=True)
+    assert matrix.toarray().tolist() == expected.tolist()
+    built = Interactions(matrix, events=events)
     assert built.times.tolist() == latest[latest >= 0].tolist()
-    assert built.repeats == len(rows) - (expected > 0).sum()
+    assert repeats == len(rows) - (expected > 0).sum()
+    assert events.n_events == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_sessions_are_numbered_in_order_of_time():
     [(90, 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("2d", 172800.0)],
 )
 def test_gaps_have_units(gap, value):
-    assert gap_seconds(gap) == value
+    assert period("gap", gap) == value
 
 
 COLUMNS = {"user": ["b", "a", "b"], "item": [20, 10, 10], "rating": [5.0, 3.0, 4.0]}
@@ -133,11 +138,13 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
             "no column looks like the time",
             id="gap without times",
         ),
-        pytest.param(lambda: gap_seconds(0), SettingError, "gap must be", id="gap of zero"),
-        pytest.param(lambda: gap_seconds(-1), SettingError, "gap must be", id="negative gap"),
-        pytest.param(lambda: gap_seconds("30"), SettingError, "gap must be", id="text, no unit"),
-        pytest.param(lambda: gap_seconds("soon"), SettingError, "gap must be", id="gap in words"),
-        pytest.param(lambda: gap_seconds(np.inf), SettingError, "gap must be", id="endless gap"),
+        pytest.param(lambda: period("gap", 0), SettingError, "gap must be", id="gap of zero"),
+        pytest.param(lambda: period("gap", -1), SettingError, "gap must be", id="negative gap"),
+        pytest.param(lambda: period("gap", "30"), SettingError, "gap must be", id="text, no unit"),
+        pytest.param(
+            lambda: period("gap", "soon"), SettingError, "gap must be", id="gap in words"
+        ),
+        pytest.param(lambda: period("gap", np.inf), SettingError, "gap must be", id="endless gap"),
         pytest.param(
             lambda: eq.read(COLUMNS, labels={"item": [1, 2], "title": ["a", "b"]}),
             DataError,

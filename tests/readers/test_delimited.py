@@ -87,12 +87,13 @@ def test_weights_become_the_matrix_and_add_up(tmp_path):
     assert "1 rows with weight 0 left out" in data.notes
 
 
-def test_repeated_pairs_count_once_and_keep_the_latest_time():
+def test_repeated_pairs_count_once_and_keep_every_time():
     rows = {"user": [1, 1, 2, 1], "item": [5, 5, 6, 5], "time": [30, 50, 10, 40]}
     data = eq.read(rows)
     assert data.matrix.toarray().tolist() == [[1, 0], [0, 1]]
     assert data.times.tolist() == [50, 10]
-    assert "merged 2 repeated pairs, the latest time kept" in data.notes
+    assert data.events.times.tolist() == [30, 40, 50, 10]
+    assert "merged 2 repeated pairs" in data.notes
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender
 from equipoise.split import Split
 from equipoise.tuning import PAPER
@@ -29,8 +29,8 @@ def visits() -> Split:
     for place, row in enumerate(rows):
         dense[place, row] = 1
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    events = Sequences(np.concatenate(rows).astype(np.int32), offsets)
-    return eq.split.sessions(Interactions(dense, sequences=events), valid=0.2, test=0.2)
+    events = Events(np.concatenate(rows).astype(np.int32), offsets)
+    return eq.split.sessions(Interactions(dense, events=events), valid=0.2, test=0.2)
 
 
 SEARCHED = [

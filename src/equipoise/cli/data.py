@@ -117,6 +117,7 @@ class ReadOptions:
     time_unit: Annotated[str | None, reads("Of times in numbers: s, ms, us or ns.")] = None
     rating: Annotated[str | None, reads("Column of ratings.")] = None
     weight: Annotated[str | None, reads("Column of weights.")] = None
+    type: Annotated[str | None, reads("Column of kinds of events, such as view or buy.")] = None
     session: Annotated[str | None, reads("Column of sessions, for data in sessions.")] = None
     gap: Annotated[str | None, reads("Pause that ends a session, such as 30m.")] = None
     min_rating: Annotated[float | None, reads("Keep ratings of at least this.")] = None
@@ -200,7 +201,7 @@ class ReadOptions:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
         del settings["min_user"], settings["min_item"]
-        for name in ("user", "item", "time", "rating", "weight", "session"):
+        for name in ("user", "item", "time", "rating", "weight", "type", "session"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
@@ -287,6 +288,10 @@ class SplitOptions:
     valid_from: Annotated[str | None, option("time: where valid begins, a date or seconds.")] = (
         None
     )
+    repeats: Annotated[
+        Literal["new", "all", "again"] | None,
+        option("last, time: find items new to the user, all, or only known ones again."),
+    ] = None
     seed: Annotated[int | None, option("Same data and seed, same split.")] = None
 
     def settings(self, protocol: Protocol) -> dict[str, Any]:
@@ -294,8 +299,8 @@ class SplitOptions:
         known = {
             "strong": ("valid", "test", "history", "order", "seed"),
             "weak": ("valid", "test", "seed"),
-            "last": ("valid", "n"),
-            "time": ("valid", "test", "test_from", "valid_from"),
+            "last": ("valid", "n", "repeats"),
+            "time": ("valid", "test", "test_from", "valid_from", "repeats"),
             "session": ("valid", "test", "order", "seed"),
             "given": (),
         }[protocol]
@@ -311,7 +316,8 @@ class SplitOptions:
                 continue  # a date
         if protocol == "last":  # as many items in valid as in test, or no such part
             n = given.get("n", 1)
-            given = {"test": n, "valid": n if given.get("valid", 1) else 0}
+            given |= {"test": n, "valid": n if given.get("valid", 1) else 0}
+            given.pop("n", None)
         return given
 
 

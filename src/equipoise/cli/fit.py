@@ -76,6 +76,9 @@ def update(
     reading: ReadOptions,
     add: Annotated[str | None, option("DATA with interactions to add.")] = None,
     remove: Annotated[str | None, option("DATA with interactions to take out.")] = None,
+    replace: Annotated[
+        bool, option("Added weights take the place of those of the pair; else they add up.")
+    ] = False,
     forget: Annotated[list[str] | None, option("A user to forget; repeatable.")] = None,
     from_store: Annotated[
         str | None, option("URL of the service's store, whose new events are added.")
@@ -99,14 +102,14 @@ def update(
     added = reading.load_change(add) if add is not None else None
     removed = None
     if forget:
-        train = fitted.interactions_
+        train = fitted.data_
         removed = train.select(users=list(dict.fromkeys(find_users(train, forget))))
     if remove is not None:
         listed = reading.load_change(remove)
         removed = listed if removed is None else removed.union(listed)
     start = perf_counter()
     with working(f"updating {fitted.summary()}"):
-        fitted.update(added, removed)
+        fitted.update(added, removed, replace=replace)
     _save(fitted, out or model, perf_counter() - start, as_json)
 
 

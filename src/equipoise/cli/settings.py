@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from equipoise.interactions import Interactions
     from equipoise.models import Recommender
     from equipoise.normalize import Normalizer
+    from equipoise.signals import Signals
 
 # fmt: off
 ModelName = Literal[
@@ -28,6 +29,7 @@ ModelName = Literal[
 ]
 # fmt: on
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
+SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu"]
 Precision = Literal["float32", "float64"]
 
@@ -64,6 +66,19 @@ class ModelOptions:
     ] = None
     gamma: Annotated[str | None, choosing("Target items (col).")] = None
     neighbours: Annotated[str | None, choosing("For item-knn.")] = None
+    signals: Annotated[
+        SignalName | None, choosing("What repeats and quantities of a pair are worth.")
+    ] = None
+    decay: Annotated[str | None, choosing("Half-life of an event, such as 30d.")] = None
+    floor: Annotated[str | None, choosing("Least that age leaves of an event, 0 to 1. [0.1]")] = (
+        None
+    )
+    event_weights: Annotated[
+        str | None, choosing("What kinds of events count: view=1,buy=10.")
+    ] = None
+    returns: Annotated[
+        Literal["net", "negative", "ignore"] | None, choosing("What negative weights are. [net]")
+    ] = None
     setting: Annotated[
         list[str] | None,
         choosing(
@@ -87,12 +102,16 @@ class ModelOptions:
         normalizer = self._normalizer()
         if self.normalizer != "none":
             chosen["normalizer"] = normalizer
+        signals = self._signals()
+        if signals is not None:
+            chosen["signals"] = signals
         for key in chosen:
             if key not in taken:
                 raise SettingError(f"--model {name} has no --{key.replace('_', '-')}; leave it")
         for key, value in parse_settings(self.setting or []).items():
             if key not in taken:
-                others = [each for each in taken if each not in ("normalizer", "lowpass")]
+                parts = ("normalizer", "lowpass", "signals")
+                others = [each for each in taken if each not in parts]
                 has = ", ".join(others) or "none"
                 raise SettingError(f"--model {name} has no setting {key}; it has {has}")
             chosen[key] = value
@@ -102,6 +121,16 @@ class ModelOptions:
     def _given(self, *names: str) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}
         return {name: parse(value) for name, value in values.items() if value is not None}
+
+    def _signals(self) -> Signals | None:
+        from equipoise.signals import Signals
+
+        found: dict[str, Any] = {"transform": self.signals, "decay": self.decay}
+        found |= {"floor": parse(self.floor), "returns": self.returns}
+        if self.event_weights is not None:
+            found["weights"] = parse_weights(self.event_weights)
+        given = {name: value for name, value in found.items() if value is not None}
+        return Signals(**given) if given else None
 
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
@@ -146,6 +175,26 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
             if key not in known:
                 raise SettingError(f"lowpass has no {key}; it has {', '.join(known)}")
         out["lowpass"] = LowPass(**fields)
+    return out
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Read what kinds of events count.
+
+    >>> parse_weights("view=1,buy=10")
+    {'view': 1.0, 'buy': 10.0}
+    """
+    out: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, value = part.rpartition("=")
+        try:
+            out[kind.strip()] = float(value)
+        except ValueError:
+            kind = ""
+        if not kind.strip():
+            raise SettingError(
+                f"--event-weights needs KIND=NUMBER, as view=1,buy=10, got {part!r}"
+            )
     return out
 
 

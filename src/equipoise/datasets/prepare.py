@@ -62,9 +62,8 @@ def annotated(
         data.matrix,
         data.user_index,
         data.item_index,
-        times=data.times,
         labels=data.labels if labels is None else labels,
-        sequences=data.sequences,
+        events=data.events,
         notes=[*data.notes, *notes],
     )
 

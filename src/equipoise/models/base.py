@@ -9,6 +9,7 @@ import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
@@ -21,7 +22,14 @@ from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, is_id
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
-from equipoise.models.histories import Request, empty_rows, parse_request
+from equipoise.matrix import Csr
+from equipoise.models.histories import (
+    Request,
+    empty_rows,
+    history_events,
+    history_rows,
+    parse_asked,
+)
 from equipoise.models.recommendations import (
     Explanation,
     Recommendations,
@@ -38,6 +46,7 @@ from equipoise.models.saving import (
 )
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.terms import Constant, Term
+from equipoise.signals import SETTINGS, Background, Signals
 from equipoise.storage import Fields, Stored
 
 BATCH = 4096
@@ -75,6 +84,7 @@ def on_snapshot(method: Method) -> Method:
     return cast(Method, asked)
 
 
+@dataclass(kw_only=True, eq=False)
 class Recommender(ABC):
     """A model that ranks items for a history.
 
@@ -82,17 +92,28 @@ class Recommender(ABC):
     into terms; a model with a popularity dial overrides `terms`. Recommending, explaining and
     saving live here. A model can be used while another thread fits or updates it: see `at_once`.
 
+    Parameters
+    ----------
+    signals
+        What events are worth: `Signals` turn those of the training data, and of every history
+        that the model is asked about, into a matrix. None takes the matrix of the data.
+
     Attributes
     ----------
     interactions_
-        The training data.
+        The training data, as `signals` weigh them.
+    data_
+        The training data as they were given.
     arrays_
         What fitting learned beyond the data, by name; saved with the model.
     """
 
-    interactions_: Interactions
-    arrays_: dict[str, Any]
-    _built: list[Term]
+    signals: Signals | None = field(default=None, repr=False)
+
+    interactions_: Interactions = field(init=False, repr=False)
+    arrays_: dict[str, Any] = field(init=False, repr=False)
+    _given: Interactions = field(init=False, repr=False)
+    _built: list[Term] = field(init=False, repr=False)
     registry: ClassVar[dict[str, type[Recommender]]] = models
 
     # what a model can do; nothing else asks for its class
@@ -100,6 +121,7 @@ class Recommender(ABC):
     fold_in: ClassVar[bool] = True  # ranks for histories that were not in the training data
     explains: ClassVar[bool] = True  # a score is a sum over the items of the history
     ordered: ClassVar[bool] = False  # a history is a session, whose order counts
+    signed: ClassVar[bool] = False  # takes negative feedback
     search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
     solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
 
@@ -174,10 +196,58 @@ class Recommender(ABC):
             Go on from the checkpoint where there is one; False starts anew and replaces it.
         """
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
-        data = _training_data(interactions)
+        self._given = _training_data(interactions)
+        options = self._taken(given)
         with limited(threads):
-            self._fit(data, **self._taken(given))
+            self._fit(self._weighed(self._given), **options)
         return self
+
+    def _weighed(self, data: Interactions) -> Interactions:
+        """Return training data whose matrix is what this model learns from."""
+        if self.signals is None:
+            return data
+        if not isinstance(self.signals, Signals):
+            raise SettingError(f"signals must be Signals or None, got {self.signals!r}")
+        if self.ordered:
+            raise SettingError(
+                f"{type(self).__name__} weighs clicks by their order; leave signals out, and see "
+                "decay_inference and decay_time"
+            )
+        weighed = self.signals.apply(data)
+        if weighed.signed and not self.signed:
+            raise SettingError(
+                f"{type(self).__name__} cannot learn from negative values; use returns='net' or "
+                "a linear autoencoder"
+            )
+        return weighed
+
+    def _rows_of(self, source: Interactions | list[Any], unknown: Unknown) -> Csr:
+        """Return histories as rows over the model's items, weighed as the training data were."""
+        items = self.item_index_
+        if isinstance(source, Interactions):
+            source = source.with_items(items, unknown=unknown)
+            if self.signals is None:
+                return source.matrix
+            events = source.own_events
+        elif self.signals is None:
+            return history_rows(source, items, unknown)
+        else:
+            events = history_events(source, items, unknown)
+        # a model of known users has to see their histories as it was fitted on them
+        now = None if self.fold_in else self.signals.latest(self.data_.own_events)
+        rows = self.signals.values(events, len(items), self._background, now)
+        return rows.astype(np.float32)
+
+    @property
+    def _background(self) -> Background | None:
+        if self.signals is None or self.signals.transform != "bm25":
+            return None
+        kept = vars(self).get("_known_background")
+        if kept is None or kept[0] is not self.data_:
+            kept = self.data_, self.signals.background(self.data_)
+            self.__dict__["_known_background"] = kept
+        found: Background | None = kept[1]
+        return found
 
     @classmethod
     def _taken(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +283,13 @@ class Recommender(ABC):
         normalizer = getattr(self, "normalizer_", None)
         return None if normalizer is None else float(normalizer.exponents()[0])
 
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+    def update(
+        self,
+        added: Interactions | None = None,
+        removed: Any = None,
+        *,
+        replace: bool = False,
+    ) -> Self:
         """Add and remove interactions, where a model can do that without a new fit."""
         kind = type(self).__name__
         raise SettingError(f"a {kind} has no update; fit it again on the new data")
@@ -230,8 +306,14 @@ class Recommender(ABC):
 
     @property
     def data_fingerprint_(self) -> str:
-        """Fingerprint of the training data."""
-        return self._fitted.fingerprint
+        """Fingerprint of the training data as they were given."""
+        return self.data_.fingerprint
+
+    @property
+    def data_(self) -> Interactions:
+        """The training data as they were given, before `signals` weighed them."""
+        fitted = self._fitted
+        return vars(self).get("_given", fitted) if self.signals is not None else fitted
 
     @property
     def _fitted(self) -> Interactions:
@@ -250,9 +332,12 @@ class Recommender(ABC):
 
         With `resolved`, those that were "auto" have the numbers that fitting took from the data.
         """
-        values = {name: getattr(self, name) for name in Recommender.tunable(self)}
+        entries = dataclasses.fields(cast(Any, self))
+        values = {each.name: getattr(self, each.name) for each in entries if each.init}
+        signals = values.pop("signals", None)
         if resolved:
             values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
+        values |= {} if signals is None else {"signals": signals}
         return {"model": type(self).__name__, **plain(values)}
 
     def summary(self) -> str:
@@ -271,20 +356,34 @@ class Recommender(ABC):
 
     def tunable(self) -> list[str]:
         """Return the names of the settings that `tune` can vary."""
-        return [entry.name for entry in dataclasses.fields(cast(Any, self)) if entry.init]
+        entries = dataclasses.fields(cast(Any, self))
+        own = [each.name for each in entries if each.init and each.name != "signals"]
+        return [*own, *self._signal_settings()]
+
+    def _signal_settings(self) -> dict[str, Any]:
+        """Return the settings of the signals that `tune` can vary, by name."""
+        if self.signals is None:
+            return {}
+        return {name: getattr(self.signals, name) for name in SETTINGS}
 
     def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, not fitted."""
-        return cast(Self, dataclasses.replace(cast(Any, self), **settings))
+        """Return a copy with other settings, those of its signals included, not fitted."""
+        own = dict(settings)
+        theirs = {name: own.pop(name) for name in SETTINGS if name in own and self.signals}
+        if theirs:
+            own["signals"] = dataclasses.replace(cast(Any, self.signals), **theirs)
+        return cast(Self, dataclasses.replace(cast(Any, self), **own))
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return the settings that a search begins with; "auto" is replaced by numbers."""
-        return {name: getattr(self, name) for name in self.tunable()}
+        theirs = self._signal_settings()
+        return {name: theirs.get(name, getattr(self, name, None)) for name in self.tunable()}
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
         settings = self.settings()
-        return {"family": settings.pop("model"), **settings}
+        settings.pop("signals", None)
+        return {"family": settings.pop("model"), **settings, **self._signal_settings()}
 
     @on_snapshot
     def rank(
@@ -454,7 +553,12 @@ class Recommender(ABC):
 
     def _request(self, wanted: Any, unknown: Unknown) -> Request:
         """Return who is asked about, as rows over the model's items."""
-        return parse_request(wanted, self._fitted, unknown)
+        asked = parse_asked(wanted, self._fitted, unknown)
+        if isinstance(asked.source, np.ndarray):
+            history: Csr = self._fitted.matrix[asked.source]
+        else:
+            history = self._rows_of(asked.source, unknown)
+        return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
 
     def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
         """Take what was learned: the data and arrays by name, sparse matrices among them."""
@@ -548,7 +652,8 @@ def in_words(settings: Mapping[str, Any]) -> str:
     words = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            inner = ", ".join(f"{key}={_short(part)}" for key, part in [*value.items()][1:])
+            said = [(key, part) for key, part in [*value.items()][1:] if part is not None]
+            inner = ", ".join(f"{key}={_short(part)}" for key, part in said)
             words += [f"{value['name']}({inner})" if inner else value["name"]]
         elif value:
             words += [str(value) if name == "model" else f"{name}={_short(value)}"]

@@ -16,13 +16,15 @@ from equipoise.ranking.terms import Constant, Sparse, Term
 
 @dataclass(kw_only=True, eq=False)
 class Popularity(Recommender):
-    """The items with most users, for every user."""
+    """The items with most users, for every user; with `signals` those that are worth most."""
 
     def _fit(self, data: Interactions) -> None:
         self._keep(data, {})
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
-        return [Constant(interactions.item_counts.astype(np.float32))]
+        if self.signals is None:
+            return [Constant(interactions.item_counts.astype(np.float32))]
+        return [Constant(interactions.matrix.sum(axis=0).astype(np.float32))]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,7 +32,8 @@ class ItemKNN(Recommender):
     """Items that share users with those of the history, by cosine.
 
     Similarity of i and j: freq(i, j) / (sqrt(freq(i) freq(j)) + shrink), kept for the
-    `neighbours` most similar items j of each i.
+    `neighbours` most similar items j of each i. With `signals` freq(i, j) is the sum over users of
+    the product of what i and j are worth to them; otherwise each pair counts 1.
 
     Parameters
     ----------
@@ -54,12 +57,14 @@ class ItemKNN(Recommender):
 
     def _fit(self, data: Interactions) -> None:
         X = data.matrix.copy()
-        X.data[:] = 1
+        if self.signals is None:
+            X.data[:] = 1
         similarity = (X.T @ X).tocsr()
         similarity.setdiag(0)
         similarity.eliminate_zeros()
         similarity.sort_indices()
-        root = np.sqrt(data.item_counts.astype(np.float64))
+        squares = X.data.astype(np.float64) ** 2
+        root = np.sqrt(np.bincount(X.indices, squares, minlength=data.n_items))
         row = np.repeat(np.arange(data.n_items), np.diff(similarity.indptr))
         norm = root[row] * root[similarity.indices] + self.shrink
         similarity.data = (similarity.data / norm).astype(np.float32)

@@ -13,6 +13,7 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
+from equipoise.events import Events
 from equipoise.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
@@ -139,18 +140,6 @@ class Request:
             yield np.array(group), mask if self.allowed is None else mask & self.allowed
 
 
-def parse_request(wanted: Any, train: Interactions, unknown: Unknown) -> Request:
-    """Turn user ids, histories or Interactions into rows over the items of `train`."""
-    asked = parse_asked(wanted, train, unknown)
-    if isinstance(asked.source, Interactions):
-        history = asked.source.with_items(train.item_index, unknown=unknown).matrix
-    elif isinstance(asked.source, np.ndarray):
-        history = train.matrix[asked.source]
-    else:
-        history = history_rows(asked.source, train.item_index, unknown)
-    return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
-
-
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:
     """Return one row per history, with a 1 for each of its items."""
     rows = [_item_positions(history, items, unknown) for history in histories]
@@ -158,6 +147,14 @@ def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> 
     columns = np.concatenate([*rows, np.empty(0, np.int64)])
     ones = np.ones(len(columns), np.float32)
     return sp.csr_array((ones, columns, offsets), shape=(len(rows), len(items)))
+
+
+def history_events(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Events:
+    """Return the items of each history in their order, repeats included, without times."""
+    rows = [items.positions(as_list(history), unknown=unknown) for history in histories]
+    rows = [row[row >= 0] for row in rows]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
 def empty_rows(history: Csr) -> Positions:

@@ -28,6 +28,7 @@ from equipoise.models.saving import restored_normalizer
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.terms import Term
+from equipoise.signals import SETTINGS
 from equipoise.solve.engine import Solved, Solver, solve
 from equipoise.storage import Fields, Stored
 
@@ -35,7 +36,7 @@ Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 EXPONENTS = ("alpha", "beta", "gamma")
 # settings of a model's parts that `tune` varies by their own names
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent")}
+PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
 SAMPLE = 1000  # users whose lists tell what pruning costs
 
 
@@ -65,7 +66,8 @@ class LinearAutoencoder(Recommender):
         What `prune` cost; None for a model that was not pruned.
     """
 
-    solve_settings: ClassVar[tuple[str, ...]] = ("beta", "dropout", "l2")
+    signed: ClassVar[bool] = True
+    solve_settings: ClassVar[tuple[str, ...]] = (*SETTINGS, "beta", "dropout", "l2")
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
         "gamma": STEPS,
@@ -115,6 +117,8 @@ class LinearAutoencoder(Recommender):
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
         how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
+        if data.signed and self.lowpass is not None:
+            raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
@@ -128,6 +132,9 @@ class LinearAutoencoder(Recommender):
         fitted = copy.copy(fitted)
         data = fitted._fitted
         fitted.solution_.require("reuse")
+        if self.signals != fitted.signals:
+            raise SettingError("reuse needs the same signals: they are in the solve")
+        self._given = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
@@ -154,7 +161,8 @@ class LinearAutoencoder(Recommender):
         """Return the exponents that the normalizer has, l2, dropout, and those of the parts."""
         found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
         found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
-        return found + [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        found += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        return [*found, *self._signal_settings()]
 
     def vary(self, settings: Mapping[str, Any]) -> Self:
         """Return a copy with other settings, its normalizer's and its companion's included."""
@@ -167,18 +175,20 @@ class LinearAutoencoder(Recommender):
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return l2, dropout and beta, "auto" as numbers from the data."""
+        data = self._weighed(data)
         normalizer = self.normalizer.resolve(data)
         l2, dropout = self._numbers(data, normalizer)
         beta = {"beta": normalizer.exponents()[1]} if hasattr(normalizer, "beta") else {}
-        return {"l2": l2, "dropout": dropout, **beta}
+        return {"l2": l2, "dropout": dropout, **beta, **self._signal_settings()}
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and everything that is tunable, with the numbers behind "auto"."""
         settings = self.settings(resolved=True)
         for part in PARTS:
-            settings |= settings.pop(part) or {}
-        numbers = {name: float(settings[name]) for name in self.tunable()}
-        return {"family": type(self).__name__, **numbers}
+            settings |= settings.pop(part, None) or {}
+        found = {name: settings[name] for name in self.tunable()}
+        numbers = {name: float(found[name]) for name in found if name not in SETTINGS}
+        return {"family": type(self).__name__, **found, **numbers}
 
     @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
@@ -225,7 +235,13 @@ class LinearAutoencoder(Recommender):
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(self, added: Interactions | None = None, removed: Any = None) -> Self:
+    def update(
+        self,
+        added: Interactions | None = None,
+        removed: Any = None,
+        *,
+        replace: bool = False,
+    ) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -238,8 +254,11 @@ class LinearAutoencoder(Recommender):
             New pairs; their users and items may be new.
         removed
             Pairs to take out, or a list of user ids to forget altogether.
+        replace
+            Let the weight of an added pair take the place of the one that is there; otherwise
+            they add up, as if both tables had been read as one.
         """
-        update_linear(self, added, removed)
+        update_linear(self, added, removed, replace=replace)
         return self
 
     @on_snapshot
@@ -343,12 +362,20 @@ class LinearAutoencoder(Recommender):
 def shared_solver(
     models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
 ) -> Solver:
-    """Return the solver for `fit_together`; options as for `fit`."""
+    """Return the solver for `fit_together`; options as for `fit`.
+
+    It is for models with the signals of the first.
+    """
+    data = models[0]._weighed(data)
     return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
 
 
-def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
-    """Fit models that share l2, dropout and user weights by one solve.
+def fit_together(
+    models: Sequence[LinearAutoencoder], solver: Solver, given: Interactions | None = None
+) -> None:
+    """Fit models that share l2, dropout, user weights and signals by one solve.
+
+    `given` are the data of the solver before they were weighed by the signals.
 
     They are valid until the solver solves again: all share its matrix.
     """
@@ -361,6 +388,7 @@ def fit_together(models: Sequence[LinearAutoencoder], solver: Solver) -> None:
     for model in models:
         # a companion depends on its own settings alone
         companion = companions.get(model.lowpass)
+        model._given = data if given is None else given
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
 

@@ -16,6 +16,7 @@ from equipoise.errors import DataError, FileFormatError
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
+from equipoise.signals import Signals
 from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ Shapes = Mapping[str, tuple[int, ...] | str]
 
 def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
     """Write the directory atomically; an earlier model there stays valid until the end."""
-    data = pack(model._fitted, TRAIN)
+    data = pack(model.data_, TRAIN)
     state, arrays = model._state()
     meta = {
         "library": equipoise.__version__,
@@ -74,7 +75,8 @@ def _restored(stored: Stored) -> Recommender:
     meta = stored.meta
     meta.text("library")
     model = build(meta.group("settings"))
-    model.interactions_ = unpack(stored, meta.group("train"), TRAIN)
+    model._given = unpack(stored, meta.group("train"), TRAIN)
+    model.interactions_ = model._weighed(model._given)
     model._restore(meta.group("state"), stored)
     return model
 
@@ -94,6 +96,8 @@ def build(settings: Any) -> Recommender:
         fields["normalizer"] = build_normalizer(fields["normalizer"])
     if fields.get("lowpass") is not None:
         fields["lowpass"] = _build_part("low-pass companion", fields["lowpass"], [LowPass])
+    if "signals" in fields:
+        fields["signals"] = _build_part("signals", fields["signals"], [Signals])
     try:
         model: Recommender = _made(kind, fields)
         return model

@@ -24,10 +24,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError, TooBigError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.kernels import Floats, compiled
 from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import Sequences, entry_rows, segments
+from equipoise.matrix import entry_rows, segments
 from equipoise.ranking.kernels import add_rows
 from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.solve import dense, gpu
@@ -60,16 +61,16 @@ def time_weights(data: Interactions, decay: float | None) -> Vector:
     """Return exp(-(latest time - time of the session's last click) / decay), decay in days."""
     if decay is None:
         return np.ones(data.n_users)
-    if data.times is None:
+    if data.events is None or data.events.times is None:
         raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
-    last = np.full(data.n_users, data.times.max(initial=-np.inf))
-    some = data.user_counts > 0
-    last[some] = np.maximum.reduceat(data.times, data.matrix.indptr[:-1][some])
-    return np.asarray(np.exp((last - last.max()) / (decay * DAY)))
+    last = data.events.last_times
+    latest = last.max(initial=-np.inf)
+    # a session without clicks counts nothing anyway
+    return np.asarray(np.exp(np.where(last > -np.inf, last - latest, 0.0) / (decay * DAY)))
 
 
 def past_future(
-    sequences: Sequences, n_items: int, decay: float | None, direction: Direction = "sr"
+    sequences: Events, n_items: int, decay: float | None, direction: Direction = "sr"
 ) -> tuple[Any, Any]:
     """Return the past S and the future T of every split of every session, as CSR in float64.
 
@@ -80,7 +81,7 @@ def past_future(
 
     Examples
     --------
-    >>> S, T = past_future(Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
+    >>> S, T = past_future(Events(np.array([2, 0, 2], np.int32), np.array([0, 3])), 3, 1.0)
     >>> S.toarray().tolist(), T.toarray().round(3).tolist()
     ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.368], [0.0, 0.0, 1.0]])
     """
@@ -96,7 +97,7 @@ def past_future(
 
 
 def _around(
-    sequences: Sequences,
+    sequences: Events,
     n_items: int,
     shape: tuple[int, bool, bool],
     reach: int,
@@ -200,7 +201,7 @@ def narrow(rows: Any) -> Any:
     return out
 
 
-def recency(sequences: Sequences, n_items: int, decay: float | None) -> Any:
+def recency(sequences: Events, n_items: int, decay: float | None) -> Any:
     """Return rows x items: what the clicks of each session weigh in its scores.
 
     The last click counts 1 and the one n clicks before it exp(-n / decay); repeats add up.

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from equipoise import checks
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.events import Events
 from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import Sequences
 from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
 from equipoise.models.histories import Request, parse_asked
 from equipoise.models.recommendations import Recommendations
@@ -109,7 +109,9 @@ class SessionModel(Recommender):
         memory: str | float | None,
     ) -> None:
         if data.sequences is None:
-            raise DataError("a session model needs ordered clicks; read with session= or gap=")
+            raise DataError(
+                "a session model needs ordered clicks; read with session=, gap= or time="
+            )
         checks.choice("engine", engine, ("auto", "sparse", "dense"))
         checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
@@ -295,7 +297,7 @@ class SessionModel(Recommender):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Sequences:
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Events:
     """Return the clicks of each session in their order, repeats included."""
     rows, skipped = [], []
     for listed in sessions:
@@ -305,7 +307,7 @@ def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Seque
         rows.append(place[place >= 0])
     _warn_of_skipped(len(skipped), skipped)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Sequences(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
 def _warn_of_skipped(count: int, items: list[Any]) -> None:

@@ -52,15 +52,19 @@ class Change:
     lowpass_rank: int = 0
 
 
-def update_linear(model: LinearAutoencoder, added: Interactions | None, removed: Any) -> None:
+def update_linear(
+    model: LinearAutoencoder, added: Interactions | None, removed: Any, *, replace: bool = False
+) -> None:
     """Bring a model to the state of a refit on the changed data; writes into no array it has."""
     old = model._fitted
     model.solution_.require("update")
     if isinstance(model.normalizer_, CustomNorm):
         raise SettingError("weights brought per user or item do not fit changed data; fit again")
-    new = changed_data(old, added, removed)
-    if new.fingerprint == old.fingerprint:
+    given = changed_data(model.data_, added, removed, replace=replace)
+    if given.fingerprint == model.data_fingerprint_:
         return
+    new = model._weighed(given)
+    model._given = given
     normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # also where "auto" was
     penalty = model._penalty(new, normalizer, *numbers)
     change = Change(
@@ -131,7 +135,9 @@ def _updated(
     return Solved(P, P.diagonal(), residual)
 
 
-def changed_data(old: Interactions, added: Interactions | None, removed: Any) -> Interactions:
+def changed_data(
+    old: Interactions, added: Interactions | None, removed: Any, *, replace: bool = False
+) -> Interactions:
     """Return the data after the change; users left without items are gone, items stay."""
     new = old
     if removed is not None:
@@ -144,7 +150,7 @@ def changed_data(old: Interactions, added: Interactions | None, removed: Any) ->
     if added is not None:
         if not isinstance(added, Interactions):
             raise DataError("added must be Interactions; make them with eq.read(...)")
-        new = new.union(added)
+        new = new.union(added, replace=replace)
     if not new.n_interactions:
         raise DataError("the update would leave no interactions")
     kept = new.user_counts > 0

@@ -55,6 +55,7 @@ def read(
     time_unit: TimeUnit | None = None,
     rating: OptionalColumn = None,
     weight: Column = None,
+    type: OptionalColumn = None,
     session: Column = None,
     gap: float | str | None = None,
     min_rating: float | None = None,
@@ -84,10 +85,15 @@ def read(
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
     weight
-        Column whose values become the matrix; without it every pair counts 1.
+        Column whose values, added up for each pair, become the matrix; without it every pair
+        counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
+        of has no value in the matrix.
+    type
+        Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
+        Left out, a column of a usual name (event, event_type, action) is taken; False takes none.
     session
         Column that groups events into sessions, in place of `user`. Events keep their order (by
-        time where there is one, else as they came) and their repeats in `Interactions.sequences`.
+        time where there is one, else as they came).
     gap
         Cuts the events of a user into sessions where the pause is longer: seconds, or text such
         as "30m" or "1h". The sessions of user "ann" are "ann/1", "ann/2", ...
@@ -111,7 +117,8 @@ def read(
     Notes
     -----
     Ids are never changed: integers stay integers, text stays text, and "007" is text. Repeated
-    pairs are merged: weights add up, the latest time stays. Times become seconds since 1970 (UTC)
+    pairs have one value in the matrix, and every row is kept with its time, weight and type in
+    `Interactions.events`. Times become seconds since 1970 (UTC)
     from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
     datetimes. The matrix is of single precision, so weights lie between 1e-45 and 3e38.
 

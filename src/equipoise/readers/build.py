@@ -5,10 +5,7 @@ Ids become positions and pairs a CSR matrix by counting, in linear time and a fe
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +13,12 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, SettingError
-from equipoise.interactions import Interactions
+from equipoise.checks import period
+from equipoise.errors import DataError
+from equipoise.events import MOST_TYPES, Events, pair_up
+from equipoise.interactions import Interactions, summed
 from equipoise.kernels import compiled
-from equipoise.matrix import Csr, Sequences, entry_rows
+from equipoise.matrix import Csr, entry_rows
 from equipoise.readers.columns import (
     Columns,
     choose_columns,
@@ -33,22 +32,23 @@ from equipoise.readers.delimited import WHOLE
 from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, refuse_or_note
 
 Codes = npt.NDArray[np.int32]
+Kinds = npt.NDArray[np.int16]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[Any]
-
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     """Load the columns that a source has for the roles and make the matrix."""
     columns = choose_columns(source, options)
-    others = [c for c in (columns.time, columns.rating, columns.weight) if c is not None]
+    extra = (columns.time, columns.rating, columns.weight, columns.type)
+    others = [column for column in extra if column is not None]
     table = source.load((columns.user, columns.item), others)
     if table.frame.height == 0:
         raise DataError(f"{source.name} has no rows; nothing can be read from it")
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
+    types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
     notes += bad.notes(source.name)
     kept = _kept_rows(ratings, weights, options, bad, notes)
     # The frame is the largest thing in memory and, like the ratings, no longer needed.
@@ -57,6 +57,7 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
         users, items = users.filter(pl.Series(kept)), items.filter(pl.Series(kept))
         weights = None if weights is None else weights[kept]
         times = None if times is None else times[kept]
+        types = None if types is None else types.filter(pl.Series(kept))
     if not len(users):
         remedy = "check the columns and what was skipped"
         if options.min_rating is not None:
@@ -66,18 +67,33 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     del users
     places, item_ids = factorize(items)
     del items
-    sequences = None
+    in_sessions = options.gap is not None or options.session is not None
     if options.gap is not None and times is not None:
-        pause = gap_seconds(options.gap)
+        pause = period("gap", options.gap)
         rows, user_ids = _cut(rows, times, user_ids, pause)
         notes.append(f"cut into {len(user_ids):,} sessions at pauses over {pause:g} seconds")
-    if options.gap is not None or options.session is not None:
-        # The events of each row by time, or as they came where there are no times.
-        order = np.lexsort((rows,) if times is None else (times, rows))
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(user_ids)))])
-        sequences = Sequences(places[order].astype(np.int32), offsets.astype(np.int64))
-    matrix, latest = _matrix(rows, places, (user_ids, item_ids), weights, times, notes)
-    return finished(source.name, matrix, user_ids, item_ids, options, notes, latest, sequences)
+    codes, names = _types(types, columns.type)
+    log = Log(rows, places, weights, times, codes)
+    matrix, events, repeats = gathered(log, (len(user_ids), len(item_ids)), in_sessions, names)
+    _check_sums(matrix, log, (user_ids, item_ids))
+    _note_events(log, matrix, repeats, notes)
+    return finished(source.name, matrix, user_ids, item_ids, options, notes, events)
+
+
+def _types(column: pl.Series | None, name: str | None) -> tuple[Kinds | None, tuple[str, ...]]:
+    """Return the kinds of events as positions in their names."""
+    if column is None:
+        return None, ()
+    names = column.drop_nulls().unique().sort()
+    if len(names) >= MOST_TYPES:
+        raise DataError(
+            f"column {name!r} holds {len(names):,} kinds of events, too many; name another one "
+            "or pass type=False"
+        )
+    codes = column.replace_strict(
+        names, pl.int_range(len(names), eager=True), default=-1, return_dtype=pl.Int16
+    )
+    return codes.to_numpy(), tuple(names.to_list())
 
 
 def _values(
@@ -106,8 +122,7 @@ def finished(
     items: Ids,
     options: ReadOptions,
     notes: list[str],
-    times: Floats | None = None,
-    sequences: Sequences | None = None,
+    events: Events | None = None,
 ) -> Interactions:
     """Add the labels; one user or one item is refused: most often a wrong column was named."""
     for axis, values in (("user", users), ("item", items)):
@@ -121,9 +136,7 @@ def finished(
     labels = None
     if options.labels is not None:
         labels = _aligned(options.labels, items, options, notes)
-    return Interactions(
-        matrix, users, items, times=times, labels=labels, sequences=sequences, notes=notes
-    )
+    return Interactions(matrix, users, items, labels=labels, events=events, notes=notes)
 
 
 def _kept_rows(
@@ -156,47 +169,34 @@ def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
     return kept & fine, int((kept & ~fine).sum())
 
 
-def _matrix(
-    rows: Codes,
-    places: Codes,
-    ids: tuple[Ids, Ids],
-    weights: Floats | None,
-    times: Floats | None,
-    notes: list[str],
-) -> tuple[Csr, Floats | None]:
-    """Build the matrix; sums of weights that single precision cannot hold are refused."""
-    pairs = pairs_to_csr(rows, places, (len(ids[0]), len(ids[1])), weights, times)
-    if weights is not None and not np.isfinite(pairs.matrix.data).all():
-        place = int(np.flatnonzero(~np.isfinite(pairs.matrix.data))[0])
-        row, column = int(entry_rows(pairs.matrix)[place]), int(pairs.matrix.indices[place])
-        total = float(weights[(rows == row) & (places == column)].sum())
-        raise DataError(
-            f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
-            f"add up to {total:g}, and 3e38 is the most; scale the weights down"
+def _check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
+    """Refuse sums of weights that single precision cannot hold."""
+    with np.errstate(over="ignore"):
+        large = ~np.isfinite(matrix.data.astype(np.float32))
+    if log.weights is None or not large.any():
+        return
+    place = int(np.flatnonzero(large)[0])
+    row, column = int(entry_rows(matrix)[place]), int(matrix.indices[place])
+    raise DataError(
+        f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
+        f"add up to {float(matrix.data[place]):g}, and 3e38 is the most; scale the weights down"
+    )
+
+
+def _note_events(log: Log, matrix: Csr, repeats: int, notes: list[str]) -> None:
+    """Say how repeated pairs and returns make the matrix."""
+    if repeats:
+        added = ", their weights added up" if log.weights is not None else ""
+        notes.append(f"merged {repeats:,} repeated pairs{added}")
+    if log.weights is None:
+        return
+    returned = int((log.weights < 0).sum())
+    if returned:
+        gone = len(log.users) - repeats - matrix.nnz
+        notes.append(
+            f"{returned:,} rows with a negative weight are returns, taken off the other weights "
+            f"of their pair; {gone:,} pairs are left with nothing"
         )
-    if pairs.repeats:
-        added = ", their weights added up" if weights is not None else ""
-        latest = ", the latest time kept" if times is not None else ""
-        notes.append(f"merged {pairs.repeats:,} repeated pairs{added}{latest}")
-    return pairs.matrix, pairs.times
-
-
-def gap_seconds(gap: float | str) -> float:
-    """Return a pause in seconds, given as a number or as text.
-
-    >>> gap_seconds("30m"), gap_seconds(90)
-    (1800.0, 90.0)
-    """
-    if isinstance(gap, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", gap)
-        if match is None:
-            raise SettingError(f"gap must be seconds or text such as '30m' or '1h', got {gap!r}")
-        value = float(match[1]) * UNITS[match[2]]
-    else:
-        value = float(gap)
-    if not 0 < value < np.inf:
-        raise SettingError(f"gap must be a positive time, got {gap!r}")
-    return value
 
 
 def _cut(users: Codes, times: Floats, ids: Ids, gap: float) -> tuple[Codes, Ids]:
@@ -281,12 +281,14 @@ def _same_type(
     raise DataError(f"labels have ids of type {keys.dtype} for items of type {kind}; convert them")
 
 
-class Pairs(NamedTuple):
-    """The matrix with its times, and how many rows repeated a pair."""
+class Log(NamedTuple):
+    """The rows of a table: positions of user and item, and what else is known of each event."""
 
-    matrix: Csr
-    times: Floats | None
-    repeats: int
+    users: Codes
+    items: Codes
+    weights: Floats | None = None
+    times: Floats | None = None
+    types: Kinds | None = None
 
 
 def factorize(values: pl.Series) -> tuple[Codes, Ids]:
@@ -311,31 +313,38 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
     return found["place"].to_numpy(), distinct.to_numpy()
 
 
-def pairs_to_csr(
-    users: Codes,
-    items: Codes,
-    shape: tuple[int, int],
-    weights: Floats | None,
-    times: Floats | None,
-) -> Pairs:
-    """Build the matrix; of a repeated pair the weights add up and the latest time stays."""
-    none = np.empty(0, np.float64)
-    starts, keys, dealt_weights, dealt_times = _dealt(
-        _own(users),
-        _own(items),
-        shape[0],
-        none if weights is None else _own(weights),
-        none if times is None else _own(times),
-    )
-    # Each thread sorts the rows of its share of the users; the loops hold no lock.
-    cuts = np.linspace(0, shape[0], min(os.cpu_count() or 1, 8, len(users) // 100_000 + 1) + 1)
-    bounds = cuts.astype(np.int64)
-    with ThreadPoolExecutor(len(bounds) - 1) as pool:
-        list(pool.map(lambda a, b: _sort_rows(keys, starts, a, b), bounds[:-1], bounds[1:]))
-    indptr, indices, data, latest = _merged(starts, keys, dealt_weights, dealt_times)
-    matrix: Csr = sp.csr_array((data, indices, indptr), shape=shape)
-    matrix.has_canonical_format = True
-    return Pairs(matrix, None if times is None else latest, len(users) - len(indices))
+def gathered(
+    log: Log, shape: tuple[int, int], in_sessions: bool = False, type_names: tuple[str, ...] = ()
+) -> tuple[Csr, Events | None, int]:
+    """Return the matrix, the events and how many rows repeat a pair.
+
+    Of a repeated pair the weights add up. There are events where they say more than the matrix:
+    times, weights, kinds, repeats, or the order of a session.
+    """
+    empty = np.empty(0, np.float64)
+    weights, times = (empty if each is None else _own(each) for each in (log.weights, log.times))
+    types = np.empty(0, np.int16) if log.types is None else _own(log.types)
+    rows = _own(log.users), _own(log.items)
+    offsets, items, weights, times, types = _dealt(*rows, shape[0], weights, times, types)
+    columns = {
+        "weights": None if log.weights is None else weights,
+        "times": None if log.times is None else times,
+        "types": None if log.types is None else types,
+        "type_names": type_names,
+        "ordered": in_sessions or log.times is not None,
+    }
+    if log.weights is None:
+        indptr, indices, _ = pair_up(offsets, items, places=False)
+        repeats = len(items) - len(indices)
+        ones = np.ones(len(indices), np.float32)
+        matrix: Csr = sp.csr_array((ones, indices, indptr), shape=shape)
+        matrix.has_canonical_format = True
+        if not (repeats or in_sessions or log.times is not None or log.types is not None):
+            return matrix, None, 0
+        return matrix, Events.dealt(items, offsets, **columns), repeats
+    events = Events.dealt(items, offsets, **columns)
+    matrix, n_pairs = summed(events, shape[1])
+    return matrix, events, len(items) - n_pairs
 
 
 def _own(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -361,57 +370,25 @@ def _by_table(values: Ints, low: int, span: int) -> tuple[Codes, npt.NDArray[np.
 
 @compiled
 def _dealt(
-    users: Codes, items: Codes, n_users: int, weights: Floats, times: Floats
-) -> tuple[Ints, Ints, Floats, Floats]:
-    """Deal the rows to their users: a key holds the item above, the place of the row below."""
-    n = users.size
+    users: Codes, items: Codes, n_users: int, weights: Floats, times: Floats, types: Kinds
+) -> tuple[Ints, Codes, Floats, Floats, Kinds]:
+    """Deal the rows to their users, in the order they come."""
     starts = np.zeros(n_users + 1, np.int64)
-    for row in range(n):
+    for row in range(users.size):
         starts[users[row] + 1] += 1
     starts = np.cumsum(starts)
     filled = starts[:-1].copy()
-    keys = np.empty(n, np.int64)
+    dealt = np.empty_like(items)
     dealt_weights, dealt_times = np.empty_like(weights), np.empty_like(times)
-    for row in range(n):
-        user = users[row]
-        place = filled[user]
-        filled[user] += 1
-        keys[place] = (np.int64(items[row]) << 32) | (place - starts[user])
+    dealt_types = np.empty_like(types)
+    for row in range(users.size):
+        place = filled[users[row]]
+        filled[users[row]] += 1
+        dealt[place] = items[row]
         if weights.size:
             dealt_weights[place] = weights[row]
         if times.size:
             dealt_times[place] = times[row]
-    return starts, keys, dealt_weights, dealt_times
-
-
-@compiled
-def _sort_rows(keys: Ints, starts: Ints, first: int, stop: int) -> None:
-    for user in range(first, stop):
-        keys[starts[user] : starts[user + 1]].sort()
-
-
-@compiled
-def _merged(
-    starts: Ints, keys: Ints, weights: Floats, times: Floats
-) -> tuple[Ints, Codes, npt.NDArray[np.float32], Floats]:
-    """Merge equal neighbours within the rows of a user."""
-    indices, data = np.empty(keys.size, np.int32), np.ones(keys.size, np.float32)
-    latest = np.empty(times.size, np.float64)
-    indptr = np.zeros(starts.size, np.int64)
-    last = -1
-    for user in range(starts.size - 1):
-        start = starts[user]
-        item, total = -1, 0.0
-        for place in range(start, starts[user + 1]):
-            row = start + (keys[place] & 0xFFFFFFFF)
-            fresh = (keys[place] >> 32) != item
-            if fresh:
-                last, item, total = last + 1, keys[place] >> 32, 0.0
-                indices[last] = item
-            if weights.size:
-                total += weights[row]
-                data[last] = total
-            if times.size and (fresh or times[row] > latest[last]):
-                latest[last] = times[row]
-        indptr[user + 1] = last + 1
-    return indptr, indices[: last + 1], data[: last + 1], latest[: last + 1]
+        if types.size:
+            dealt_types[place] = types[row]
+    return starts, dealt, dealt_weights, dealt_times, dealt_types

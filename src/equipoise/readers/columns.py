@@ -40,6 +40,10 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "eventtimestamp ratedat checkintime",
         "date eventdate reviewtime reviewdate day",
     ),
+    "type": (
+        "event eventtype eventname action actiontype behavior behaviour behaviortype "
+        "behaviourtype interactiontype",
+    ),
     "title": ("title movietitle name itemname producttitle productname label",),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
@@ -67,6 +71,7 @@ class Columns:
     time: str | None
     rating: str | None
     weight: str | None
+    type: str | None
     notes: list[str]
 
 
@@ -97,7 +102,23 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
     assert item is not None
     if user == item:
         raise DataError(f"{source.name}: column {user!r} cannot be both the user and the item")
-    return Columns(user, item, chosen["time"], chosen["rating"], weight, notes)
+    kind = _type_column(source, options, {*chosen.values(), weight}, notes)
+    return Columns(user, item, chosen["time"], chosen["rating"], weight, kind, notes)
+
+
+def _type_column(
+    source: Source, options: ReadOptions, taken: set[str | None], notes: list[str]
+) -> str | None:
+    """Return the column of the kind of event, named or the only one of a usual spelling."""
+    if options.type is not None and not isinstance(options.type, bool):
+        return given_column(source, options.type, "type")
+    if options.type is False or not source.named:
+        return None
+    hits = [name for name in spelled_like(source.columns, "type") if name not in taken]
+    if len(hits) != 1:
+        return None
+    notes.append(f"column {hits[0]!r} read as the type of each event; type=False leaves it out")
+    return hits[0]
 
 
 Asked = dict[str, str | int | bool | None]
@@ -241,9 +262,10 @@ def _from_floats(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series,
 
 
 def number_column(column: pl.Series, role: str, bad: BadRows) -> Floats:
-    """Return ratings or weights; refuse empty, NaN, infinite and negative ones.
+    """Return ratings or weights; refuse empty, NaN and infinite ones, and negative ratings.
 
-    The matrix is of single precision, so a weight must also lie between 1e-45 and 3e38 or be 0.
+    A negative weight is a return. The matrix is of single precision, so the size of a weight must
+    also lie between 1e-45 and 3e38 or be 0.
     """
     if column.dtype == pl.String:  # numbers, or true and false as 1 and 0
         word = column.str.strip_chars().str.to_lowercase()
@@ -256,11 +278,11 @@ def number_column(column: pl.Series, role: str, bad: BadRows) -> Floats:
             f"column {column.name!r} holds {column.dtype}, a {role} must be a number; "
             f"pass {role}= with another column"
         )
-    _refuse_unusable(values, column, role, f"finite {role}", bad)
+    _refuse_unusable(values, column, role, f"finite {role}", bad, negative=role == "weight")
     if role == "weight":
         lost = lost_in_single(values)
         if lost.any():
-            large, name = values > 1, column.name
+            large, name = np.abs(values) > 1, column.name
             bad.refuse(lost & large, name, "is a weight beyond 3e38", "scale the weights down")
             bad.refuse(lost & ~large, name, "is a weight below 1e-45", "scale the weights up")
     return values
@@ -274,13 +296,16 @@ def _refuse_unusable(
     bad: BadRows,
     fill: str = "fill it",
     remedy: str = "correct it",
+    negative: bool = False,
 ) -> None:
-    if len(values) and values.min() >= 0 and values.max() < np.inf:
+    least = -np.inf if negative else 0
+    if len(values) and least <= values.min() > -np.inf and values.max() < np.inf:
         return  # the usual case in two passes; NaN fails the first comparison
     missing = _is_missing(column)
     bad.refuse(missing, column.name, f"has no {role}", fill)
     bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {wanted}", remedy)
-    bad.refuse(values < 0, column.name, f"is a negative {role}", remedy)
+    if not negative:
+        bad.refuse(values < 0, column.name, f"is a negative {role}", remedy)
 
 
 def _is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:

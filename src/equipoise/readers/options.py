@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 Locate = Callable[[int], str]
 
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
-COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "session", "gap")
+COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "type", "session", "gap")
 TABLES = ("csv", "tsv", "jsonl", "parquet")
 FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
 
@@ -47,6 +47,7 @@ class ReadOptions:
     time_unit: TimeUnit | None = None
     rating: OptionalColumn = None
     weight: Column = None
+    type: OptionalColumn = None
     session: Column = None
     gap: float | str | None = None
     min_rating: float | None = None

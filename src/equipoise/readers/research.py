@@ -20,7 +20,7 @@ import polars as pl
 from equipoise.errors import DataError
 from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions
-from equipoise.readers.build import factorize, pairs_to_csr, to_interactions
+from equipoise.readers.build import Log, factorize, gathered, to_interactions
 from equipoise.readers.columns import id_column
 from equipoise.readers.delimited import delimited_source, whole_numbers
 from equipoise.readers.files import all_bytes, contents, existing_file, first_bytes
@@ -323,9 +323,9 @@ def _assembled(
             rows = codes[start : start + len(column)]
             start += len(column)
             shape = (len(users), len(items))
-            built = pairs_to_csr(rows, places.astype(np.int32), shape, None, None)
-            notes = [f"merged {built.repeats:,} repeated pairs"] if built.repeats else []
-            out[name] = Interactions(built.matrix, users, items, notes=notes)
+            matrix, _, repeats = gathered(Log(rows, places.astype(np.int32)), shape)
+            notes = [f"merged {repeats:,} repeated pairs"] if repeats else []
+            out[name] = Interactions(matrix, users, items, notes=notes)
     return out
 
 

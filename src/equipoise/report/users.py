@@ -101,11 +101,10 @@ def portraits(
 
 
 def remembered(one: Interactions) -> list[Any]:
-    """Items of one row: in order of events, latest first where times are known, else as stored."""
+    """Items of one row: latest first, each once, where times are known, else in order."""
     items = one.history(one.users[0])
-    if one.sequences is None and one.times is not None:
-        order = np.argsort(-one.times, kind="stable")
-        return [items[place] for place in order]
+    if one.events is not None and one.events.times is not None:
+        return list(dict.fromkeys(reversed(items)))
     return items
 
 

@@ -42,7 +42,8 @@ PAIR_STRIP = 4096
 PAIR_INNER = 4096  # terms of a sum on tensor cores, which round it towards zero at every step
 PAIR_LEAST = 512  # smallest side of a product that repays the splitting
 PAIR_SCALE = 16.0  # halves reach from 6e-8 to 65,504: room for factors up to 4,000
-PAIR_SHARE = 0.04  # of the matrix: room for the pairs of a product
+PAIR_SHARE = 0.06  # of the matrix: room for the pairs of a product
+PAIR_BYTES = 16  # of a number in two pairs, one of them in the making
 PRECISIONS = ("auto", "float32", "tf32")
 REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
@@ -404,7 +405,7 @@ def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) ->
     matrix = n_items * row_length(n_items) * size
     gram = (n_users + 2 * n_items) * gram_width(n_users, n_items) * size
     blocks = 2 * n_items * BLOCK * size + 8 * BLOCK**2 * size
-    pairs = 24 * PAIR_INNER * pair_width(n_items)
+    pairs = PAIR_BYTES * PAIR_INNER * pair_width(n_items)
     sparse = 64 * n_interactions + 24 * (n_users + n_items)
     workspace = 128 << 20  # of cuBLAS, cuSPARSE and cuSOLVER
     return matrix + max(gram, blocks + pairs) + sparse + workspace
@@ -418,7 +419,7 @@ def gram_width(n_users: int, n_items: int) -> int:
 
 def pair_width(n_items: int) -> int:
     """Rows and columns of a product of pairs at a time: two pairs and their making fit beside."""
-    width = int(PAIR_SHARE * 4 * n_items**2 / (24 * PAIR_INNER))
+    width = int(PAIR_SHARE * 4 * n_items**2 / (PAIR_BYTES * PAIR_INNER))
     return max(PAIR_LEAST, width // PAIR_LEAST * PAIR_LEAST)
 
 

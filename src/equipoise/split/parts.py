@@ -16,16 +16,20 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import choice
 from equipoise.errors import DataError, SettingError
+from equipoise.events import Events
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.matrix import cell_keys, entry_rows, in_ascending
 from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 Protocol = Literal["strong", "weak", "last", "time", "session"]
+Repeats = Literal["new", "all", "again"]
 Pair = tuple[Interactions, Interactions]
 
 PROTOCOLS = get_args(Protocol)
+REPEATS = get_args(Repeats)
 KIND = "equipoise-split"
 VERSION = 1
 LATER = "training may hold events later than those to be found"
@@ -36,15 +40,19 @@ class Part:
     """Users (or steps of sessions) to recommend to: what is known, and what is to be found.
 
     Both sides have the same rows and items, and an item in every row. The name is "valid" (to tune
-    on) or "test" (to report).
+    on) or "test" (to report). `repeats` says what the targets are: items that are new to the user,
+    all of them, or only those the user comes back to ("again"); `evaluate` lists items of the
+    history unless they are "new".
     """
 
     history: Interactions
     target: Interactions
     protocol: str
     name: str
+    repeats: str = "new"
 
     def __post_init__(self) -> None:
+        choice("repeats", self.repeats, REPEATS)
         if self.protocol not in PROTOCOLS:
             raise SettingError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
         if self.name not in ("valid", "test"):
@@ -74,10 +82,17 @@ class Part:
         """Number of users (or revealed steps of sessions)."""
         return self.history.n_users
 
+    @property
+    def hides_seen(self) -> bool:
+        """Whether lists for this part leave out the items of the history."""
+        return self.repeats == "new" and self.protocol != "session"
+
     def __repr__(self) -> str:
         rows = "steps" if self.protocol == "session" else "users"
         known, hidden = self.history.n_interactions, self.target.n_interactions
-        return f"Part {self.name}: {self.n_users:,} {rows}, {known:,} known, {hidden:,} to find"
+        what = {"new": "", "all": ", known items too", "again": ", known items only"}[self.repeats]
+        size = f"{self.n_users:,} {rows}, {known:,} known, {hidden:,} to find"
+        return f"Part {self.name}: {size}{what}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +138,7 @@ class Split:
             "seed": self.seed,
             "notes": list(self.notes),
             "fingerprint": self.fingerprint,
+            "repeats": self.test.repeats,
             "parts": {key: packed.meta for key, packed in content.items()},
         }
         arrays = dict(ChainMap(*(packed.arrays for packed in content.values())))
@@ -144,6 +160,7 @@ class Split:
 def _restored(stored: Stored) -> Split:
     meta = stored.meta
     protocol, packed = meta.text("protocol", PROTOCOLS), meta.group("parts")
+    repeats = meta.text("repeats", REPEATS) if "repeats" in meta else "new"
     meta.text("fingerprint")
     train = unpack(stored, packed.group("train"), "train_")
     parts: dict[str, Part] = {}
@@ -154,7 +171,7 @@ def _restored(stored: Stored) -> Split:
             history, target = (
                 unpack(stored, packed.group(key), f"{key}_", like=train) for key in keys
             )
-            parts[name] = Part(history, target, protocol, name)
+            parts[name] = Part(history, target, protocol, name, repeats)
     seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
     notes = tuple(meta.texts("notes"))
     return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes)
@@ -286,16 +303,44 @@ def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.i
     return out
 
 
-def times_of(data: Interactions, split: str) -> npt.NDArray[np.float64]:
-    """Return the times of the data; an error names the split that needs them."""
-    if data.times is None:
+def timed_events(data: Interactions, split: str) -> Events:
+    """Return the events of data with times; an error names the split that needs them."""
+    if data.events is None or data.events.times is None:
         raise DataError(f"{split} needs times; name the column with eq.read(..., time=...)")
-    return data.times
+    return data.events
+
+
+def first_events(data: Interactions, events: Events) -> npt.NDArray[np.bool_]:
+    """Mark the events by which a user first uses an item; a return is none."""
+    first = np.zeros(events.n_events, bool)
+    added = np.flatnonzero(events.positive)
+    keys = events.keys(data.n_items)[added]
+    first[added[np.unique(keys, return_index=True)[1]]] = True
+    return first
+
+
+def following(events: Events, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many of the counted events of the same user come after each event."""
+    running = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
+    return np.asarray(running[np.repeat(events.offsets[1:], events.lengths)] - running[1:])
+
+
+def targets(
+    past: Interactions, future: Interactions, repeats: str, name: str, notes: list[str]
+) -> Interactions:
+    """Return the pairs of the future that are to be found, by what the past knows."""
+    known = in_ascending(cell_keys(future.matrix), cell_keys(past.matrix))
+    if repeats == "new":
+        why = f"of {name} left out: repeats of what the history holds (repeats='all' keeps them)"
+        notes += counted(int(known.sum()), "pair", why)
+        return future.entries(~known)
+    return future.entries(known) if repeats == "again" else future
 
 
 def leak_notes(data: Interactions, why: str = "this split ignores time") -> list[str]:
     """Say that training may see the future, where the data have times."""
-    return [f"{why}: {LATER}"] if data.times is not None else []
+    timed = data.events is not None and data.events.times is not None
+    return [f"{why}: {LATER}"] if timed else []
 
 
 def with_known(

@@ -10,10 +10,19 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
+from equipoise.events import Events
 from equipoise.ids import IdIndex, unchecked
 from equipoise.interactions import Interactions, generator
-from equipoise.matrix import Sequences, segments
-from equipoise.split.parts import Part, Split, check_shares, counted, groups, leak_notes, times_of
+from equipoise.matrix import segments
+from equipoise.split.parts import (
+    Part,
+    Split,
+    check_shares,
+    counted,
+    groups,
+    leak_notes,
+    timed_events,
+)
 
 
 def sessions(
@@ -41,7 +50,7 @@ def sessions(
     Parameters
     ----------
     data
-        Interactions with `sequences`; one row is one session.
+        Interactions with events in order; one row is one session.
     valid, test
         Shares of the sessions that are held out; ``valid=0`` gives no such part.
     order
@@ -52,9 +61,9 @@ def sessions(
     Examples
     --------
     >>> import equipoise as eq
-    >>> from equipoise.matrix import Sequences
-    >>> events = Sequences(np.tile(np.array([0, 1, 2], np.int32), 10), np.arange(0, 31, 3))
-    >>> data = eq.Interactions(np.ones((10, 3)), sequences=events)
+    >>> from equipoise.events import Events
+    >>> events = Events(np.tile(np.array([0, 1, 2], np.int32), 10), np.arange(0, 31, 3))
+    >>> data = eq.Interactions(np.ones((10, 3)), events=events)
     >>> split = eq.split.sessions(data, seed=3)
     >>> split.train.n_users, [split.test.history.history(row) for row in split.test.history.users]
     (8, [[0], [0, 1]])
@@ -65,7 +74,8 @@ def sessions(
     if data.sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
     if order == "time":
-        ordered = np.argsort(_last_times(data), kind="stable")
+        last = timed_events(data, "sessions(order='time')").last_times
+        ordered = np.argsort(last, kind="stable")
     else:
         ordered = generator(seed).permutation(data.n_users)
     train_rows, *held_out = groups(ordered, valid, test, "sessions")
@@ -87,15 +97,15 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     """Turn each session into steps: what was seen so far, and the one item that came next.
 
     A session of L events gives L - 1 rows with ids "session:1", "session:2", ...; the history of
-    row t has the first t events as its sequence and their distinct items as its matrix row. Time
+    row t has the first t events and their distinct items as its matrix row. Time
     and memory grow with the size of the result. Times and weights of the data are left out.
 
     Examples
     --------
     >>> import equipoise as eq
-    >>> from equipoise.matrix import Sequences
-    >>> events = Sequences(np.array([2, 0, 2], np.int32), np.array([0, 3]))
-    >>> history, target = eq.split.reveal(eq.Interactions([[1, 0, 1]], ["s"], sequences=events))
+    >>> from equipoise.events import Events
+    >>> events = Events(np.array([2, 0, 2], np.int32), np.array([0, 3]))
+    >>> history, target = eq.split.reveal(eq.Interactions([[1, 0, 1]], ["s"], events=events))
     >>> [(row, history.history(row), target.history(row)) for row in history.users]
     [('s:1', [2], [0]), ('s:2', [2, 0], [2])]
     """
@@ -108,7 +118,7 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     seen = next_event - events.offsets[session]
     users = _step_ids(data.user_index, session, seen)
     places, prefix_offsets = segments(events.offsets[session], seen)
-    prefixes = Sequences(events.items[places], prefix_offsets)
+    prefixes = Events(events.items[places], prefix_offsets)
     # A prefix repeats an item exactly where its session does, so one look at the sessions is
     # enough to find the distinct items of every prefix.
     distinct = prefixes.keep(_first_occurrences(events, data.n_items)[places])
@@ -116,7 +126,7 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     ones = np.ones(len(distinct.items), np.float32)
     rows = sp.csr_array((ones, distinct.items, distinct.offsets), shape=shape)
     found = (np.ones(shape[0], np.float32), events.items[next_event], np.arange(shape[0] + 1))
-    history = Interactions(rows, users, data.item_index, labels=data.labels, sequences=prefixes)
+    history = Interactions(rows, users, data.item_index, labels=data.labels, events=prefixes)
     target = Interactions(
         sp.csr_array(found, shape=shape), users, data.item_index, labels=data.labels
     )
@@ -139,7 +149,7 @@ def _revealed(
     return Part(history, target, "session", name)
 
 
-def _first_occurrences(events: Sequences, n_items: int) -> npt.NDArray[np.bool_]:
+def _first_occurrences(events: Events, n_items: int) -> npt.NDArray[np.bool_]:
     """Mark the events whose item has not come before in their session."""
     first = np.zeros(len(events.items), bool)
     first[np.unique(events.rows * n_items + events.items, return_index=True)[1]] = True
@@ -153,12 +163,3 @@ def _step_ids(
     frame = pl.DataFrame({"id": users.to_series().cast(pl.String)[session], "step": step})
     texts = frame.select(pl.format("{}:{}", "id", "step")).to_series()
     return unchecked(texts.to_numpy().copy(), "user")
-
-
-def _last_times(data: Interactions) -> npt.NDArray[np.float64]:
-    """Return the time of each session's last event; sessions without events come first."""
-    times = times_of(data, "sessions(order='time')")
-    last = np.full(data.n_users, -np.inf)
-    some = data.user_counts > 0
-    last[some] = np.maximum.reduceat(times, data.matrix.indptr[:-1][some]) if some.any() else 0.0
-    return last

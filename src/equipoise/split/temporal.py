@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, date, datetime
-
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import Moment, choice, moment
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.matrix import entry_rows
 from equipoise.split.parts import (
+    REPEATS,
     Part,
+    Repeats,
     Split,
     check_share,
     check_shares,
     counted,
+    first_events,
+    following,
     leak_notes,
-    ranks,
     rounded,
-    times_of,
-    unlearnable,
+    targets,
+    timed_events,
     with_known,
 )
 
-Moment = float | str | date
 
-
-def leave_last_out(data: Interactions, *, valid: int = 1, test: int = 1) -> Split:
+def leave_last_out(
+    data: Interactions, *, valid: int = 1, test: int = 1, repeats: Repeats = "new"
+) -> Split:
     """Hide each user's last items in time, and those before them for tuning.
 
     ::
@@ -38,15 +38,25 @@ def leave_last_out(data: Interactions, *, valid: int = 1, test: int = 1) -> Spli
         1   2 1 . 3 .           . x . . .      x . . . .      . . . x .
         2   . 4 2 1 3           . . x x .      . . . . x      . x . . .
 
-    Used by SASRec, BERT4Rec and most papers on sequences. The history of a part is everything
-    before its targets: for test that is train and valid together. Users with too few items to
-    leave one in train are not in a part. All users and items stay in train. Each user is cut at
-    another time, so training may see the future of others.
+        events of 3             repeats        history        target
+        a b a c b a             "new"          a b a          c
+                                "all"          a b a c b      a
+                                "again"        a b a c b      a
+
+    Used by SASRec, BERT4Rec and most papers on sequences. Each user is cut before the events to be
+    found, and the history of a part is everything before that cut: for test that is train and
+    valid together. What follows the cut and is no target, such as user 3's last b and a for "new",
+    is in no part. Users with too few events to leave one in train are in train only. All users and
+    items stay in train. Each user is cut at another time, so training may see the future of
+    others.
 
     Parameters
     ----------
     valid, test
-        Numbers of items to hide in each part; ``valid=0`` gives no such part.
+        Numbers of events to hide in each part; ``valid=0`` gives no such part.
+    repeats
+        Which events are counted and to be found: those by which a user first uses an item ("new"),
+        any ("all"), or only those on an item used before ("again").
 
     Examples
     --------
@@ -59,25 +69,35 @@ def leave_last_out(data: Interactions, *, valid: int = 1, test: int = 1) -> Spli
     for name, number, least in (("valid", valid, 0), ("test", test, 1)):
         if not isinstance(number, (int, np.integer)) or number < least:
             raise SettingError(f"{name} must be an integer >= {least}, got {number!r}")
-    counts, row = data.user_counts, entry_rows(data.matrix)
-    # How many items of the user come after this one: 0 for the last.
-    after = counts[row] - 1 - ranks(data, times_of(data, "leave_last_out"))
-    in_part, hidden = {}, {}
-    for name, first, stop in (("test", 0, test), ("valid", test, test + valid)):
-        if first < stop:
-            in_part[name] = counts > stop
-            if not in_part[name].any():
-                raise DataError(f"leave_last_out needs a user with {stop + 1} items for {name}")
-            hidden[name] = (first <= after) & (after < stop) & in_part[name][row]
-    train = data.entries(~np.any(list(hidden.values()), axis=0))
-    before = {"valid": train, "test": data.entries(~hidden["test"])}
-    parts = {
-        name: Part(before[name].rows(users), data.entries(hidden[name]).rows(users), "last", name)
-        for name, users in in_part.items()
-    }
-    notes = unlearnable(data, train, hidden["test"])
-    few = int((~in_part["test"]).sum())
-    notes += counted(few, "user", f"in train only: fewer than {test + 1} items")
+    choice("repeats", repeats, REPEATS)
+    events = timed_events(data, "leave_last_out")
+    first = first_events(data, events)
+    counts = {"new": first, "all": events.positive, "again": events.positive & ~first}[repeats]
+    after, row = following(events, counts), events.rows
+    total = np.bincount(row[counts], minlength=data.n_users)
+    # the first event of a user is no repeat, so there is one before every repeat
+    spare = 0 if repeats == "again" else 1
+    notes: list[str] = []
+    parts: dict[str, Part] = {}
+    left = np.ones(events.n_events, bool)
+    for name, low, high in (("test", 0, test), ("valid", test, test + valid)):
+        if low == high:
+            continue
+        held = total >= high + spare
+        if not held.any():
+            what = {"new": "items", "all": "events", "again": "repeats"}[repeats]
+            raise DataError(f"leave_last_out needs a user with {high + spare} {what} for {name}")
+        window = (low <= after) & (after < high) & held[row]
+        left &= ~((after < high) & held[row])
+        past = data.only_events((after >= high) & held[row])
+        future = targets(past, data.only_events(window), repeats, name, notes)
+        users = (past.user_counts > 0) & (future.user_counts > 0)
+        parts[name] = Part(past.rows(users), future.rows(users), "last", name, repeats)
+    train = data.only_events(left)
+    unseen = int(parts["test"].target.item_counts[train.item_counts == 0].sum())
+    notes += counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
+    few = data.n_users - parts["test"].n_users
+    notes += counted(few, "user", f"in train only: fewer than {test + spare} such events")
     notes += leak_notes(data, "each user is cut at another time")
     return Split(train, parts.get("valid"), parts["test"], "last", None, tuple(notes))
 
@@ -89,30 +109,36 @@ def time_cut(
     valid_from: Moment | None = None,
     test: float = 0.1,
     valid: float = 0.1,
+    repeats: Repeats = "new",
 ) -> Split:
     """Learn from the past and evaluate on the future: one cut in time for all users.
 
     ::
 
-            data (day)      train (< 7)   test.history   test.target (>= 7)
-            a b c d e       a b c d         a b c d        a b c d
-        1   1 3 . 8 .       x x . .         x x . .        . . . x
-        2   . 2 9 . .       . x . .         . x . .        . . x .
-        3   . . 5 6 .       . . x x         . . . .        . . . .
-        4   7 . . . 9       . . . .         . . . .        . . . .
+            data (days)         train (< 7)   test.history   test.target (>= 7)
+            a   b c   d e       a b c d         a b c d        a b c d
+        1   1,9 3 .   8 .       x x . .         x x . .        . . . x
+        2   .   2 9   . .       . x . .         . x . .        . . x .
+        3   .   . 5,8 6 .       . . x x         . . . .        . . . .
+        4   7   . .   . 9       . . . .         . . . .        . . . .
 
     The split nearest to what a running service meets, and the only one here that never leaks the
-    future. Items that train lacks (e) and users without a history (4) or a target (3) are left
-    out; `Split.notes` counts them. The history of a part is everything before its targets: for
-    test that is train and valid together.
+    future. An event before the cut is in train and history whatever comes later. An item that the
+    history holds (1 and a, 3 and c) is a target only with `repeats` "all" or "again". Items that
+    train lacks (e) and users without a history (4) or a target (3) are left out; `Split.notes`
+    counts them. The history of a part is everything before its targets: for test that is train
+    and valid together.
 
     Parameters
     ----------
     test_from, valid_from
         First moment of test and of valid: seconds since 1970, an ISO text or a date (UTC).
     test, valid
-        Where no moment is given: the share of all pairs from there on. ``valid=0`` gives no such
-        part. Pairs of one moment stay together, so shares are met as far as ties allow.
+        Where no moment is given: the share of all events from there on. ``valid=0`` gives no such
+        part. Events of one moment stay together, so shares are met as far as ties allow.
+    repeats
+        What is to be found: items that are new to the user ("new"), all items ("all"), or only
+        those that the user comes back to ("again"). `evaluate` then lists known items too.
 
     Examples
     --------
@@ -123,28 +149,31 @@ def time_cut(
     >>> [(user, split.test.target.history(user)) for user in split.test.target.users.tolist()]
     [(1, ['d']), (2, ['c'])]
     """
-    times = times_of(data, "time_cut")
+    choice("repeats", repeats, REPEATS)
+    times = timed_events(data, "time_cut").times
+    assert times is not None
     valid_cut, test_cut = _cuts(times, test_from, valid_from, test, valid)
     in_test = times >= test_cut
     in_train = times < (test_cut if valid_cut is None else valid_cut)
-    train = data.entries(in_train)
+    train = data.only_events(in_train)
     active, known = train.user_counts > 0, train.item_counts > 0
     notes: list[str] = []
-    train = train.rows(active).columns(known)
     parts: dict[str, Part] = {}
     for name, before, hidden in (
         ("valid", in_train, ~in_train & ~in_test),
         ("test", ~in_test, in_test),
     ):
         if name == "test" or valid_cut is not None:
-            past = data.entries(before).columns(known)
-            everything = data.entries(hidden)
+            past = data.only_events(before).columns(known)
+            everything = data.only_events(hidden)
             future = with_known(everything, known, name, notes)
+            future = targets(past, future, repeats, name, notes)
             users = (past.user_counts > 0) & (future.user_counts > 0)
             lost = int(((everything.user_counts > 0) & ~users).sum())
-            why = f"active in {name} left out: no history before it or no known item in it"
+            why = f"active in {name} left out: no history before it or nothing in it to find"
             notes += counted(lost, "user", why)
-            parts[name] = Part(past.rows(users), future.rows(users), "time", name)
+            parts[name] = Part(past.rows(users), future.rows(users), "time", name, repeats)
+    train = train.rows(active).columns(known)
     return Split(train, parts.get("valid"), parts["test"], "time", None, tuple(notes))
 
 
@@ -166,10 +195,10 @@ def _cuts(
     if test_from is None:
         test_cut = _share_from(ordered, test, len(times))
     else:
-        test_cut = _seconds(test_from, "test_from")
+        test_cut = moment("test_from", test_from)
     valid_cut = None
     if valid_from is not None:
-        valid_cut = _seconds(valid_from, "valid_from")
+        valid_cut = moment("valid_from", valid_from)
         if valid_cut >= test_cut:
             raise SettingError(f"valid must begin before test, got {valid_cut} and {test_cut}")
     elif valid and test_cut > ordered[0]:
@@ -186,19 +215,3 @@ def _share_from(ordered: npt.NDArray[np.float64], share: float, stop: int) -> fl
     """Return the time from which on a share of all events lies, counted back from `stop`."""
     size = max(int(rounded(share, np.array(len(ordered)))), 1)
     return float(ordered[max(stop - size, 0)])
-
-
-def _seconds(moment: Moment, name: str) -> float:
-    """Return a number, an ISO text or a date as seconds since 1970; UTC where no zone is given."""
-    if isinstance(moment, str):
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError as error:
-            raise SettingError(f"{name} must be an ISO date or time, got {moment!r}") from error
-    if isinstance(moment, date) and not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day)
-    if isinstance(moment, datetime):
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(moment):
-        raise SettingError(f"{name} must be finite, got {moment}")
-    return float(moment)

@@ -16,11 +16,14 @@ from equipoise.split.parts import (
     check_share,
     check_shares,
     counted,
+    first_events,
+    following,
     groups,
     leak_notes,
     ranks,
     rounded,
-    times_of,
+    targets,
+    timed_events,
     unlearnable,
     with_known,
 )
@@ -57,7 +60,8 @@ def strong(
         Share of a held-out user's items that the model is shown. At least one item is shown and
         at least one hidden.
     order
-        Hide items at random, or a user's last ones by time ("time"; ties by item position).
+        Hide items at random, or those that a user came to last ("time"; what happened before them
+        is shown, whatever comes later).
     seed
         Same data and seed, same split.
 
@@ -75,7 +79,7 @@ def strong(
     if order not in ("random", "time"):
         raise SettingError(f"order must be 'random' or 'time', got {order!r}")
     if order == "time":
-        times_of(data, "strong(order='time')")
+        timed_events(data, "strong(order='time')")
     rng = generator(seed)
     train_rows, *held_out = groups(rng.permutation(data.n_users), valid, test, "users")
     train = data.rows(train_rows)
@@ -89,15 +93,30 @@ def strong(
             why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
             notes += counted(int((~enough).sum()), "user", why)
             held = held.rows(enough)
-            drawn = rng.random(held.n_interactions)
-            key = drawn if order == "random" or held.times is None else held.times
-            n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
-            hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
-            parts[name] = Part(held.entries(~hidden), held.entries(hidden), "strong", name)
+            if order == "random":
+                n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
+                drawn = ranks(held, rng.random(held.n_interactions))
+                hidden = drawn >= n_shown[entry_rows(held.matrix)]
+                parts[name] = Part(held.entries(~hidden), held.entries(hidden), "strong", name)
+            else:
+                parts[name] = _last_shown(held, 1 - history, name, notes)
     by_time = ("users are held out regardless of time",) if order == "time" else ()
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+
+
+def _last_shown(held: Interactions, share: float, name: str, notes: list[str]) -> Part:
+    """Cut each user before the first of the items to hide, which are the last new ones."""
+    events = timed_events(held, "strong(order='time')")
+    first = first_events(held, events)
+    row = events.rows
+    n_new = np.bincount(row[first], minlength=held.n_users)
+    later = following(events, first) < _n_hidden(share, n_new)[row]
+    past = held.only_events(~later)
+    future = targets(past, held.only_events(later), "new", name, notes)
+    users = (past.user_counts > 0) & (future.user_counts > 0)
+    return Part(past.rows(users), future.rows(users), "strong", name)
 
 
 def _n_hidden(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -174,6 +174,8 @@ class Search:
         self.split, self.space, self.metrics, self.goals = split, space, metrics, goals
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
         self.metric = next(iter(goals))
+        assert split.valid is not None
+        self.hides_seen = split.valid.hides_seen
         self.solves = self.resumed = 0
         self._solving = {name: options[name] for name in options if name != "threads"}
         # only a first fit can tell how long other models take
@@ -181,6 +183,7 @@ class Search:
         self._fit_seconds = plan(split.train, **self._solving).seconds if shares else 0.0
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
         self._solver: Solver | None = None
+        self._signals: Any = None  # of the solver
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -272,7 +275,7 @@ class Search:
             models,
             self.metrics.history,
             self.metrics.ks[-1],
-            exclude_seen=self.metrics.protocol != "session",
+            exclude_seen=self.hides_seen,
         )
         points = [
             {**model.search_point(), **self.metrics.measure(found), "prototype": number}
@@ -288,12 +291,14 @@ class Search:
         if not models[0].solve_settings:
             models[0].fit(train, **self.options)
             return
-        if self._solver is None:
+        if self._solver is None or self._signals != models[0].signals:
             options = dict(self._solving)
             if "scratch" in options:
                 options["scratch"] = self._scratch
+            self._solver = None  # its memory is needed
             self._solver = shared_solver(models, train, **options)
-        fit_together(models, self._solver)
+            self._signals = models[0].signals
+        fit_together(models, self._solver, train)
 
     @property
     def _scratch(self) -> Path:

@@ -20,6 +20,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
+from equipoise.models.histories import empty_rows
 from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
 
@@ -38,7 +39,6 @@ def rank_together(
     history may be listed.
     """
     depth = min(k, history.n_items)
-    empty = np.flatnonzero(history.user_counts == 0)
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
     for place, model in enumerate(models):
@@ -49,7 +49,9 @@ def rank_together(
         else:
             out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
     for members in groups.values():
-        lists = _ranked([term for _, term in members], history.matrix, depth)
+        rows = models[members[0][0]]._rows_of(history, "error")
+        lists = _ranked([term for _, term in members], rows, depth)
+        empty = empty_rows(rows)
         if len(empty):
             # they are ranked by popularity, which the term does not know
             lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items

@@ -18,6 +18,7 @@ import numpy as np
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models import Recommender
+from equipoise.signals import SETTINGS, Signals
 from equipoise.tuning.proposals import Point, Values, in_order
 
 # The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
@@ -57,6 +58,12 @@ class Space:
         if not listed:
             raise SettingError("tune needs a model, such as eq.EASE")
         models = [_prototype(each) for each in listed]
+        if isinstance(grid, Mapping) and set(grid) & set(SETTINGS):
+            # a model without signals is searched from those that change nothing but weights
+            models = [
+                each if each.signals is not None else each.vary({"signals": Signals()})
+                for each in models
+            ]
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
         if not all(each.solve_settings for each in models) and len(models) > 1:
@@ -91,7 +98,11 @@ class Space:
     def start(self, train: Interactions) -> Point:
         """Return the settings of a solve that a search begins with, "auto" as numbers."""
         found = self.origin.search_start(train)
-        return {name: found[name] for name in found if self.in_ranges or name in self.axes}
+        return {
+            name: found[name]
+            for name in found
+            if name in self.axes or (self.in_ranges and name not in SETTINGS)
+        }
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, the last axis running fastest."""
@@ -120,6 +131,7 @@ class Space:
         In whatever order a grid is written, it is the same.
         """
         solves = self.models[0].solve_settings if self.in_ranges else ()
+        solves = tuple(name for name in solves if name not in SETTINGS)
         names = self.models[0].tunable()
         values: dict[str, Any] = {name: "range" for name in solves if name in names}
         values |= {name: list(in_order(listed)) for name, listed in self.values.items()}
@@ -190,7 +202,8 @@ def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list
     out = []
     for model in models:
         first = {name: listed[0] for name, listed in values.items() if name in model.tunable()}
-        out.append(model.vary({"normalizer": model.vary(first).normalizer.resolve(train)}))
+        varied = model.vary(first)
+        out.append(model.vary({"normalizer": varied.normalizer.resolve(varied._weighed(train))}))
     return out
 
 

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -446,6 +446,12 @@ class NeuralModel(Recommender):
         return {name: as_array(tensor) for name, tensor in task.parameters.items()}
 
     def _metrics(self, valid: Part, interactions: Interactions, device: Any) -> DeviceMetrics:
+        if self.signals is not None:
+            items = interactions.item_index
+            history, target = (side.with_items(items) for side in (valid.history, valid.target))
+            background = self.signals.background(self._given)
+            rows = self.signals.values(history.own_events, len(items), background)
+            valid = replace(valid, history=history.with_values(rows), target=target)
         return DeviceMetrics(valid, interactions, device)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:

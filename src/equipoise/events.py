@@ -1,0 +1,337 @@
+"""Events: what each user did, one after another, repeats included.
+
+A matrix says which user used which item; the events say when, how often, how much and in which
+way. Everything that depends on time or on repeats is computed from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError
+from equipoise.kernels import compiled
+from equipoise.machine import run
+from equipoise.matrix import Csr, segments
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Items = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.int16]
+Mask = npt.NDArray[np.bool_]
+
+COLUMNS = ("times", "weights", "types")
+NO_TYPE = -1
+MOST_TYPES = 2**15
+BLOCK, MOST_BLOCKS = 100_000, 64  # events that a thread sorts at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """The events of each user in their order, by time where there are times.
+
+    The events of user u are those at ``offsets[u]`` up to ``offsets[u + 1]``.
+
+    Parameters
+    ----------
+    items
+        Position of the item of each event.
+    offsets
+        Where the events of each user begin, and the number of all events.
+    times
+        Seconds since 1970, which do not fall within a user; None where no time is known.
+    weights
+        What each event counts, negative for a return; None where each counts 1.
+    types, type_names
+        Kind of each event as a position in the names, -1 for none; None where all are alike.
+    ordered
+        Whether the order means anything; events without times may just be as they came.
+
+    Examples
+    --------
+    >>> events = Events(np.array([2, 0, 2], np.int32), np.array([0, 1, 3]))
+    >>> [events[user].tolist() for user in range(len(events))]
+    [[2], [0, 2]]
+    """
+
+    items: Items
+    offsets: Ints
+    times: Floats | None = None
+    weights: Floats | None = None
+    types: Codes | None = None
+    type_names: tuple[str, ...] = ()
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0:
+            raise DataError("the offsets of events must be a list that starts with 0")
+        if (offsets[1:] < offsets[:-1]).any() or offsets[-1] != len(self.items):
+            ends = f"end at the number of events, {len(self.items)}"
+            raise DataError(f"the offsets of events must not fall and must {ends}")
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if column is not None and column.shape != self.items.shape:
+                raise DataError(
+                    f"events have {column.size} {name} for {len(self.items)} items; give one each"
+                )
+        if self.times is not None:
+            _check_times(self.times, offsets)
+        if self.weights is not None and not np.isfinite(self.weights).all():
+            raise DataError("the weights of events must be finite")
+        if self.types is not None and len(self.types):
+            low, high = int(self.types.min()), int(self.types.max())
+            if low < NO_TYPE or high >= len(self.type_names):
+                known = f"{len(self.type_names)} names"
+                raise DataError(f"the types of events must be positions in their {known}, or -1")
+
+    @classmethod
+    def collected(
+        cls, rows: Ints, n_users: int, items: npt.NDArray[Any], **columns: Any
+    ) -> Events:
+        """Make events of a table: the user and the item of each, and what else is known.
+
+        They are put in order of user, then time; equal times stay as they come.
+        """
+        order = np.argsort(rows, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_users))])
+        found = {name: columns.pop(name, None) for name in COLUMNS}
+        dealt = {name: None if each is None else each[order] for name, each in found.items()}
+        return cls.dealt(items[order].astype(np.int32), offsets, **dealt, **columns)
+
+    @classmethod
+    def dealt(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
+        """Make events that are in order of user; those of a user are put in order of time."""
+        times = columns.get("times")
+        order = None if times is None else time_order(offsets, times)
+        if order is not None:
+            items = items[order]
+            for name in COLUMNS:
+                if columns.get(name) is not None:
+                    columns[name] = columns[name][order]
+        return cls(items, offsets, **columns)
+
+    def check_shape(self, n_users: int, n_items: int) -> None:
+        """Refuse events that do not fit a matrix of this shape."""
+        if len(self) != n_users:
+            raise DataError(f"events has {len(self)} rows for {n_users} users")
+        if len(self.items) and (self.items.min() < 0 or self.items.max() >= n_items):
+            raise DataError(f"events must name items by positions from 0 to {n_items - 1}")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, user: int) -> Items:
+        return self.items[self.offsets[user] : self.offsets[user + 1]]
+
+    @property
+    def n_events(self) -> int:
+        """Number of events of all users."""
+        return len(self.items)
+
+    @property
+    def lengths(self) -> Ints:
+        """Number of events of each user."""
+        return np.diff(self.offsets)
+
+    @property
+    def rows(self) -> Ints:
+        """The user of each event, by position."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def positive(self) -> Mask:
+        """Mark the events that add something: all but returns and events of weight 0."""
+        return np.ones(self.n_events, bool) if self.weights is None else self.weights > 0
+
+    @property
+    def last_times(self) -> Floats:
+        """Time of each user's last event; minus infinity for a user without events."""
+        assert self.times is not None
+        some = self.lengths > 0
+        last = np.full(len(self), -np.inf)
+        last[some] = self.times[self.offsets[1:][some] - 1]
+        return last
+
+    def keys(self, n_items: int) -> Ints:
+        """Return user * n_items + item for each event."""
+        return self.rows * n_items + self.items
+
+    def take(self, users: Ints) -> Events:
+        """Return the events of these users, by position."""
+        places, offsets = segments(self.offsets[users], self.lengths[users])
+        return self._at(places, offsets)
+
+    def keep(self, events: Mask) -> Events:
+        """Return the events under this mask."""
+        if events.all():
+            return self
+        running = np.concatenate([[0], np.cumsum(events, dtype=np.int64)])
+        return self._at(events, running[self.offsets])
+
+    def recode(self, new: Ints) -> Events:
+        """Rename item i to ``new[i]``; events on items with a negative new name are left out."""
+        kept = self.keep(new[self.items] >= 0)
+        return replace(kept, items=new[kept.items].astype(np.int32))
+
+    def _at(self, places: npt.NDArray[Any], offsets: Ints) -> Events:
+        found = {name: getattr(self, name) for name in COLUMNS}
+        columns: dict[str, Any] = {
+            name: None if each is None else each[places] for name, each in found.items()
+        }
+        return replace(self, items=self.items[places], offsets=offsets, **columns)
+
+    def places(self, matrix: Csr) -> Ints:
+        """Return where in the stored values of a matrix the pair of each event is, or -1."""
+        found = np.empty(self.n_events, np.int64)
+        indptr = matrix.indptr.astype(np.int64, copy=False)
+        indices = matrix.indices.astype(np.int32, copy=False)
+        _find(indptr, indices, self.offsets, self.items, found)
+        return found
+
+    def pairs(self) -> tuple[Ints, Items, Ints]:
+        """Return the distinct pairs, as row offsets and columns, and the pair of each event."""
+        return pair_up(self.offsets, self.items)
+
+
+def _check_times(times: Floats, offsets: Ints) -> None:
+    if not np.isfinite(times).all():
+        raise DataError("times must be finite")
+    falls = np.zeros(len(times) + 1, bool)
+    falls[1:-1] = times[1:] < times[:-1]
+    falls[offsets] = False
+    if falls.any():
+        raise DataError("the times of a user's events must not fall; put the events in order")
+
+
+def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int) -> Events:
+    """Put the events of two sides together, those of the second after those of the first.
+
+    `rows` are the new positions of the users of each side. Both have the same columns.
+    """
+    names = list(dict.fromkeys([*first.type_names, *second.type_names]))
+    sides = [_renamed(each, names) for each in (first, second)]
+    row = np.concatenate([new[each.rows] for each, new in zip(sides, rows, strict=True)])
+    columns: dict[str, Any] = {}
+    for name in ("items", *COLUMNS):
+        held = [getattr(each, name) for each in sides]
+        columns[name] = None if held[0] is None else np.concatenate(held)
+    return Events.collected(
+        row,
+        n_users,
+        columns.pop("items"),
+        **columns,
+        type_names=tuple(names),
+        ordered=first.ordered and second.ordered,
+    )
+
+
+def _renamed(events: Events, names: list[str]) -> Events:
+    """Return the types as positions in a longer list of names."""
+    if events.types is None or not events.type_names:
+        return replace(events, type_names=tuple(names))
+    new = np.array([*map(names.index, events.type_names), NO_TYPE], np.int16)
+    return replace(events, types=new[events.types], type_names=tuple(names))
+
+
+def as_types(texts: Iterable[Any]) -> tuple[Codes, tuple[str, ...]]:
+    """Return the kinds of events as positions, and their names in order of the alphabet."""
+    listed = [None if text is None else str(text) for text in texts]
+    names = sorted({text for text in listed if text is not None})
+    place = {name: at for at, name in enumerate(names)}
+    codes = [NO_TYPE if text is None else place[text] for text in listed]
+    return np.array(codes, np.int16), tuple(names)
+
+
+def time_order(offsets: Ints, times: Floats) -> Ints | None:
+    """Return the places of the events of each user in order of time; None if they are so already.
+
+    Equal times stay as they come.
+    """
+    late = np.zeros(len(times) + 1, bool)
+    late[1:-1] = times[1:] < times[:-1]
+    late[offsets] = False
+    if not late.any():
+        return None
+    order = np.arange(len(times))
+    _in_blocks(offsets, lambda first, stop: _sort_times(offsets, times, first, stop, order))
+    return order
+
+
+def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, Items, Ints]:
+    """Return the distinct pairs as row offsets and ascending columns, and the pair of each event.
+
+    Without `places` the last is left empty, which saves its memory.
+    """
+    keys = np.empty(len(items), np.int64)
+    _in_blocks(offsets, lambda first, stop: _sort_keys(offsets, items, first, stop, keys))
+    found = np.empty(len(items) if places else 0, np.int64)
+    indptr, indices = _merged(offsets, keys, found)
+    return indptr, indices, found
+
+
+def _in_blocks(offsets: Ints, work: Any) -> None:
+    """Call with first and last rows, in threads; each has its share of the events."""
+    count = min(int(offsets[-1]) // BLOCK + 1, MOST_BLOCKS)
+    cuts = np.searchsorted(offsets, np.linspace(0, offsets[-1], count + 1)[1:-1])
+    bounds = [0, *cuts.tolist(), len(offsets) - 1]
+    run(lambda number: work(bounds[number], bounds[number + 1]), count)
+
+
+@compiled
+def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints) -> None:
+    for user in range(first, stop):
+        start, end = offsets[user], offsets[user + 1]
+        for place in range(start + 1, end):
+            if times[place] < times[place - 1]:
+                order[start:end] = start + np.argsort(times[start:end], kind="mergesort")
+                break
+
+
+@compiled
+def _sort_keys(offsets: Ints, items: Items, first: int, stop: int, keys: Ints) -> None:
+    """Sort the events of each user by item: a key holds the item above, the place below."""
+    for user in range(first, stop):
+        start = offsets[user]
+        for place in range(start, offsets[user + 1]):
+            keys[place] = (np.int64(items[place]) << 32) | (place - start)
+        keys[start : offsets[user + 1]].sort()
+
+
+@compiled
+def _merged(offsets: Ints, keys: Ints, found: Ints) -> tuple[Ints, Items]:
+    """Merge equal neighbours among the sorted keys of a user."""
+    indices = np.empty(keys.size, np.int32)
+    indptr = np.zeros(offsets.size, np.int64)
+    last = -1
+    for user in range(offsets.size - 1):
+        start = offsets[user]
+        item = -1
+        for place in range(start, offsets[user + 1]):
+            if (keys[place] >> 32) != item:
+                item = keys[place] >> 32
+                last += 1
+                indices[last] = item
+            if found.size:
+                found[start + (keys[place] & 0xFFFFFFFF)] = last
+        indptr[user + 1] = last + 1
+    return indptr, indices[: last + 1]
+
+
+@compiled
+def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, found: Ints) -> None:
+    for user in range(offsets.size - 1):
+        end = indptr[user + 1]
+        for event in range(offsets[user], offsets[user + 1]):
+            low, high, item = indptr[user], end, items[event]
+            while low < high:
+                middle = (low + high) // 2
+                if indices[middle] < item:
+                    low = middle + 1
+                else:
+                    high = middle
+            found[event] = low if low < end and indices[low] == item else -1
