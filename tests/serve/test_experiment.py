@@ -45,7 +45,7 @@ def test_a_click_belongs_to_the_latest_list_with_the_item() -> None:
 
 def fill(store: Store, rates: dict[str, float], users: int = 600) -> None:
     rng = np.random.default_rng(3)
-    experiment = Experiment(name="dial", models={name: 1.0 for name in rates})
+    experiment = Experiment(name="dial", models=dict.fromkeys(rates, 1.0))
     writes, clicks = [], []
     for number in range(users):
         user = f"u{number}"

@@ -41,7 +41,7 @@ def test_lists_are_those_of_the_model(
     for user in ("u1", "u99"):
         assert listed(made, user, nobody) == made.model.recommend([user], k=8).items[0]
     fresh = [item for item in shop_data.items.tolist() if item not in shop_data.history("u1")][:2]
-    live = Live([(str(item), 1.0, 1.0, NEW) for item in fresh], [], 0)
+    live = Live([(str(item), 1.0, 1.0, NEW, "view") for item in fresh], [], 0)
     together = [*shop_data.history("u1"), *fresh]
     assert listed(made, "u1", live) == made.model.recommend([together], k=8).items[0]
 
@@ -56,7 +56,7 @@ def test_a_session_model_takes_clicks_in_their_order(tmp_path: Path) -> None:
     frame = pl.DataFrame(rows, schema=["session", "item", "time"], orient="row")
     data = eq.read(frame, session="session", item="item", time="time")
     made = served(eq.SLIST(l2=1.0).fit(data), tmp_path)
-    live = Live([("tea", 1.0, 1.0, NEW), ("pot", 1.0, 2.0, NEW + 1)], [], 0)
+    live = Live([("tea", 1.0, 1.0, NEW, "view"), ("pot", 1.0, 2.0, NEW + 1, "view")], [], 0)
     expected = made.model.recommend([["tea", "pot"]], k=2, exclude=["tea", "pot"]).items[0]
     assert listed(made, "new", live, 2) == expected
 
@@ -64,7 +64,8 @@ def test_a_session_model_takes_clicks_in_their_order(tmp_path: Path) -> None:
 def test_weighted_data_add_the_weights_of_events(toy: Interactions, tmp_path: Path) -> None:
     data = Interactions(toy.matrix * 2, toy.users, toy.items)
     made = served(eq.EASE(l2=1.0).fit(data), tmp_path)
-    live = Live([("rice", 0.5, 1.0, NEW), ("tea", 3.0, 1.0, NEW), ("tea", 9.0, 1.0, 0)], [], 0)
+    events = [("rice", 0.5, NEW), ("tea", 3.0, NEW), ("tea", 9.0, 0)]
+    live = Live([(item, weight, 1.0, number, "view") for item, weight, number in events], [], 0)
     history = made.live("ann", live)
     found = dict(zip([made.ids[n] for n in history.places], history.weights, strict=True))
     assert found == {"tea": 5.0, "milk": 2.0, "rice": 0.5}  # number 0 is in the model already
@@ -94,3 +95,40 @@ def test_ids_are_found_under_their_text(saved: Path) -> None:
     assert found.places.tolist() == [0]
     assert len(found.unknown) == 7
     assert np.array_equal(made.given(["13", "3"]).places, [0, 1])
+
+
+def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: Path) -> None:
+    day = 86_400.0
+    rows = [
+        (f"u{n}", item, day * step, "buy" if n % 2 else "view")
+        for n in range(12)
+        for step, item in enumerate(["tea", "milk", "salt"][: 2 + n % 2])
+    ]
+    frame = pl.DataFrame(rows, schema=["user", "item", "time", "type"], orient="row")
+    data = eq.read(frame, user="user", item="item", time="time", type="type")
+    signals = eq.Signals(weights={"view": 1, "buy": 10}, transform="sum", decay="1d", floor=0.0)
+    made = served(eq.EASE(l2=1.0, signals=signals).fit(data), tmp_path)
+    live = Live([("salt", 10.0, 3 * day, NEW, "buy")], [], 0)
+    history = made.live("u2", live)
+    found = dict(zip([made.ids[n] for n in history.places], history.weights.tolist(), strict=True))
+    # u2 viewed tea and milk 3 and 2 half-lives before the purchase, which counts 10
+    assert found == pytest.approx({"tea": 0.125, "milk": 0.25, "salt": 10.0})
+    with_it = data.union(
+        eq.read(
+            pl.DataFrame(
+                [("u2", "salt", 3 * day, "buy")],
+                schema=["user", "item", "time", "type"],
+                orient="row",
+            ),
+            user="user",
+            item="item",
+            time="time",
+            type="type",
+            on_bad="skip",
+        )
+    )
+    place = with_it.user_index.position("u2")
+    asked = with_it.rows(np.array([place]))
+    expected = made.model.recommend(asked, k=3, exclude_seen=False).items[0]
+    whole = np.ones(made.n_items, np.bool_)
+    assert [made.ids[n] for n in made.top(history, 3, whole).places] == expected

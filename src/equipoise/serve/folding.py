@@ -6,15 +6,17 @@ import json
 import logging
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import EquipoiseError
+from equipoise.events import Events, as_types
 from equipoise.ids import IdIndex
-from equipoise.interactions import Interactions
+from equipoise.interactions import Interactions, summed
 from equipoise.models import Recommender, load
 from equipoise.serve.store import Change, Event, Store
 
@@ -24,65 +26,73 @@ logger = logging.getLogger("equipoise.serve")
 def fold(model: Recommender, change: Change) -> bool:
     """Take the changes of a store into a model; return whether anything changed.
 
-    Users who asked to be forgotten leave it, with all they had before. An item counts once where
-    the training data count it once; otherwise weights add up. An item whose weights sum to nothing
-    or less is not added, and stays where the training data have it.
+    Users who asked to be forgotten leave it, with all they had before.
     """
-    data = model.interactions_
-    before = data.fingerprint
-    gone = [raw for user in change.users if (raw := _raw(data.user_index, user)) is not None]
-    gone = [user for user in dict.fromkeys(gone) if user in data.user_index]
+    before, users = model.data_fingerprint_, model.data_.user_index
+    gone = [raw for user in change.users if (raw := raw_id(users, user)) is not None]
+    gone = [user for user in dict.fromkeys(gone) if user in users]
     if gone:
         model.update(removed=gone)
-    added = new_interactions(model.interactions_, change.events)
+    added = as_interactions(model, change.events)
     if added is not None:
         model.update(added)
-    return model.interactions_.fingerprint != before
+    return model.data_fingerprint_ != before
 
 
-def new_interactions(data: Interactions, events: list[Event]) -> Interactions | None:
-    """Return the pairs that events add to the data, with their values; None for none."""
-    total: dict[tuple[Any, Any], list[float]] = {}
-    for event in events:
-        pair = _raw(data.user_index, event.user), _raw(data.item_index, event.item)
-        if None in pair:
-            logger.warning("an event whose ids are no integers was left out")
-            continue
-        known = total.setdefault(pair, [0.0, 0.0])
-        known[0] += event.weight
-        known[1] = max(known[1], event.time)
-    kept = {pair: value for pair, value in total.items() if value[0] > 0}
+def as_interactions(model: Recommender, events: Sequence[Event]) -> Interactions | None:
+    """Return events as data that a model can add to its own; None where there are none.
+
+    They have what the training data have: times, kinds, weights. Where these count each item once,
+    a pair whose weights sum to nothing or less is left out. Where the model's signals weigh kinds
+    of events, they do so here too, and a kind that they do not know is left out.
+    """
+    data, signals = model.data_, model.signals
+    own = data.events
+    typed = own is not None and own.types is not None
+    by_kind = typed and signals is not None and signals.weights is not None
+    users = [raw_id(data.user_index, event.user) for event in events]
+    items = [raw_id(data.item_index, event.item) for event in events]
+    kept = [
+        n
+        for n, event in enumerate(events)
+        if users[n] is not None
+        and items[n] is not None
+        and (not by_kind or event.type in cast(Any, signals).weights)
+    ]
+    if not (by_kind or data.weighted):
+        total: dict[tuple[Any, Any], float] = {}
+        for n in kept:
+            total[users[n], items[n]] = total.get((users[n], items[n]), 0) + events[n].weight
+        kept = [n for n in kept if events[n].weight > 0 and total[users[n], items[n]] > 0]
+    if len(kept) < len(events):
+        logger.info("events left out", extra={"fields": {"events": len(events) - len(kept)}})
     if not kept:
         return None
-    users, items = (list(dict.fromkeys(pair[axis] for pair in kept)) for axis in (0, 1))
-    row = {user: place for place, user in enumerate(users)}
-    column = {item: place for place, item in enumerate(items)}
-    places = [(row[user], column[item]) for user, item in kept]
-    weighted = bool((data.matrix.data != 1).any())
-    weights = [value[0] if weighted else 1.0 for value in kept.values()]
-    if weighted:
-        weights = [w + _held(data, *pair) for w, pair in zip(weights, kept, strict=True)]
-    matrix = sp.csr_array(
-        (np.array(weights, np.float32), tuple(np.array(places).T)), shape=(len(users), len(items))
-    )
-    times = None
-    if data.times is not None:
-        when = sp.csr_array(
-            (np.arange(1, len(kept) + 1), tuple(np.array(places).T)), shape=matrix.shape
-        )
-        latest = np.array([value[1] for value in kept.values()])
-        times = latest[when.data - 1]
-        matrix = sp.csr_array(
-            (np.array(weights)[when.data - 1], when.indices, when.indptr), when.shape
-        )
-    return Interactions(matrix, users, items, times=times, labels=_labels(data, items))
-
-
-def _held(data: Interactions, user: Any, item: Any) -> float:
-    """Return the value of a pair in the data, 0 where there is none."""
-    places = [index.positions([each], unknown="skip")[0] for index, each in
-              ((data.user_index, user), (data.item_index, item))]  # fmt: skip
-    return float(data.matrix[places[0], places[1]]) if min(places) >= 0 else 0.0
+    names = [list(dict.fromkeys(ids[n] for n in kept)) for ids in (users, items)]
+    places = []
+    for known, ids in zip(names, (users, items), strict=True):
+        at = {raw: place for place, raw in enumerate(known)}
+        places.append(np.array([at[ids[n]] for n in kept]))
+    columns: dict[str, Any] = {}
+    if own is not None and own.times is not None:
+        columns["times"] = np.array([events[n].time for n in kept])
+    if typed:
+        columns["types"], columns["type_names"] = as_types(events[n].type for n in kept)
+    weights = np.array([events[n].weight for n in kept])
+    if by_kind:
+        weights = np.sign(weights)
+    if data.weighted or by_kind:
+        columns["weights"] = weights
+    found = Events.collected(places[0], len(names[0]), places[1], **columns)
+    if "weights" in columns:
+        matrix: Any = summed(found, len(names[1]))[0]
+    else:
+        shape = (len(names[0]), len(names[1]))
+        matrix = sp.csr_array((np.ones(len(kept), np.float32), tuple(places)), shape=shape)
+        matrix.data[:] = 1  # one for each pair, however often
+    labels = _labels(data, names[1])
+    kept_events = None if own is None else found
+    return Interactions(matrix, names[0], names[1], events=kept_events, labels=labels)
 
 
 def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
@@ -96,11 +106,18 @@ def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
     )
 
 
-def _raw(index: IdIndex, text: str) -> Any:
-    """Return an id of the kind the data have; None where the text cannot be one."""
+def raw_id(index: IdIndex, text: str) -> Any:
+    """Return an id of the kind the data have; None where the text cannot be one.
+
+    Ids are text on their way through the service. Where the data's are integers, "7" is 7, and
+    "07" is none.
+    """
     if index.values.dtype == object:
         return text
-    return int(text) if text.lstrip("-").isdecimal() and str(int(text)) == text else None
+    if len(text) > 20 or not text.lstrip("-").isdecimal():
+        return None
+    found = int(text)
+    return found if str(found) == text and -(2**63) <= found < 2**63 else None
 
 
 def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> dict[str, Any]:
@@ -112,7 +129,7 @@ def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> 
     store.keep_folded(tenant, model.data_fingerprint_, change)
     if changed or out is not None:
         model.save(out or path)
-    data = model.interactions_
+    data = model.data_
     sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
     counts = {"events": len(change.events), "forgotten": len(change.users)}
     return {"path": str(out or path), "changed": changed, **counts, **sizes}

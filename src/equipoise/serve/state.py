@@ -24,7 +24,8 @@ from equipoise.models.recommendations import add_up
 from equipoise.ranking.ranker import score, top_k
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
-from equipoise.serve.store import Live, Store, StoreError
+from equipoise.serve.folding import as_interactions, raw_id
+from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
 from equipoise.storage import MANIFEST
 
 logger = logging.getLogger(__name__)
@@ -37,20 +38,8 @@ CURVE = 100  # points of the popularity curve
 
 
 def find(index: IdIndex, texts: Sequence[str]) -> Positions:
-    """Return the positions of ids given as text, -1 for those that are not known.
-
-    Ids are text on their way through the service. Where the model's are integers, "7" is 7, and
-    "07" is not.
-    """
-    if index.values.dtype == object:
-        return index.positions(list(texts), unknown="skip")
-    return index.positions([_whole(text) for text in texts], unknown="skip")
-
-
-def _whole(text: str) -> int | None:
-    if len(text) > 20 or not text.lstrip("-").isdecimal():
-        return None
-    return int(text) if str(int(text)) == text else None
+    """Return the positions of ids given as text, -1 for those that are not known."""
+    return index.positions([raw_id(index, text) for text in texts], unknown="skip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +108,10 @@ class Served:
             version = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
         except OSError as error:
             raise DataError(f"model {name!r} has no manifest to load; fit and save it") from error
-        found = cls(name, folder, load(folder), version)
+        model = load(folder)
+        found = cls(name, folder, model, version)
         if store is not None:
-            found.event, found.forgotten = store.folded(tenant, found.data.fingerprint)
+            found.event, found.forgotten = store.folded(tenant, model.data_fingerprint_)
         found.check()
         return found
 
@@ -147,6 +137,9 @@ class Served:
         found = find(self.items, items)
         unknown = [items[place] for place in np.flatnonzero(found < 0).tolist()]
         known = found[found >= 0]
+        if self.model.signals is not None and len(known):
+            row = self.model._rows_of([[self.ids[place] for place in known]], "skip")
+            return History(row.indices.astype(np.int64), row.data, np.unique(known), -1, unknown)
         places = known if self.model.ordered else np.unique(known)
         return History(places, np.ones(len(places), np.float32), places, -1, unknown)
 
@@ -167,24 +160,44 @@ class Served:
             return History(base.places, base.weights, hidden[hidden >= 0], base.user)
         items = [event[0] for event in live.events]
         found = find(self.items, items)
-        unknown = [items[n] for n in np.flatnonzero(found < 0)]
+        unknown = [items[n] for n in np.flatnonzero(found < 0).tolist()]
+        hidden = np.concatenate([base.hidden, found[found >= 0], shown[shown >= 0]])
         # what a model has taken in already counts once
         new = [n for n, event in enumerate(live.events) if found[n] >= 0 and event[3] > self.event]
-        if self.model.ordered:
-            clicks = [found[n] for n in new if live.events[n][1] > 0]
-            places = np.concatenate([self._clicks(base.user), np.array(clicks, np.int64)])
-            weights = np.ones(len(places), np.float32)
-        else:
-            total = np.zeros(self.n_items, np.float64)
-            total[base.places] = base.weights
-            np.add.at(total, found[new], [live.events[n][1] for n in new])
-            places = np.flatnonzero(total > 0)
-            weights = total[places].astype(np.float32)
-            if not self.is_weighted:
-                weights = np.ones(len(places), np.float32)
-        hidden = np.concatenate([base.hidden, found[found >= 0], shown[shown >= 0]])
+        places, weights = self._together(base, [live.events[n] for n in new], found[new])
         changed = -1 if self.is_plain else base.user
         return History(places, weights, hidden, changed, unknown)
+
+    def _together(
+        self, base: History, events: list[LiveEvent], found: Positions
+    ) -> tuple[Positions, Any]:
+        """Return what the training history and later events count together."""
+        if self.model.ordered:
+            clicks = [place for place, event in zip(found, events, strict=True) if event[1] > 0]
+            places = np.concatenate([self._clicks(base.user), np.array(clicks, np.int64)])
+            return places, np.ones(len(places), np.float32)
+        if self.model.signals is not None:
+            return self._weighed(base, events)
+        total = np.zeros(self.n_items, np.float64)
+        total[base.places] = base.weights
+        np.add.at(total, found, [event[1] for event in events])
+        places = np.flatnonzero(total > 0)
+        weights = total[places] if self.is_weighted else np.ones(len(places))
+        return places, weights.astype(np.float32)
+
+    def _weighed(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
+        """Return what the model's signals make of training events and later ones together."""
+        user = "" if base.user < 0 else str(self.users.values[base.user])
+        named = [
+            Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events
+        ]
+        added = as_interactions(self.model, named)
+        if added is None:
+            return base.places, base.weights
+        data = self.model.data_
+        whole = added if base.user < 0 else data.rows(np.array([base.user])).union(added)
+        row = self.model._rows_of(whole, "skip")
+        return row.indices.astype(np.int64), row.data
 
     def _clicks(self, user: int) -> Positions:
         """Return the clicks of a training session in their order."""

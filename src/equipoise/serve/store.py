@@ -35,6 +35,7 @@ SHARED = 500  # writes in one transaction, at most
 LOCK = 0x65717569  # of PostgreSQL, while the schema is made or changed
 Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
+LiveEvent = tuple[str, float, float, int, str]
 
 schema = sa.MetaData()
 Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -144,14 +145,14 @@ class Live:
     Parameters
     ----------
     events
-        Item, weight, time and number of each event, in the order of arrival.
+        Item, weight, time, number and kind of each event, in the order of arrival.
     seen
         Items the user was shown.
     forgotten
         Number of the latest request to forget the user; 0 where there is none.
     """
 
-    events: list[tuple[str, float, float, int]]
+    events: list[LiveEvent]
     seen: list[str]
     forgotten: int
 
@@ -342,7 +343,7 @@ class Store:
         """Return what is known of a user, in one question to the database."""
         who = {"tenant": tenant, "user": user}
         rows = self._ask(lambda connection: connection.execute(_LIVE, who).all())
-        done = [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == "e"]
+        done = [(row[1], row[2], row[3], row[4], row[5]) for row in rows if row[0] == "e"]
         shown = [row[1] for row in rows if row[0] == "s"]
         gone = max((row[4] for row in rows if row[0] == "f"), default=0)
         return Live(sorted(done, key=lambda event: event[3]), shown, gone)
@@ -491,7 +492,8 @@ def _live_query() -> sa.CompoundSelect[Any]:
         item = table.c.get("item", sa.literal(""))
         weight = table.c.get("weight", sa.literal(0.0))
         number = table.c.get("seq", sa.literal(0))
-        row = sa.select(sa.literal(kind), item, weight, table.c.time, number)
+        what = table.c.get("type", sa.literal(""))
+        row = sa.select(sa.literal(kind), item, weight, table.c.time, number, what)
         parts.append(row.where(table.c.tenant == tenant, table.c.user == user))
     return sa.union_all(*parts)
 
