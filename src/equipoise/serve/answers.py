@@ -111,7 +111,7 @@ class Answers:
             "version": served.version,
             "source": listed.source,
             "user": user,
-            "alpha": served.model.alpha_ if asked.alpha is None else asked.alpha,
+            "alpha": served.alpha if asked.alpha is None else asked.alpha,
             "experiment": experiment,
             "unknown_items": history.unknown[:100],
             "items": items,

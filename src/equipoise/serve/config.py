@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import ipaddress
 import os
 import re
@@ -245,6 +246,7 @@ class Config:
         return made
 
 
+@functools.lru_cache(1024)
 def is_loopback(host: str) -> bool:
     """Whether an address is this machine's own.
 

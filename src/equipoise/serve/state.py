@@ -39,6 +39,8 @@ CURVE = 100  # points of the popularity curve
 
 def find(index: IdIndex, texts: Sequence[str]) -> Positions:
     """Return the positions of ids given as text, -1 for those that are not known."""
+    if not texts:
+        return np.empty(0, np.int64)
     return index.positions([raw_id(index, text) for text in texts], unknown="skip")
 
 
@@ -99,6 +101,7 @@ class Served:
         self.terms = functools.lru_cache(DIALS)(model.terms)
         # rows of a linear model are ranked without a detour; others know best themselves
         self.is_plain = model.fold_in and not model.ordered
+        self.alpha = model.alpha_
 
     @classmethod
     def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:

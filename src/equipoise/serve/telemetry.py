@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterable
@@ -69,18 +70,25 @@ class Telemetry:
             multiprocess_mode="mostrecent",
         )
         self._own = own
+        self._children = functools.lru_cache(1024)(self._counters)
         self._shared: dict[str, npt.NDArray[np.uint8]] = {}
 
     def listed(self, served: Served, key: str, places: Any, source: str) -> None:
         """Count a list: its source, head and tail, popularity and coverage."""
         n = len(places)
-        self.lists.labels(key, source).inc()
+        lists, in_head, in_tail, popularity = self._children(key, source)
+        lists.inc()
         if n:
             head = int(served.head[places].sum())
-            self.shown.labels(key, "head").inc(head)
-            self.shown.labels(key, "tail").inc(n - head)
-            self.popularity.labels(key).inc(float(served.rank[places].sum()) / served.n_items)
+            in_head.inc(head)
+            in_tail.inc(n - head)
+            popularity.inc(float(served.rank[places].sum()) / served.n_items)
             self._bitmap(served, key)[places] = 1
+
+    def _counters(self, key: str, source: str) -> tuple[Counter, Counter, Counter, Counter]:
+        """Return the counters of a model's lists; looking them up takes longer than counting."""
+        shown = self.shown.labels(key, "head"), self.shown.labels(key, "tail")
+        return self.lists.labels(key, source), *shown, self.popularity.labels(key)
 
     def share(self, served: Served, key: str) -> float:
         """Return the share of the items that any worker has listed."""
