@@ -1,8 +1,9 @@
 """The service under load: ratios to a bare FastAPI route, reloads, kills, memory, durable events.
 
-``python benchmarks/serve.py load`` and so on; each part is bounded in time. The load comes from this process over loopback, on the same cores as the service, so what counts are
-ratios of two services measured in turns. Beside requests per second stands the processor time a
-request takes in the service, which other work on the machine disturbs less.
+``python benchmarks/serve.py load`` and so on; each part is bounded in time. The load comes from
+this process over loopback, on the same cores as the service, so what counts are ratios of two
+services measured in turns. Beside requests per second stands the processor time a request takes in
+the service, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
