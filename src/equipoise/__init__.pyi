@@ -31,6 +31,7 @@ from equipoise.models import SLIS as SLIS
 from equipoise.models import SLIST as SLIST
 from equipoise.models import SLIT as SLIT
 from equipoise.models import SVDAE as SVDAE
+from equipoise.models import VSKNN as VSKNN
 from equipoise.models import Explanation as Explanation
 from equipoise.models import ItemKNN as ItemKNN
 from equipoise.models import LightGCN as LightGCN

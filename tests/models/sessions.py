@@ -6,7 +6,7 @@ import numpy as np
 
 from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.models.sessions import SessionModel
+from equipoise.models.sessions import SessionRegression
 
 
 def as_data(
@@ -38,7 +38,7 @@ def drawn(n_sessions: int, n_items: int, seed: int = 0) -> Interactions:
 
 
 def by_definition(
-    model: SessionModel, data: Interactions, mix: float
+    model: SessionRegression, data: Interactions, mix: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """M and R from the formulas, click by click."""
     _, beta, _ = model.normalizer_.exponents()

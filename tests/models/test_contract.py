@@ -69,6 +69,8 @@ MODELS: dict[str, Callable[[], Recommender]] = {
     "SLIS": lambda: eq.SLIS(repeats=False),
     "SLIT": lambda: eq.SLIT(repeats=False, normalizer=eq.DAN(0.2, 0.3)),
     "SLIST": lambda: eq.SLIST(repeats=False, direction="part", dropout=0.3),
+    "SLIST auto": lambda: eq.SLIST(repeats=False, l2="auto"),
+    "VSKNN": lambda: eq.VSKNN(repeats=False, neighbours=20, sample=60, last_match=True),
     **TRAINED,
 }
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -129,7 +131,8 @@ def history(data: Interactions, user: str) -> list[Any]:
 
 def test_the_contract_covers_every_model_of_the_package() -> None:
     ours = {name for name, kind in models.items() if kind.__module__.startswith("equipoise.")}
-    bases = {"LinearAutoencoder", "GraphFilter", "SessionModel", "NeuralModel", "GraphEmbedding"}
+    bases = {"LinearAutoencoder", "GraphFilter", "SessionModel", "SessionRegression"}
+    bases |= {"NeuralModel", "GraphEmbedding"}
     assert ours - bases == {type(make()).__name__ for make in MODELS.values()}
 
 

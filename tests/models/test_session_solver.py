@@ -15,7 +15,7 @@ from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.models import session_solver
 from equipoise.models.session_solver import past_future, recency, solve_on_device
-from equipoise.models.sessions import SessionModel
+from equipoise.models.sessions import SessionRegression
 from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
 
@@ -75,7 +75,7 @@ def data() -> Interactions:
     return drawn(150, 40)
 
 
-def on_device(model: SessionModel, data: Interactions) -> SessionModel:
+def on_device(model: SessionRegression, data: Interactions) -> SessionRegression:
     """The model with its C as the engine of the GPU leaves it."""
     pytest.importorskip("torch")
     model.fit(data, engine="sparse", dtype="float64")
@@ -86,7 +86,7 @@ def on_device(model: SessionModel, data: Interactions) -> SessionModel:
 
 @pytest.mark.parametrize("model", MODELS, ids=["SLIS", "SLIST", "SLIST part"])
 def test_device_and_host_give_the_same_weights_and_lists(
-    model: SessionModel, data: Interactions
+    model: SessionRegression, data: Interactions
 ) -> None:
     model.fit(data, engine="dense", dtype="float64")
     weights, lists, scores = model.weights_, model.rank(data, 10), model.score(data)

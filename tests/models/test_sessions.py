@@ -13,8 +13,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.interactions import Interactions
-from equipoise.models import session_solver
-from equipoise.models.sessions import SessionModel
+from equipoise.models import session_solver, sessions
+from equipoise.models.sessions import SessionRegression
 
 MODELS = {
     "SLIS": lambda **s: eq.SLIS(**s),
@@ -93,6 +93,7 @@ def test_same_bits_for_any_threads_batches_and_cache(
     model = MODELS[name](l2=2.0).fit(data, engine="sparse")
     whole = model.recommend(data, k=8, threads=1)
     monkeypatch.setattr(session_solver, "CACHE_BYTES", 3 * 50 * 4)
+    monkeypatch.setattr(session_solver, "CACHE_SHARE", 0.0)
     other = MODELS[name](l2=2.0).fit(data, engine="sparse")
     pieces = [other.recommend(data.rows(some), k=8) for some in np.split(np.arange(300), 30)]
     assert whole.items == [row for piece in pieces for row in piece.items]
@@ -202,7 +203,7 @@ def test_saved_models_answer_the_same(tmp_path, data, name: str, engine: str) ->
     model = MODELS[name](l2=2.0, normalizer=eq.DAN("auto", 0.5)).fit(data, engine=engine)
     model.save(tmp_path / "model")
     again = eq.load(tmp_path / "model")
-    assert isinstance(again, SessionModel)
+    assert isinstance(again, SessionRegression)
     assert again.settings() == model.settings()
     assert again.normalizer_ == model.normalizer_
     first, second = model.recommend(data, k=6), again.recommend(data, k=6)
@@ -272,3 +273,38 @@ def test_settings_are_tuned_by_the_next_click() -> None:
     assert (tuned.model.l2, tuned.model.mix) == best
     assert tuned.best["mrr@10"] == pytest.approx(values[best])
     assert tuned.model.normalizer == prototype.normalizer
+
+
+@pytest.mark.parametrize("family", [eq.SLIS, eq.SLIT, eq.SLIST])
+def test_automatic_settings_are_the_best_of_the_choices_on_the_last_sessions(
+    family: type[SessionRegression],
+) -> None:
+    data = drawn(400, 30, seed=5)
+    model = family(l2="auto").fit(data)
+    held = data.rows(np.arange(360, 400))
+    history, target = eq.split.reveal(held)
+    values = {}
+    names = family().tunable()
+    for choice, decay in itertools.product(sessions.CHOICES, sessions.DECAYS):
+        own = {name: value for name, value in choice.items() if name in names}
+        one = family(**own, decay_inference=decay).fit(data.rows(np.arange(360)))
+        result = eq.evaluate(one, (history, target), 20, metrics=["mrr"], exclude_seen=False)
+        values[tuple(own.items()), decay] = result["mrr@20"]
+    chosen = dict(model.chosen_)
+    decay = chosen.pop("decay_inference")
+    assert values[tuple(chosen.items()), decay] == max(values.values())
+    # all sessions are in the fit, with the numbers that were chosen
+    same = family(**chosen, decay_inference=decay).fit(data)
+    np.testing.assert_array_equal(model.score(held), same.score(held))
+    assert model.settings()["l2"] == "auto"
+    assert model.settings(resolved=True)["l2"] == chosen["l2"]
+
+
+def test_automatic_settings_go_by_the_latest_sessions_and_need_some() -> None:
+    # the sessions that are latest by their times walk a -> b; all others walk b -> a
+    walks = [[0, 1, 2]] * 5 + [[2, 1, 0]] * 45
+    times = [100.0 + row for row in range(5)] + [float(row) for row in range(45)]
+    model = eq.SLIT(l2="auto").fit(as_data(walks, 3, last_times=times))
+    assert model.chosen_.keys() == {"l2", "dropout", "decay_position", "decay_inference"}
+    few = eq.SLIST(l2="auto").fit(as_data([[0, 1], [1, 0]], 2))
+    assert few.chosen_ == {**sessions.CHOICES[0], "decay_inference": sessions.DECAYS[0]}

@@ -54,6 +54,19 @@ def test_a_row_has_the_same_bits_alone_and_among_others(system: System) -> None:
     np.testing.assert_array_equal(together, alone)
 
 
+def test_an_item_without_neighbours_and_hard_systems_are_solved_beside_others() -> None:
+    # item 0 is alone; items 1 and 2 are nearly the same, and hardly anything tells them apart
+    A = sp.csr_array([[2.0, 0, 0, 0], [0, 1.0, 1.0, 0], [0, 0, 1e-5, 1.0]])
+    system = System(
+        narrow(A), narrow(A), np.array([1.0, 1e-9, 1e-9, 1.0]), narrow(A[:0].T @ A[:0])
+    )
+    C = dense(system)
+    # the condition is 4e9 at most, and double precision keeps what is left of its 16 digits
+    limit = 4e9 * np.finfo(np.float64).eps * np.abs(C).max()
+    np.testing.assert_allclose(system.rows(np.arange(4), "float64"), C, rtol=0, atol=limit)
+    assert system.rows(np.array([0]), "float32")[0].tolist() == pytest.approx([0.8, 0, 0, 0])
+
+
 def test_kept_rows_are_the_solved_ones(system: System) -> None:
     rows = SolvedRows(system, "float32")
     first = rows.take(np.array([4, 2]))

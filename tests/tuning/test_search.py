@@ -369,7 +369,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (eq.EASE, {"grid": {"strength": [0.1]}}, "no 'strength' to tune"),
     (eq.EASE, {"grid": {"l2": []}}, "no values for 'l2'"),
     (eq.EASE, {"grid": "all"}, "grid must map names to values"),
-    (eq.SLIS, {"grid": {"normalizer": [eq.DAN(0.1, 0.1)]}}, "'normalizer' in a grid must be num"),
+    (
+        eq.SLIS,
+        {"grid": {"normalizer": [eq.DAN(0.1, 0.1)]}},
+        "have no 'normalizer' to tune; there are l2, dropout",
+    ),
     ([], {}, "tune needs a model"),
     (3, {}, "tune needs a model or its class"),
     ("eas", {}, "there is no model 'eas'"),

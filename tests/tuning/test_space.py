@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.errors import SettingError
 from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
@@ -36,7 +37,7 @@ def visits() -> Split:
 SEARCHED = [
     kind
     for kind in Recommender.registry.values()
-    if kind.search_space and not kind.solve_settings and kind.__module__.startswith("equipoise.")
+    if kind.search_space and not kind.in_ranges and kind.__module__.startswith("equipoise.")
 ]
 
 
@@ -119,3 +120,49 @@ def test_paper_grid_has_its_size() -> None:
     assert {name: len(values) for name, values in PAPER.items()} == {
         **{"alpha": 6, "beta": 11, "l2": 5, "dropout": 5}
     }
+
+
+@pytest.mark.parametrize("kind", [eq.SLIS, eq.SLIT, eq.SLIST])
+def test_one_fit_of_a_session_model_serves_every_alpha_and_decay_of_the_past(
+    visits: Split, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[Any] = []
+    real = kind._fit
+    monkeypatch.setattr(kind, "_fit", lambda *args, **how: (fits.append(args), real(*args, **how)))
+    grid = {"decay_inference": [0.5, 2.0, None], "alpha": [0.0, 0.3], "l2": [2.0]}
+    model = kind(normalizer=eq.DAN(0.1, 0.4))
+    found = eq.tune(model, visits, metric="mrr@3", objectives=(), grid=grid)
+    assert found.solves == 1
+    assert len(fits) == 2  # the search, and the model that is returned
+    rows = found.trials.to_dicts()
+    assert len(rows) == 6
+    for row in rows:
+        own = {"l2": 2.0, "decay_inference": row["decay_inference"]}
+        alone = kind(normalizer=eq.DAN(row["alpha"], 0.4), **own).fit(visits.train)
+        result = eq.evaluate(alone, visits.valid, k=3, bootstrap=0)
+        assert result["mrr@3"] == row["mrr@3"]  # the same sums bit for bit
+
+
+def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:
+    fitted = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.1, 0.4)).fit(visits.train)
+    taken = eq.SLIST(l2=2.0, decay_inference=9.0, normalizer=eq.DAN(0.3, 0.4)).reuse(fitted)
+    assert taken.system_ is fitted.system_
+    for other in (
+        eq.SLIST(l2=3.0, normalizer=eq.DAN(0.1, 0.4)),
+        eq.SLIST(l2=2.0, normalizer=eq.DAN(0.1, 0.5)),
+        eq.SLIST(l2=2.0, mix=0.3, normalizer=eq.DAN(0.1, 0.4)),
+        eq.SLIT(l2=2.0, normalizer=eq.DAN(0.1, 0.4)),
+    ):
+        with pytest.raises(SettingError, match="reuse needs the same model"):
+            other.reuse(fitted)
+    with pytest.raises(SettingError, match="a VSKNN takes no fit of another model"):
+        eq.VSKNN().reuse(fitted)
+
+
+def test_neural_models_stop_on_the_valid_part_of_a_search(split: Split) -> None:
+    pytest.importorskip("torch")
+    model = eq.MultVAE(epochs=3, evaluate_every=1)
+    found = eq.tune(model, split, grid={"dropout": [0.5]}, objectives=())
+    seen = [entry["ndcg"] for entry in found.model.history_]
+    assert None not in seen
+    assert found.best["ndcg@20"] == pytest.approx(max(seen), abs=2e-3)

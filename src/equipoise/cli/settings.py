@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ModelName = Literal[
     "ease", "lae", "rlae", "edlae", "dlae", "rdlae",
     "popularity", "item-knn",
-    "slis", "slit", "slist",
+    "slis", "slit", "slist", "vsknn",
     "gf-cf", "bspm", "turbo-cf", "svd-ae", "sgfcf",
     "multvae", "lightgcn", "xsimgcl",
 ]
@@ -65,7 +65,7 @@ class ModelOptions:
         str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
     gamma: Annotated[str | None, choosing("Target items (col).")] = None
-    neighbours: Annotated[str | None, choosing("For item-knn.")] = None
+    neighbours: Annotated[str | None, choosing("For item-knn and vsknn.")] = None
     signals: Annotated[
         SignalName | None, choosing("What repeats and quantities of a pair are worth.")
     ] = None

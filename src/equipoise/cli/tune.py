@@ -40,7 +40,7 @@ SHOWN = 8  # solves in the live table
 FRONT = 10  # points of the frontier in the table at the end
 FAMILIES = (
     "What to tune: ease, lae, rlae, edlae, dlae and rdlae share their solves, so several may be "
-    "given; or item-knn, slis, slit, slist, gf-cf, bspm, turbo-cf, svd-ae, sgfcf. [ease]"
+    "given; or item-knn, slis, slit, slist, vsknn, gf-cf, bspm, turbo-cf, svd-ae, sgfcf. [ease]"
 )
 
 

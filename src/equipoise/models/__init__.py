@@ -9,6 +9,7 @@ from equipoise.models.neural.graph import LightGCN, XSimGCL
 from equipoise.models.neural.multvae import MultVAE
 from equipoise.models.recommendations import Explanation, Recommendations
 from equipoise.models.saving import load
+from equipoise.models.session_neighbours import VSKNN
 from equipoise.models.sessions import SLIS, SLIST, SLIT
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "SLIST",
     "SLIT",
     "SVDAE",
+    "VSKNN",
     "Explanation",
     "ItemKNN",
     "LightGCN",

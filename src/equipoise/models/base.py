@@ -8,7 +8,7 @@ import functools
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -53,6 +53,9 @@ BATCH = 4096
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
+EXPONENTS = ("alpha", "beta", "gamma")
+# settings of a model's parts that `tune` varies by their own names
+PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -123,7 +126,9 @@ class Recommender(ABC):
     ordered: ClassVar[bool] = False  # a history is a session, whose order counts
     signed: ClassVar[bool] = False  # takes negative feedback
     search_space: ClassVar[SearchSpace] = {}  # what `tune` tries without a grid
-    solve_settings: ClassVar[tuple[str, ...]] = ()  # a solve depends on; the rest is read off it
+    # what a solve or fit depends on, where the other settings are read off it; else empty
+    solve_settings: ClassVar[tuple[str, ...]] = ()
+    in_ranges: ClassVar[bool] = False  # `tune` without a grid searches `solve_settings` in ranges
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -367,12 +372,41 @@ class Recommender(ABC):
         return {name: getattr(self.signals, name) for name in SETTINGS}
 
     def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, those of its signals included, not fitted."""
+        """Return a copy with other settings, those of its parts included; not fitted."""
         own = dict(settings)
-        theirs = {name: own.pop(name) for name in SETTINGS if name in own and self.signals}
-        if theirs:
-            own["signals"] = dataclasses.replace(cast(Any, self.signals), **theirs)
+        for part, names in PARTS.items():
+            mine = getattr(self, part, None)
+            if mine is not None:
+                theirs = [name for name in names if name in own and not hasattr(self, name)]
+                changed = {name: own.pop(name) for name in theirs}
+                own |= {part: dataclasses.replace(mine, **changed)} if changed else {}
         return cast(Self, dataclasses.replace(cast(Any, self), **own))
+
+    def reuse(self, fitted: Any) -> Self:
+        """Fit by taking the solve of another model, where settings can be read off it."""
+        raise SettingError(f"a {type(self).__name__} takes no fit of another model; fit it")
+
+    @classmethod
+    def shared_fit(
+        cls, models: Sequence[Any], data: Interactions, **options: Any
+    ) -> Callable[[Sequence[Any]], None]:
+        """Return a function that fits models of one solve, which differ in what is read off it.
+
+        `tune` calls it once for each solve; `models` are those of the first one. The options are
+        those of `fit`.
+        """
+
+        def fit(models: Sequence[Any]) -> None:
+            first = models[0].fit(data, **options)
+            for other in models[1:]:
+                other.reuse(first)
+
+        return fit
+
+    @classmethod
+    def fit_seconds(cls, data: Interactions, **options: Any) -> float:
+        """Return the time that a fit is expected to take, 0 where nothing is known of it."""
+        return 0.0
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return the settings that a search begins with; "auto" is replaced by numbers."""

@@ -7,9 +7,8 @@ solved for once; family, diagonal bound and alpha are read off it.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -20,8 +19,15 @@ from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
+from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.models.base import (
+    EXPONENTS,
+    PARTS,
+    Recommender,
+    SearchSpace,
+    at_once,
+    on_snapshot,
+)
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_normalizer
@@ -29,14 +35,11 @@ from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer
 from equipoise.ranking.terms import Term
 from equipoise.signals import SETTINGS
-from equipoise.solve.engine import Solved, Solver, solve
+from equipoise.solve.engine import Solved, Solver, plan, solve
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-EXPONENTS = ("alpha", "beta", "gamma")
-# settings of a model's parts that `tune` varies by their own names
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
 SAMPLE = 1000  # users whose lists tell what pruning costs
 
 
@@ -68,6 +71,7 @@ class LinearAutoencoder(Recommender):
 
     signed: ClassVar[bool] = True
     solve_settings: ClassVar[tuple[str, ...]] = (*SETTINGS, "beta", "dropout", "l2")
+    in_ranges: ClassVar[bool] = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
         "gamma": STEPS,
@@ -153,6 +157,33 @@ class LinearAutoencoder(Recommender):
         return self
 
     @classmethod
+    def shared_fit(
+        cls, models: Sequence[Any], data: Interactions, *, threads: int | None = None, **how: Any
+    ) -> Callable[[Sequence[Any]], None]:
+        """Return a function that fits models by one solve; Gram matrices stay between calls.
+
+        They are valid until the next call: all share its matrix.
+        """
+        rank = max(each._lowpass_rank for each in models)
+        solvers: list[tuple[Any, Solver]] = []  # the last one, and the signals that it is for
+
+        def fit(models: Sequence[Any]) -> None:
+            signals = models[0].signals
+            with limited(threads):
+                if not solvers or solvers[0][0] != signals:
+                    solvers.clear()  # its memory is needed
+                    weighed = models[0]._weighed(data)
+                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **how)))
+                fit_together(models, solvers[0][1], data)
+
+        return fit
+
+    @classmethod
+    def fit_seconds(cls, data: Interactions, *, threads: int | None = None, **how: Any) -> float:
+        """Return what `plan` says."""
+        return plan(data, **how).seconds
+
+    @classmethod
     def prototype(cls) -> Self:
         """Return the model with a `DAN`, so that alpha and beta are searched."""
         return cls(normalizer=DAN())
@@ -163,15 +194,6 @@ class LinearAutoencoder(Recommender):
         found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
         found += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
         return [*found, *self._signal_settings()]
-
-    def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, its normalizer's and its companion's included."""
-        own = dict(settings)
-        for part, names in PARTS.items():
-            theirs = {name: own.pop(name) for name in names if name in own}
-            if theirs:
-                own[part] = dataclasses.replace(getattr(self, part), **theirs)
-        return dataclasses.replace(self, **own)
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
         """Return l2, dropout and beta, "auto" as numbers from the data."""
@@ -359,25 +381,12 @@ class LinearAutoencoder(Recommender):
         self.loss_ = None
 
 
-def shared_solver(
-    models: Sequence[LinearAutoencoder], data: Interactions, **options: Any
-) -> Solver:
-    """Return the solver for `fit_together`; options as for `fit`.
-
-    It is for models with the signals of the first.
-    """
-    data = models[0]._weighed(data)
-    return Solver(data, lowpass_rank=max(each._lowpass_rank for each in models), **options)
-
-
 def fit_together(
     models: Sequence[LinearAutoencoder], solver: Solver, given: Interactions | None = None
 ) -> None:
     """Fit models that share l2, dropout, user weights and signals by one solve.
 
     `given` are the data of the solver before they were weighed by the signals.
-
-    They are valid until the solver solves again: all share its matrix.
     """
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)

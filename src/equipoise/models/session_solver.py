@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from equipoise import machine
 from equipoise.errors import DataError, TooBigError
 from equipoise.events import Events
 from equipoise.interactions import Interactions
@@ -54,7 +57,8 @@ DAY = 86400.0
 ENTRY_BYTES = 40  # of a stored weight while the rows are built
 DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
 BLOCK, DEVICE_BLOCK = 256, 1024  # rows of C that are worked on at a time
-CACHE_BYTES = 1 << 29  # solved rows that a model keeps; those used last stay
+CACHE_BYTES = 1 << 29  # solved rows that a model keeps at least; those used last stay
+CACHE_SHARE = 1 / 8  # of the free memory, which they may take where that is more
 
 
 def time_weights(data: Interactions, decay: float | None) -> Vector:
@@ -253,6 +257,41 @@ class SolvedRows:
     _kept: OrderedDict[int, npt.NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
+    @cached_property
+    def room(self) -> int:
+        """Number of rows that are kept."""
+        size = len(self.system.diagonal) * np.dtype(self.dtype).itemsize
+        return max(CACHE_BYTES, int(CACHE_SHARE * free_memory())) // size
+
+    def batches(self, history: Any) -> list[npt.NDArray[np.int64]]:
+        """Deal the rows of a history into runs whose items there is room for."""
+        runs, start = [], 0
+        seen: set[int] = set()
+        for row, (low, high) in enumerate(pairwise(history.indptr.tolist())):
+            own = history.indices[low:high].tolist()
+            if row > start and len(seen) + sum(item not in seen for item in own) > self.room:
+                runs.append(np.arange(start, row))
+                start, seen = row, set()
+            seen.update(own)
+        return [*runs, np.arange(start, history.shape[0])]
+
+    def prepare(self, items: npt.NDArray[Any]) -> None:
+        """Solve for the rows of these items that are not kept, in batches on all threads."""
+        items = np.unique(items)
+        with self._lock:
+            missing = [item for item in items.tolist() if item not in self._kept]
+            for item in items.tolist():
+                if item in self._kept:
+                    self._kept.move_to_end(item)
+        lanes = min(self.system.lanes, -(-len(missing) // machine.count()))
+
+        def solve(number: int) -> None:
+            some = np.array(missing[number * lanes : (number + 1) * lanes], np.int64)
+            self._keep(some.tolist(), self.system.rows(some, self.dtype))
+
+        if missing:
+            machine.run(solve, -(-len(missing) // lanes))
+
     def take(self, items: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the rows of these items, each named once."""
         n_items = len(self.system.diagonal)
@@ -272,11 +311,10 @@ class SolvedRows:
         return out
 
     def _keep(self, items: list[int], rows: npt.NDArray[Any]) -> None:
-        room = CACHE_BYTES // (rows.shape[1] * rows.itemsize)
         with self._lock:
-            for item, row in zip(items[:room], rows, strict=False):
+            for item, row in zip(items[: self.room], rows, strict=False):
                 self._kept[item] = row.copy()  # a view would keep its neighbours alive
-            while len(self._kept) > room:
+            while len(self._kept) > self.room:
                 self._kept.popitem(last=False)
 
 

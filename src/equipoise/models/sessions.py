@@ -1,11 +1,14 @@
-"""Session models: recommend the next item of a session from its clicks so far.
+"""SLIS, SLIT and SLIST: linear models of sessions.
 
 All three are closed forms of one ridge regression (`session_solver`); they differ in its rows.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
@@ -13,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import checks
-from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
+from equipoise.automatic import Auto
+from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.events import Events
-from equipoise.ids import SHOWN, Unknown, as_list
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
-from equipoise.models.base import Recommender, SearchSpace, at_once, on_snapshot
-from equipoise.models.histories import Request, parse_asked
-from equipoise.models.recommendations import Recommendations
+from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.models.base import EXPONENTS, SearchSpace, at_once
+from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.models.session_base import SessionModel
 from equipoise.models.session_solver import (
     DENSE_SHARE,
     Direction,
@@ -38,22 +41,26 @@ from equipoise.normalize import NoNorm, Normalizer, Vector
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
+from equipoise.signals import SETTINGS
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move, plan
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.split.session_split import reveal
 from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
-class SessionModel(Recommender):
-    """Base of the session models; use `SLIS`, `SLIT` or `SLIST`.
+class SessionRegression(SessionModel):
+    """Base of the regressions on sessions; use `SLIS`, `SLIT` or `SLIST`.
 
     Attributes
     ----------
     normalizer_
         The normalizer with its numbers, where "auto" was asked for.
+    chosen_
+        The settings that were chosen from the data, where l2 is "auto"; else empty.
     system_
         The sparse matrices of C = M^-1 R; None after a dense solve.
     dense_
@@ -62,9 +69,12 @@ class SessionModel(Recommender):
         W = D_I^alpha C D_I^-alpha, dense; made on demand.
     """
 
-    ordered: ClassVar[bool] = True
+    solve_settings: ClassVar[tuple[str, ...]] = (
+        *(*SETTINGS, "beta", "direction", "decay_position", "decay_time", "mix", "row_norm"),
+        *("dropout", "l2"),
+    )
 
-    l2: float = 10.0
+    l2: float | Auto = 10.0
     dropout: float = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
     row_norm: RowNorm = "l1"
@@ -76,17 +86,20 @@ class SessionModel(Recommender):
     system_: System | None = field(init=False, repr=False)
     dense_: Any = field(init=False, repr=False)
     dtype_: str = field(init=False, repr=False)
+    chosen_: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
+    _solved: SolvedRows = field(init=False, repr=False)
+    _values: npt.NDArray[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        checks.non_negative("l2", self.l2)
+        super().__post_init__()
+        if self.l2 != "auto":
+            checks.non_negative("l2", self.l2)
         checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
             raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
         if not isinstance(self.normalizer, Normalizer):
             raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
-        if not isinstance(self.repeats, bool):
-            raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
         self._check_decay("decay_inference", "decay_time")
 
     def _check_decay(self, *names: str) -> None:
@@ -108,10 +121,9 @@ class SessionModel(Recommender):
         dtype: str,
         memory: str | float | None,
     ) -> None:
-        if data.sequences is None:
-            raise DataError(
-                "a session model needs ordered clicks; read with session=, gap= or time="
-            )
+        self._events(data)
+        how = {"device": device, "engine": engine, "dtype": dtype, "memory": memory}
+        self.chosen_ = choose(self, data, how) if self.l2 == "auto" else {}
         checks.choice("engine", engine, ("auto", "sparse", "dense"))
         checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
@@ -135,16 +147,76 @@ class SessionModel(Recommender):
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
 
+    @at_once
+    def reuse(self, fitted: SessionRegression) -> Self:
+        """Fit by taking the solve of another model: no cost, solved rows are shared.
+
+        `decay_inference`, `repeats` and alpha may differ, nothing else.
+        """
+        fitted = copy.copy(fitted)
+        data = fitted._fitted
+        normalizer = self.normalizer.resolve(data)
+        mine, theirs = (
+            [
+                type(each),
+                each.signals,
+                *(getattr(each, name, None) for name in self.solve_settings),
+            ]
+            for each in (self, fitted)
+        )
+        ours = [each.exponents()[1:] for each in (normalizer, fitted.normalizer_)]
+        one, two = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
+        if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
+            raise SettingError("reuse needs the same model; only alpha and decay_inference differ")
+        self._given = fitted._given
+        self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
+        self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
+        if self.system_ is not None:
+            self._solved, self._values = fitted._solved, fitted._values
+        return self
+
+    def tunable(self) -> list[str]:
+        """Return the settings, with the exponents of the normalizer in its place."""
+        own = [name for name in super().tunable() if name != "normalizer"]
+        return own + [name for name in EXPONENTS if hasattr(self.normalizer, name)]
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return all settings, "auto" as numbers from the data."""
+        normalizer = self.normalizer.resolve(data)
+        return {
+            name: getattr(self, name, getattr(normalizer, name, None)) for name in self.tunable()
+        }
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the family and all that is tunable, with the numbers behind "auto"."""
+        found = {name: getattr(self.normalizer_, name, None) for name in EXPONENTS}
+        found |= self.settings(resolved=True)
+        return {"family": type(self).__name__, **{name: found[name] for name in self.tunable()}}
+
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense
         if system is not None:
             self._solved = SolvedRows(system, self.dtype_)
             self._values = system.right.data.astype(self.dtype_)
 
+    def _number(self, name: str) -> Any:
+        """Return a setting, the chosen one where it was left to the data."""
+        return self.chosen_.get(name, getattr(self, name))
+
+    def settings(self, *, resolved: bool = False) -> dict[str, Any]:
+        """Return the name and the hyper-parameters; with `resolved`, those that were chosen."""
+        found = super().settings(resolved=resolved)
+        return found | self.chosen_ if resolved else found
+
+    def vary(self, settings: Mapping[str, Any]) -> Self:
+        """Return a copy with other settings; one whose l2 is "auto" gets the number 10."""
+        return super().vary(settings if self.l2 != "auto" else {"l2": 10.0, **settings})
+
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
         # L = l2 I + p/(1-p) D_I, D_I from whole sessions
-        odds = self.dropout / (1 - self.dropout)
-        penalty = self.l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
+        l2, dropout = self._number("l2"), self._number("dropout")
+        odds = dropout / (1 - dropout)
+        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
     @at_once
@@ -185,89 +257,24 @@ class SessionModel(Recommender):
             C = self.system_.rows(np.arange(n_items), self.dtype_)
         return np.asarray(source[:, None] * C * target, self.dtype_)
 
-    @property
-    def _hides_seen(self) -> bool:
-        return not self.repeats
+    def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
+        """Rank after the rows of all items were solved for, as many at a time as are kept."""
+        if not isinstance(terms[0], OnDemand):
+            return super()._ranked(terms, request, k, **options)
+        parts = []
+        with limited(options.get("threads")):
+            for rows in self._solved.batches(request.history):
+                some = request.take(rows)
+                self._solved.prepare(some.history.indices)
+                parts.append((rows, super()._ranked(terms, some, k, **options)))
+        return Ranked.joined(parts)
 
-    def _request(self, wanted: Any, unknown: Unknown) -> Request:
-        """Return session ids, lists of clicks or Interactions as rows over the model's items.
-
-        Interactions without an order of events give their weights as they are.
-        """
-        train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
-        if isinstance(asked.source, Interactions):
-            data = asked.source.with_items(train.item_index, unknown=unknown)
-            if data.sequences is None:
-                return Request(asked.users, asked.kind, data.matrix, asked.answered)
-            clicks, given = data.sequences, asked.source.sequences
-            assert given is not None
-            _warn_of_skipped(len(given.items) - len(clicks.items), [])
-        elif isinstance(asked.source, np.ndarray):
-            assert train.sequences is not None
-            clicks = train.sequences.take(asked.source)
-        else:
-            clicks = _clicks(asked.source, train, unknown)
-        rows = recency(clicks, train.n_items, self.decay_inference)
-        return Request(asked.users, asked.kind, rows, asked.answered)
-
-    @on_snapshot
-    def rank(
-        self,
-        history: Interactions,
-        k: int,
-        *,
-        exclude_seen: bool = False,
-        alpha: float | None = None,
-        threads: int | None = None,
-    ) -> Ranked:
-        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
-
-    @on_snapshot
-    def recommend(
-        self,
-        users_or_histories: Any = None,
-        k: int = 20,
-        *,
-        session: Any = None,
-        exclude_seen: bool | None = None,
-        exclude: Any = None,
-        candidates: Any = None,
-        alpha: float | None = None,
-        unknown: Unknown = "error",
-        threads: int | None = None,
-    ) -> Recommendations:
-        """Return the k best next items for each session, as raw ids.
-
-        Parameters
-        ----------
-        users_or_histories
-            As for other models, except that the order of the clicks and their repeats count.
-        session
-            One session, a list of item ids in the order of the clicks; in place of the above.
-        exclude_seen
-            Leave out the items of the session; if not given, only where `repeats` is False.
-        unknown
-            Ids the model does not know are an error, or skipped with "skip": the log names them,
-            and the clicks around them move together.
-        k, exclude, candidates, alpha, threads
-            As for other models.
-        """
-        if (session is None) == (users_or_histories is None):
-            raise SettingError("give either session=[...] or users or histories")
-        return super().recommend(
-            users_or_histories if session is None else [as_list(session)],
-            k,
-            exclude_seen=exclude_seen,
-            exclude=exclude,
-            candidates=candidates,
-            alpha=alpha,
-            unknown=unknown,
-            threads=threads,
-        )
+    def _weigh(self, clicks: Events) -> Any:
+        return recency(clicks, self._fitted.n_items, self._number("decay_inference"))
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        state = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        state: dict[str, Any] = {"normalizer": self.normalizer_, "dtype": self.dtype_}
+        state |= {"chosen": self.chosen_} if self.chosen_ else {}
         if self.dense_ is not None:
             return state, {"dense": self.dense_}
         assert self.system_ is not None
@@ -282,6 +289,9 @@ class SessionModel(Recommender):
             raise FileFormatError("its sessions have no events")
         self.normalizer_ = restored_normalizer(state, self.interactions_)
         self.dtype_ = state.text("dtype", ("float32", "float64"))
+        self.chosen_ = _restored_choice(self, state.group("chosen")) if "chosen" in state else {}
+        if (self.l2 == "auto") != bool(self.chosen_):
+            raise FileFormatError("its settings are to be chosen and were not, or the other way")
         if "rows" not in state:
             dense = stored.mapped("dense", (n_items, n_items))
             if dense.dtype != self.dtype_:
@@ -297,32 +307,64 @@ class SessionModel(Recommender):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Events:
-    """Return the clicks of each session in their order, repeats included."""
-    rows, skipped = [], []
-    for listed in sessions:
-        clicks = as_list(listed)
-        place = train.item_index.positions(clicks, unknown=unknown)
-        skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
-        rows.append(place[place >= 0])
-    _warn_of_skipped(len(skipped), skipped)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+# What `choose` tries: settings that were best on sessions of shops, each with three decays.
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"l2": 10.0, "dropout": 0.0, "mix": 0.5, "decay_position": 1.0},
+    {"l2": 3.0, "dropout": 0.5, "mix": 0.8, "decay_position": 2.0},
+    {"l2": 10.0, "dropout": 0.0, "mix": 0.2, "decay_position": 1.0},
+)
+DECAYS = (1.0, 2.0, 4.0)
+HELD_OUT = 300  # sessions, a tenth of the data at most
+LISTED = 20
 
 
-def _warn_of_skipped(count: int, items: list[Any]) -> None:
-    if count:
-        shown = ", ".join(repr(item) for item in items[:SHOWN])
-        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
-        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
-        logger.warning("skipped %s the model does not know%s", clicks, named)
+def choose(model: SessionRegression, data: Interactions, how: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the best MRR@20 on the last sessions, which are held out.
+
+    The normalizer stays: where it raises the tail it costs hits, which only a user can weigh.
+    """
+    order = np.arange(data.n_users)
+    if data.events is not None and data.events.times is not None:
+        order = np.argsort(data.events.last_times, kind="stable")
+    cut = data.n_users - min(HELD_OUT, data.n_users // 10)
+    rest = data.rows(order[:cut])
+    known = rest.item_counts > 0
+    history, target = reveal(data.rows(order[cut:]).columns(known))
+    rest = rest.columns(known)
+    own = [field.name for field in dataclasses.fields(model)]
+    best, found = -1.0, {**CHOICES[0], "decay_inference": DECAYS[0]}
+    tried: list[dict[str, Any]] = []
+    for choice in CHOICES if history.n_users else ():
+        settings = {name: value for name, value in choice.items() if name in own}
+        if settings in tried:  # without what they lack, two choices are the same
+            continue
+        tried.append(settings)
+        first = model.vary(settings).fit(rest, **how)
+        for decay in DECAYS:
+            one = first.vary({**settings, "decay_inference": decay}).reuse(first)
+            lists = one.rank(history, LISTED).items
+            hits = lists == target.matrix.indices[:, None]
+            value = float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
+            logger.info("%s: MRR@20 %.4f", one.summary(), value)
+            if value > best:
+                best, found = value, {**settings, "decay_inference": decay}
+    return {name: value for name, value in found.items() if name in own}
+
+
+def _restored_choice(model: SessionRegression, chosen: Fields) -> dict[str, Any]:
+    found = {name: chosen.number(name) for name in chosen}
+    known = {*CHOICES[0], "decay_inference"} & {each.name for each in dataclasses.fields(model)}
+    if found.keys() != known:
+        raise FileFormatError(f"its chosen settings are not those of {type(model).__name__}")
+    model.vary(found)
+    return found
 
 
 SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
 
 
 @dataclass(kw_only=True, eq=False)
-class SLIS(SessionModel):
+class SLIS(SessionRegression):
     """Items that occur in the same session, whatever their order.
 
     Minimises sum_s w_s ||x_s - n_s C||^2 + tr(C^T L C) over the sessions s: x_s has a 1 for each
@@ -333,7 +375,9 @@ class SLIS(SessionModel):
     Parameters
     ----------
     l2
-        lambda, the ridge penalty; 1 to 100.
+        lambda, the ridge penalty; 1 to 100. "auto" chooses it together with `dropout`,
+        `decay_inference`, and `mix` and `decay_position` where a model has them: by the next
+        click in the last sessions, which are held out for it.
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
@@ -368,7 +412,7 @@ class SLIS(SessionModel):
 
 
 @dataclass(kw_only=True, eq=False)
-class SLIT(SessionModel):
+class SLIT(SessionRegression):
     """Items that come after one another, the next one most.
 
     Minimises sum_t w_t ||f_t - p_t C||^2 + tr(C^T L C) over the splits of all sessions: f_t holds
@@ -410,7 +454,7 @@ class SLIT(SessionModel):
         checks.choice("direction", self.direction, get_args(Direction))
 
     def _rows(self) -> dict[str, Any]:
-        return {"mix": 0.0, "decay": self.decay_position, "direction": self.direction}
+        return {"mix": 0.0, "decay": self._number("decay_position"), "direction": self.direction}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -452,4 +496,4 @@ class SLIST(SLIT):
         checks.fraction("mix", self.mix)
 
     def _rows(self) -> dict[str, Any]:
-        return {**super()._rows(), "mix": self.mix}
+        return {**super()._rows(), "mix": self._number("mix")}

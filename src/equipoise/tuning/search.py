@@ -20,8 +20,6 @@ from equipoise.evaluation import ListMetrics
 from equipoise.machine import duration, limited
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
-from equipoise.models.linear import fit_together, shared_solver
-from equipoise.solve.engine import Solver, plan
 from equipoise.split.parts import Split
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.proposals import (
@@ -65,7 +63,8 @@ def tune(
     """Find good settings on the valid part of a split, and fit them on its train part.
 
     One solve is made for each beta, l2 and dropout; every alpha, gamma, diag_bound and family is
-    read off it. The test part is not looked at.
+    read off it. Of session models every alpha and decay_inference is read off one fit; neural
+    models stop on the valid part. The test part is not looked at.
 
     Parameters
     ----------
@@ -133,6 +132,8 @@ def tune(
     options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
     options |= {"memory": memory, "scratch": scratch, "threads": threads}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
+    if "valid" in space.models[0].fit_options:
+        options["valid"] = split.valid  # a neural model stops where it is best there
     limit = parse_budget(budget)
     header = {
         "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
@@ -177,13 +178,10 @@ class Search:
         assert split.valid is not None
         self.hides_seen = split.valid.hides_seen
         self.solves = self.resumed = 0
-        self._solving = {name: options[name] for name in options if name != "threads"}
-        # only a first fit can tell how long other models take
-        shares = bool(space.models[0].solve_settings)
-        self._fit_seconds = plan(split.train, **self._solving).seconds if shares else 0.0
+        # of most models only a first fit can tell how long they take
+        self._fit_seconds = space.models[0].fit_seconds(split.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
-        self._solver: Solver | None = None
-        self._signals: Any = None  # of the solver
+        self._fit: Callable[[Sequence[Any]], None] | None = None
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -221,7 +219,7 @@ class Search:
 
     def release(self) -> None:
         """Give back the memory and the disk of the solves: the last fit needs them."""
-        self._solver = None
+        self._fit = None
         if "scratch" in self.options:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -269,6 +267,11 @@ class Search:
         """Fit every model that the settings of one solve serve, and keep their metrics."""
         start = time.perf_counter()
         numbers, models = zip(*self.space.variants(outer), strict=True)
+        if self._fit is None:
+            options = dict(self.options)
+            if "scratch" in options:
+                options["scratch"] = self._scratch
+            self._fit = models[0].shared_fit(models, self.split.train, **options)
         self._fit(models)
         self._fit_seconds = max(self._fit_seconds, time.perf_counter() - start)
         lists = rank_together(
@@ -285,20 +288,6 @@ class Search:
         self._longest = max(self._longest, seconds)
         self.ledger.add(outer, {"points": points, "seconds": seconds})
         self.solves += 1
-
-    def _fit(self, models: Sequence[Any]) -> None:
-        train = self.split.train
-        if not models[0].solve_settings:
-            models[0].fit(train, **self.options)
-            return
-        if self._solver is None or self._signals != models[0].signals:
-            options = dict(self._solving)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
-            self._solver = None  # its memory is needed
-            self._solver = shared_solver(models, train, **options)
-            self._signals = models[0].signals
-        fit_together(models, self._solver, train)
 
     @property
     def _scratch(self) -> Path:

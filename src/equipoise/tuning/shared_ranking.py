@@ -25,6 +25,7 @@ from equipoise.ranking.kernels import select, sort_heaps
 from equipoise.ranking.terms import Dense
 
 Lists = npt.NDArray[np.int32]
+BATCH = 4096  # users that models of their own rank at a time
 CHUNKS = 4  # per thread, so that none waits long for the last one
 WIDTH = 512  # columns: the sums of six sources stay in the first-level cache
 
@@ -41,13 +42,22 @@ def rank_together(
     depth = min(k, history.n_items)
     out: dict[int, Lists] = {}
     groups: dict[int, list[tuple[int, Dense]]] = {}
+    alone: list[int] = []
+    parts: dict[int, list[Lists]] = {}
     for place, model in enumerate(models):
         terms = model.terms()
         term = terms[0]
         if exclude_seen and len(terms) == 1 and isinstance(term, Dense):
             groups.setdefault(id(term.matrix), []).append((place, term))
         else:
-            out[place] = model.rank(history, depth, exclude_seen=exclude_seen).items
+            alone.append(place)
+    for start in range(0, history.n_users if alone else 0, BATCH):
+        # models that solve for rows on demand share them: all rank a batch before the next one
+        some = history.rows(np.arange(start, min(start + BATCH, history.n_users)))
+        for place in alone:
+            lists = models[place].rank(some, depth, exclude_seen=exclude_seen).items
+            parts.setdefault(place, []).append(lists)
+    out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
         rows = models[members[0][0]]._rows_of(history, "error")
         lists = _ranked([term for _, term in members], rows, depth)

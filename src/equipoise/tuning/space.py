@@ -2,7 +2,8 @@
 
 Models say which are which (`Recommender.solve_settings`). Of a linear autoencoder a solve depends
 on beta, l2 and dropout; family, alpha, gamma and diag_bound are vectors around it, and a low-pass
-companion stands beside it. Any other model is fitted anew for every point.
+companion stands beside it. Of a session regression alpha and decay_inference are read off a fit.
+Any other model is fitted anew for every point.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Space:
             ]
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
-        if not all(each.solve_settings for each in models) and len(models) > 1:
+        if not all(each.in_ranges for each in models) and len(models) > 1:
             raise SettingError("only linear autoencoders can be tuned several at a time")
         if grid is None and not first.search_space:
             raise SettingError(
@@ -82,7 +83,7 @@ class Space:
         settled = _settled(models, values, train)
         if grid is not None:
             _check_penalties(settled, values, train)
-        return cls(settled, values, first, in_ranges=grid is None)
+        return cls(settled, values, first, in_ranges=first.in_ranges and grid is None)
 
     @property
     def axes(self) -> Values:
@@ -113,7 +114,8 @@ class Space:
         out = []
         for number, prototype in enumerate(self.models):
             own = {*prototype.tunable()} & self.values.keys() - self.axes.keys()
-            inner = {name: self.values[name] for name in prototype.search_space if name in own}
+            order = dict.fromkeys([*prototype.search_space, *self.values])
+            inner = {name: self.values[name] for name in order if name in own}
             for each in product(inner):
                 settings = {**outer, **dict(zip(inner, each, strict=True))}
                 out.append((number, prototype.vary(settings)))
@@ -122,7 +124,7 @@ class Space:
     def model(self, point: Point) -> Recommender:
         """Return the model with the settings of a point, not fitted."""
         prototype = self.models[point["prototype"]]
-        names = prototype.tunable() if prototype.solve_settings else self.values
+        names = prototype.tunable() if prototype.in_ranges else self.values
         return prototype.vary({name: point[name] for name in names})
 
     def identity(self) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _checked(grid: Any, names: Sequence[str]) -> Values:
 
 
 def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list[Recommender]:
-    """Return linear autoencoders with numbers in place of "auto" in their normalizer."""
+    """Return the models with numbers in place of "auto" in their normalizer."""
     norms = [each.normalizer for each in models]
     if len({(type(norm), getattr(norm, "beta", norm)) for norm in norms}) > 1:
         raise SettingError("models that are tuned together need the same normalizer")

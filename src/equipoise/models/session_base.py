@@ -1,0 +1,149 @@
+"""Session models: what they share, which is how the clicks of a session are asked about."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from equipoise.errors import DataError, SettingError
+from equipoise.events import Events
+from equipoise.ids import SHOWN, Unknown, as_list
+from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender, on_snapshot
+from equipoise.models.histories import Request, parse_asked
+from equipoise.models.recommendations import Recommendations
+from equipoise.ranking.ranker import Ranked
+
+logger = logging.getLogger(__name__)
+
+
+class SessionModel(Recommender):
+    """Base of the models that recommend the next item of a session from its clicks so far.
+
+    A subclass has the setting `repeats`: whether items of the session may be recommended again.
+    """
+
+    ordered: ClassVar[bool] = True
+
+    repeats: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.repeats, bool):
+            raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
+
+    @abstractmethod
+    def _weigh(self, clicks: Events) -> Any:
+        """Return rows x items in single precision: what the clicks of each session weigh."""
+
+    @staticmethod
+    def _events(data: Interactions) -> Events:
+        """Return the clicks of the training sessions, which must be in an order."""
+        if data.sequences is None:
+            raise DataError(
+                "a session model needs ordered clicks; read with session=, gap= or time="
+            )
+        return data.sequences
+
+    @property
+    def _hides_seen(self) -> bool:
+        return not self.repeats
+
+    def _request(self, wanted: Any, unknown: Unknown) -> Request:
+        """Return session ids, lists of clicks or Interactions as rows over the model's items.
+
+        Interactions without an order of events give their weights as they are.
+        """
+        train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
+        if isinstance(asked.source, Interactions):
+            data = asked.source.with_items(train.item_index, unknown=unknown)
+            if data.sequences is None:
+                return Request(asked.users, asked.kind, data.matrix, asked.answered)
+            clicks, given = data.sequences, asked.source.sequences
+            assert given is not None
+            _warn_of_skipped(len(given.items) - len(clicks.items), [])
+        elif isinstance(asked.source, np.ndarray):
+            assert train.sequences is not None
+            clicks = train.sequences.take(asked.source)
+        else:
+            clicks = _clicks(asked.source, train, unknown)
+        return Request(asked.users, asked.kind, self._weigh(clicks), asked.answered)
+
+    @on_snapshot
+    def rank(
+        self,
+        history: Interactions,
+        k: int,
+        *,
+        exclude_seen: bool = False,
+        alpha: float | None = None,
+        threads: int | None = None,
+    ) -> Ranked:
+        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
+        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
+
+    @on_snapshot
+    def recommend(
+        self,
+        users_or_histories: Any = None,
+        k: int = 20,
+        *,
+        session: Any = None,
+        exclude_seen: bool | None = None,
+        exclude: Any = None,
+        candidates: Any = None,
+        alpha: float | None = None,
+        unknown: Unknown = "error",
+        threads: int | None = None,
+    ) -> Recommendations:
+        """Return the k best next items for each session, as raw ids.
+
+        Parameters
+        ----------
+        users_or_histories
+            As for other models, except that the order of the clicks and their repeats count.
+        session
+            One session, a list of item ids in the order of the clicks; in place of the above.
+        exclude_seen
+            Leave out the items of the session; if not given, only where `repeats` is False.
+        unknown
+            Ids the model does not know are an error, or skipped with "skip": the log names them,
+            and the clicks around them move together.
+        k, exclude, candidates, alpha, threads
+            As for other models.
+        """
+        if (session is None) == (users_or_histories is None):
+            raise SettingError("give either session=[...] or users or histories")
+        return super().recommend(
+            users_or_histories if session is None else [as_list(session)],
+            k,
+            exclude_seen=exclude_seen,
+            exclude=exclude,
+            candidates=candidates,
+            alpha=alpha,
+            unknown=unknown,
+            threads=threads,
+        )
+
+
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Events:
+    """Return the clicks of each session in their order, repeats included."""
+    rows, skipped = [], []
+    for listed in sessions:
+        clicks = as_list(listed)
+        place = train.item_index.positions(clicks, unknown=unknown)
+        skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
+        rows.append(place[place >= 0])
+    _warn_of_skipped(len(skipped), skipped)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+
+
+def _warn_of_skipped(count: int, items: list[Any]) -> None:
+    if count:
+        shown = ", ".join(repr(item) for item in items[:SHOWN])
+        named = f": {shown}{', ...' if count > SHOWN else ''}" if items else ""
+        clicks = f"{count:,} clicks on items" if count > 1 else "a click on an item"
+        logger.warning("skipped %s the model does not know%s", clicks, named)
