@@ -40,6 +40,7 @@ def serve(
     access_log: Annotated[
         bool | None, option("A line for each request.", "--access-log/--no-access-log")
     ] = None,
+    open_page: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
     as_json: Json = False,
 ) -> None:
     """Answer over HTTP: recommendations from live events, and a page to try them on.
@@ -70,6 +71,10 @@ def serve(
         else:
             note(f"the page is at {address}/, the API at {address}/docs; Ctrl-C ends it")
         sys.stdout.flush()
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(f"{address}/")
 
     code = run(found, ready)
     if code:
