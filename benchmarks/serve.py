@@ -339,7 +339,9 @@ def part_reload(options: argparse.Namespace) -> dict[str, Any]:
     shutil.copytree(model, copy)
     first = eq.load(copy)
     user = first.interactions_.users[0]
-    expected = {}
+    changed = eq.load(copy)
+    changed.update(eq.Interactions(np.ones((1, 1)), [_new(user)], [first.interactions_.items[0]]))
+    expected: dict[str, Any] = {}
     wrong: list[Any] = []
 
     def check(body: bytes) -> None:
@@ -356,8 +358,6 @@ def part_reload(options: argparse.Namespace) -> dict[str, Any]:
             time.sleep(options.seconds / 3)
             os.kill(ours.workers()[0], signal.SIGKILL)
             time.sleep(options.seconds / 3)
-            changed = eq.load(copy)
-            changed.update(added=eq.Interactions(np.ones((1, 1)), [_new(user)], [_known(first)]))
             changed.save(copy)
             ours.process.send_signal(signal.SIGHUP)
 
@@ -372,10 +372,6 @@ def part_reload(options: argparse.Namespace) -> dict[str, Any]:
 
 def _new(user: Any) -> Any:
     return "a new user" if isinstance(user, str) else 10**9
-
-
-def _known(model: eq.Recommender) -> Any:
-    return model.interactions_.items[0]
 
 
 def part_memory(options: argparse.Namespace) -> dict[str, Any]:
