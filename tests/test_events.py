@@ -322,3 +322,17 @@ def test_strong_by_time_shows_what_came_before() -> None:
 def test_session_models_take_data_with_times() -> None:
     data = eq.read(frame(SHOP))
     assert eq.SLIT(l2=1.0).fit(data).recommend(session=["milk"], k=1).items == [["tea"]]
+
+
+def test_a_search_follows_what_is_to_be_found() -> None:
+    rng = np.random.default_rng(3)
+    log = [
+        (int(rng.integers(30)), int(rng.integers(9)), int(rng.integers(90))) for _ in range(600)
+    ]
+    split = eq.split.time_cut(eq.read(frame(log)), test=0.2, valid=0.2, repeats="again")
+    found = eq.tune(eq.EASE(normalizer=eq.NoNorm()), split, grid={"l2": [1.0, 20.0]})
+    for row in found.trials.iter_rows(named=True):
+        model = eq.EASE(l2=row["l2"]).fit(split.train)
+        expected = eq.evaluate(model, split.valid, bootstrap=0)["ndcg@20"]
+        assert row["ndcg@20"] == pytest.approx(expected, abs=1e-12)
+        assert expected > 0

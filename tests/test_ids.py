@@ -89,7 +89,7 @@ def test_the_callers_array_is_neither_locked_nor_followed() -> None:
         ([7], r"unknown item 7; pass unknown='skip'"),
         (np.array([7, 1, 8]), r"unknown items 7, 8; pass"),
         (range(10, 18), r"unknown items 10, 11, 12, 13, 14 and 3 more; pass"),
-        (["1"], "unknown item '1'; the ids of this data are integers"),
+        (["01"], "unknown item '01'; the ids of this data are integers"),
         ([1.0], "unknown item 1.0; the ids of this data are integers"),
         ([True], "unknown item True"),
         ([None], "unknown item None; the ids of this data are integers"),
@@ -105,12 +105,25 @@ def test_unknown_ids_are_named_with_the_remedy(wanted: object, message: str) -> 
     assert (index.positions(wanted, unknown="skip") < 0).any()
 
 
-def test_integers_are_not_found_among_text_ids() -> None:
-    index = IdIndex(["1", "2"], "user")
-    with pytest.raises(UnknownIdError, match="unknown users 1, 2; the ids of this data are text"):
-        index.positions(np.array([1, 2]))
-    assert "1" in index
-    assert 1 not in index
+def test_ids_of_the_other_kind_are_compared_by_the_kind_that_is_there() -> None:
+    text, whole = IdIndex(["1", "2", "007"], "user"), IdIndex([1, 2, -7], "user")
+    assert text.positions(np.array([2, 1])).tolist() == [1, 0]
+    assert whole.positions(["2", "-7"]).tolist() == [1, 2]
+    assert 1 in text
+    assert "1" in whole
+    strange = ["01", "+1", "-07", "1.0", " 1", "", True, 1.0]
+    assert (whole.positions(strange, unknown="skip") == -1).sum() == len(strange)
+    assert text.positions([7, 7.0, True], unknown="skip").tolist() == [-1, -1, -1]
+
+
+def test_an_index_grows_by_ids_of_its_own_kind() -> None:
+    text, whole = IdIndex(["1", "x"], "item"), IdIndex([1, 5], "item")
+    assert text.extended(whole.values).values.tolist() == ["1", "x", "5"]
+    assert whole.extended(np.array(["5", "8"], object)).values.tolist() == [1, 5, 8]
+    with pytest.raises(DataError, match=r"such as 'x'; read the first with ids='text'"):
+        whole.extended(text.values)
+    assert IdIndex([], "item").extended(text.values).values.tolist() == ["1", "x"]
+    assert text.extended(text.values) is text
 
 
 @pytest.mark.parametrize(
@@ -136,8 +149,8 @@ def test_the_position_of_one_unknown_id_is_refused_with_known_ones() -> None:
         UnknownIdError, match="unknown item 'gin'; known are 'tea', 'milk', 'salt'"
     ):
         index.position("gin")
-    with pytest.raises(UnknownIdError, match="unknown item 3; the ids of this data are text"):
-        index.position(3)
+    with pytest.raises(UnknownIdError, match=r"unknown item 3\.5; the ids of this data are text"):
+        index.position(3.5)
     with pytest.raises(DataError, match=r"one item id is needed, got \['tea'\]"):
         index.position(["tea"])
 

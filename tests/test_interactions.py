@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import equipoise as eq
 from equipoise import storage
 from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
 from equipoise.events import Events
@@ -316,15 +317,19 @@ def test_filter_says_what_it_left_out(toy: Interactions) -> None:
         toy.filter(min_user=-1)
 
 
-def test_union_and_difference_need_ids_of_one_kind(toy: Interactions) -> None:
-    numbered = Interactions(np.ones((2, 2)))
-    for combine in (toy.union, toy.difference, numbered.union, numbered.difference):
-        other = numbered if combine.__self__ is toy else toy
-        with pytest.raises(DataError, match="user ids are integers on one side and text"):
-            combine(other)
+def test_data_put_together_have_ids_of_the_kind_of_the_first() -> None:
+    whole, text = eq.read([(1, 10), (2, 20)]), eq.read([("2", "20"), ("3", "30")])
+    assert whole.union(text).users.tolist() == [1, 2, 3]
+    assert text.union(whole).items.tolist() == ["20", "30", "10"]
+    assert whole.union(text).n_interactions == text.union(whole).n_interactions == 3
+    assert whole.difference(text).n_interactions == 1
+    named = eq.read([("ann", "20"), ("2", "x")])
+    assert named.union(whole).n_interactions == 4
+    with pytest.raises(DataError, match=r"user ids are integers .* 'ann'; .* ids='text'"):
+        whole.union(named)
     nothing = Interactions(np.zeros((0, 0)))
-    assert nothing.union(toy).fingerprint == toy.fingerprint
-    assert toy.union(nothing).fingerprint == toy.fingerprint
+    assert nothing.union(text).fingerprint == text.fingerprint
+    assert text.union(nothing).fingerprint == text.fingerprint
 
 
 def test_union_joins_labels_and_the_other_wins() -> None:

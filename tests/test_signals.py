@@ -255,3 +255,12 @@ def test_tune_searches_the_signals() -> None:
     assert found.model.signals.transform == best["transform"]
     neighbours = eq.tune(eq.ItemKNN(), split, grid={"transform": ["binary", "log1p"]})
     assert neighbours.trials.height == 2
+
+
+def test_uneven_weights_are_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    data = eq.read([("a", "x", 500.0), ("a", "y", 1.0), ("b", "y", 1.0), ("b", "z", 2.0)])
+    with caplog.at_level("INFO", logger="equipoise"):
+        eq.EASE(l2=1.0, signals=Signals()).fit(data)
+        assert "count as they are" not in caplog.text
+        eq.EASE(l2=1.0).fit(data)
+    assert "weights of pairs go up to 500 and count as they are" in caplog.text

@@ -1,10 +1,12 @@
 """Raw ids of users and items, and their positions in the matrix.
 
 Ids are what the user's table holds: integers or text, one kind per axis, never silently changed.
+Ids of another kind are compared by the kind that is there: "7" is 7, but "007" is not.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -19,6 +21,7 @@ from equipoise.errors import DataError, UnknownIdError
 
 Unknown = Literal["error", "skip"]
 UNKNOWN = ("error", "skip")
+WHOLE = re.compile("0|-?[1-9][0-9]*")  # how an integer is written as text
 SHOWN = 5  # how many offending ids an error message names
 
 
@@ -177,8 +180,7 @@ class IdIndex:
     def positions(self, wanted: Any, *, unknown: Unknown = "error") -> npt.NDArray[np.int64]:
         """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
 
-        An id is found only under its own type: 1 is neither 1.0 nor True nor "1". A text is one
-        id, not a list of its letters.
+        1 is "1", but neither 1.0 nor True nor "01". A text is one id, not a list of its letters.
         """
         choice("unknown", unknown, UNKNOWN)
         listed: Any = wanted
@@ -215,8 +217,31 @@ class IdIndex:
         if kinds == fit:
             found = (self._position.get(value, -1) for value in wanted)
         else:
-            found = (self._position.get(v, -1) if type(v) in fit else -1 for v in wanted)
+            own = (v if type(v) in fit else self._translated(v) for v in wanted)
+            found = (-1 if v is None else self._position.get(v, -1) for v in own)
         return np.fromiter(found, np.int64, len(wanted))
+
+    def _translated(self, value: Any) -> Any:
+        """Return an id of the other kind as one of this kind; None where it is no such id."""
+        if self._are_integers:
+            return int(value) if isinstance(value, str) and WHOLE.fullmatch(value) else None
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return str(int(value)) if is_whole else None
+
+    def extended(self, values: npt.NDArray[Any]) -> IdIndex:
+        """Return the index with those of the ids appended that it lacks, as ids of its kind."""
+        if not len(self):
+            return IdIndex(values, self.axis)
+        fresh = values[self.positions(values, unknown="skip") < 0]
+        if fresh.dtype != self.values.dtype:
+            own = [self._translated(value) for value in fresh.tolist()]
+            if None in own:
+                raise DataError(
+                    f"the {self.axis} ids are integers on one side and text on the other, such as "
+                    f"{fresh[own.index(None)]!r}; read the first with ids='text'"
+                )
+            fresh = as_ids(own, self.axis)
+        return IdIndex(np.concatenate([self.values, fresh]), self.axis) if len(fresh) else self
 
     def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64], hint: str) -> str:
         places = np.flatnonzero(found < 0)

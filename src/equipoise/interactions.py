@@ -380,8 +380,8 @@ class Interactions:
         users and items are appended. Times need both sides to have them, and so does the order of
         events; `notes` say what was left out.
         """
-        users = _appended(self.user_index, other.user_index)
-        items = _appended(self.item_index, other.item_index)
+        users = self.user_index.extended(other.users)
+        items = self.item_index.extended(other.items)
         mine = self.difference(other) if replace else self
         parts = [part.with_items(items) for part in (mine, other)]
         rows = [users.positions(part.users) for part in parts]
@@ -419,8 +419,6 @@ class Interactions:
 
     def difference(self, other: Interactions) -> Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
-        _check_same_kind(self.user_index, other.user_index)
-        _check_same_kind(self.item_index, other.item_index)
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")
         gone = _keys_in(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
@@ -529,19 +527,6 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if len(index) != size:
         raise DataError(f"{len(index)} {axis} ids for {size} {axis}s")
     return index
-
-
-def _check_same_kind(first: IdIndex, second: IdIndex) -> None:
-    if len(first) and len(second) and first.values.dtype != second.values.dtype:
-        raise DataError(f"{first.axis} ids are integers on one side and text on the other")
-
-
-def _appended(first: IdIndex, second: IdIndex) -> IdIndex:
-    _check_same_kind(first, second)
-    fresh = second.values[first.positions(second.values, unknown="skip") < 0]
-    if not len(first):
-        return second
-    return IdIndex(np.concatenate([first.values, fresh]), first.axis) if len(fresh) else first
 
 
 def summed(events: Events, n_items: int) -> tuple[Csr, int]:

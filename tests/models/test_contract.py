@@ -51,6 +51,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "auto": lambda: eq.EASE(),
     "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0)),
     "pruned": lambda: eq.EASE(l2=2.0),
+    "dual": lambda: eq.RLAE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3)),
 }
 TRAINED: dict[str, Callable[[], Recommender]] = {
     name: lambda make=make: make(epochs=1) for name, make in NEURAL.items()
@@ -92,6 +93,7 @@ OTHER = {
 
 
 def made(name: str, data: Any, **options: Any) -> Recommender:
+    options |= {"engine": "dual"} if name == "dual" else {}
     model = MODELS[name]().fit(data, **options)
     return model.prune(30) if name == "pruned" else model
 

@@ -381,13 +381,11 @@ def test_an_unused_rating_column_is_not_judged(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "axis"), [([(1, 5), (1, 6)], "user"), ([(1, 5), (2, 5)], "item")]
 )
-def test_one_user_or_one_item_is_refused_or_kept_with_a_warning(caplog, rows, axis):
-    message = refusal(rows)
-    assert f"the list: there is only one {axis}" in message
-    assert f"check the {axis} column" in message
-    data = eq.read(rows, on_bad="skip")
-    assert any(f"only one {axis}" in note for note in data.notes)
-    assert f"only one {axis}" in caplog.text
+def test_one_user_or_one_item_is_read_with_a_warning(caplog, rows, axis):
+    data = eq.read(rows)
+    assert data.n_interactions == 2
+    assert any(f"there is only one {axis}, " in note for note in data.notes)
+    assert f"{axis}= names another column" in caplog.text
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])

@@ -195,3 +195,184 @@ def test_a_comma_in_a_number_between_commas_is_refused(tmp_path):
     path.write_text('user,item,w\n1,10,"3,5"\n2,20,4\n')
     with pytest.raises(DataError, match=r"line 2: column 'w' \('3,5'\) .* decimal point"):
         eq.read(path, weight="w")
+
+
+SHOP = {
+    "basket_id": [7, 8, 9],
+    "household_id": [1, 2, 2],
+    "store_id": [5, 5, 5],
+    "product_id": [10, 20, 30],
+    "transaction_timestamp": ["2017-01-01 11:53:26"] * 3,
+}
+
+
+def test_a_household_wins_over_a_basket_and_the_others_are_named():
+    data = eq.read(SHOP)
+    assert data.users.tolist() == [1, 2]
+    assert data.times[0] == 1_483_271_606
+    assert data.notes[0] == (
+        "columns found by name: user = 'household_id', item = 'product_id', "
+        "time = 'transaction_timestamp'; also possible: user='basket_id'"
+    )
+
+
+def test_the_columns_of_an_invoice_are_found():
+    columns = ("InvoiceNo", "StockCode", "InvoiceDate", "CustomerID", "Country")
+    rows = [("A1", "85123A", "2010-12-01", 1, "UK"), ("A1", "71053", "2010-12-02", 2, "UK")]
+    data = eq.read(pl.DataFrame(rows, schema=columns, orient="row"))
+    assert data.users.tolist() == [1, 2]
+    assert data.items.tolist() == ["71053", "85123A"]
+    assert data.times.tolist() == [1_291_161_600, 1_291_248_000]
+
+
+def test_guesses_between_equals_are_refused_with_all_of_them():
+    frame = {"customer_id": [1, 2], "client_id": [1, 2], "visitor": [1, 2], "item": [1, 2]}
+    message = "'customer_id' and 'client_id' and 'visitor' could all be the user; pass user='...'"
+    with pytest.raises(DataError, match=message):
+        eq.read(frame)
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ([20240131, 20240201], [1_706_659_200, 1_706_745_600]),
+        (["20240131", " 20240201"], [1_706_659_200, 1_706_745_600]),
+        ([20240131.0, 20240201.0], [1_706_659_200, 1_706_745_600]),
+        ([202401311200, 202401311201], [1_706_702_400, 1_706_702_460]),
+        ([20240131120000, 20240131120001], [1_706_702_400, 1_706_702_401]),
+    ],
+)
+def test_dates_in_digits_are_dates(values, seconds):
+    assert times(values) == seconds
+    frame = pl.DataFrame({"user": [1, 2], "item": [1, 2], "time": values})
+    assert any("dates in digits" in note for note in eq.read(frame).notes)
+
+
+def test_dates_in_digits_are_checked_and_the_unit_settles_what_they_are():
+    with pytest.raises(DataError, match=r"row 2: column 'time' \(20240231\) is not a time"):
+        times([20240131, 20240231])
+    assert times([20240131, 20240231], time_unit="s") == [20240131, 20240231]
+    assert times([20240131, 1_700_000_000]) == [20240131, MOMENT]
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [
+        ("ann,tea,2024-01-31\nbob,milk,2024-02-01\n", "user, item, time"),
+        ("1,10,1700000000\n2,20,1700000001\n", "user, item, time"),
+        ("1,10,20240131\n2,20,20240201\n", "user, item, time"),
+        ("1,10,1700000000,5\n2,20,1700000001,3\n", "user, item, time, rating"),
+        ("1,10,5,1700000000\n2,20,3,1700000001\n", "user, item, rating, time"),
+        ("1,10,5\n2,20,3\n", "user, item, rating"),
+    ],
+)
+def test_a_date_without_a_header_is_no_rating(tmp_path, rows, order):
+    path = tmp_path / "events.csv"
+    path.write_text(rows)
+    data = eq.read(path, header=False)
+    assert f"no header: columns taken in order as {order}" in data.notes
+    assert (data.times is not None) == ("time" in order)
+    if "rating" in order:
+        assert eq.read(path, header=False, min_rating=4).users.tolist() == [1]
+
+
+SALES = ["12/1/2010 8:26", "12/1/2010 8:28", "1/31/2011 17:05"]
+
+
+def test_the_form_of_times_is_an_option():
+    assert times(SALES, time_format="%m/%d/%Y %H:%M") == [
+        1_291_191_960,
+        1_291_192_080,
+        1_296_493_500,
+    ]
+    assert times(["31.01.2024", "01.02.2024"], time_format="%d.%m.%Y")[0] == 1_706_659_200
+    assert times([310124, 10224], time_format="%d%m%y", on_bad="skip")[0] == 1_706_659_200
+    zoned = times(["01/02/2024 12:00 +0200"] * 2, time_format="%d/%m/%Y %H:%M %z")
+    assert zoned[0] == 1_706_781_600
+
+
+def test_times_of_an_unknown_form_are_shown_with_the_forms_that_fit():
+    with pytest.raises(DataError) as caught:
+        times(SALES)
+    message = str(caught.value)
+    assert "the times look like '12/1/2010 8:26', '12/1/2010 8:28', '1/31/2011 17:05'" in message
+    assert "pass time_format='%m/%d/%Y %H:%M', or time=False" in message
+    with pytest.raises(DataError, match=r"time_format='%m/%d/%Y' or time_format='%d/%m/%Y'"):
+        times(["01/02/2024", "03/02/2024"])
+    with pytest.raises(DataError, match=r"look like 'soon', 'later': pass time_format= with"):
+        times(["soon", "later"])
+
+
+def test_times_that_are_not_of_the_given_form_are_refused_by_row():
+    with pytest.raises(DataError, match=r"row 3: column 'time' \('1/31/2011 17:05'\) is not a"):
+        times(SALES, time_format="%d/%m/%Y %H:%M")
+    with pytest.raises(SettingError, match="needs a time column, but time is False"):
+        times(SALES, time=False, time_format="%Y")
+
+
+def test_an_error_that_nothing_is_left_says_why():
+    with pytest.raises(DataError, match=r"3 where 'time' is not a time, such as '12/1/2010 8:26'"):
+        times(SALES, on_bad="skip")
+
+
+def test_ids_of_digits_are_text_where_asked(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_text("user,item\n7,10.0\n12,20.0\n")
+    data = eq.read(path, ids="text")
+    assert data.users.tolist() == ["12", "7"]
+    assert data.items.tolist() == ["10.0", "20.0"]
+    frame = pl.DataFrame({"user": [7, 12], "item": [10.0, 20.0]})
+    assert eq.read(frame, ids="text").items.tolist() == ["10", "20"]
+    with pytest.raises(SettingError, match="ids must be one of text"):
+        eq.read(frame, ids="number")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_the_parts_of_a_folder_have_ids_of_one_kind(tmp_path, kind):
+    first = pl.DataFrame({"user": [1, 2], "item": [1, 2]})
+    second = pl.DataFrame({"user": ["2", "3"], "item": ["x", "1"]})
+    for name, frame in (("a", first), ("b", second)):
+        getattr(frame, {"jsonl": "write_ndjson"}.get(kind, f"write_{kind}"))(
+            tmp_path / f"{name}.{kind}"
+        )
+    data = eq.read(tmp_path, ids="text")
+    assert data.users.tolist() == ["1", "2", "3"]
+    assert data.items.tolist() == ["1", "2", "x"]
+    second.with_columns(item=pl.lit("9")).write_parquet(tmp_path / "b.parquet")
+    if kind == "parquet":
+        assert eq.read(tmp_path).items.tolist() == [1, 2, 9]
+
+
+PRODUCTS = pl.DataFrame(
+    {
+        "product_id": [10, 20, 30],
+        "manufacturer_id": [1, 2, 3],
+        "department": ["grocery", "grocery", "pastry"],
+        "product_type": ["ice", "apple sauce", "bread"],
+        "package_size": ["22 LB", "50 OZ", "1 LB"],
+    }
+)
+
+
+def test_titles_are_texts_and_no_numbers():
+    data = eq.read(SHOP, labels=PRODUCTS)
+    assert data.label(20) == "apple sauce"
+    assert any("titles from its column 'product_type'; title= for" in n for n in data.notes)
+    plain = PRODUCTS.rename({"product_type": "kind"})
+    assert eq.read(SHOP, labels=plain).label(20) in ("apple sauce", "50 OZ")
+    assert eq.read(SHOP, labels=PRODUCTS, title="department").label(20) == "grocery"
+    assert eq.read(SHOP, labels=PRODUCTS, title=4).label(20) == "50 OZ"
+    with pytest.raises(DataError, match="no column 'brand'"):
+        eq.read(SHOP, labels=PRODUCTS, title="brand")
+    described = PRODUCTS.with_columns(description=pl.lit("told"))
+    assert eq.read(SHOP, labels=described).labels.columns[0] == "description"
+    titled = described.with_columns(product_name=pl.lit("named"))
+    assert eq.read(SHOP, labels=titled).labels.columns[0] == "product_name"
+
+
+def test_labels_may_be_a_dictionary():
+    data = eq.read(SHOP, labels={10: "ice", 20: "sauce"})
+    assert [data.label(item) for item in (10, 20, 30)] == ["ice", "sauce", "30"]
+    assert eq.read(SHOP, labels={"10": "ice"}).label(10) == "ice"
+    columns = {"item": [10, 20], "title": ["ice", "sauce"]}
+    assert eq.read(SHOP, labels=columns).label(20) == "sauce"

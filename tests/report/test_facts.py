@@ -139,7 +139,7 @@ def test_histories_start_with_what_came_last(synthetic: Interactions) -> None:
     timed = Interactions(synthetic.matrix, synthetic.users, synthetic.items, times=times)
     found = collect(timed, **QUICK)
     user = found["users"][0]
-    stored = [str(item) for item in timed.history(user["user"])]
+    stored = [str(item) for item in reversed(timed.history(user["user"]))]
     shown = [row["item"] for row in user["history"]]
     assert shown == [item for item in stored if item in shown]
 

@@ -57,8 +57,8 @@ def test_tiles_of_a_20_000_item_system_use_the_budget_well() -> None:
 
 def test_too_small_a_disk_leaves_the_dense_engine_with_its_error() -> None:
     with pytest.raises(TooBigError, match=r"90,000 items need 32 GB in the dense engine"):
-        eq.plan(n_users=10, n_items=90_000, n_interactions=10, memory="3GB").require()
-    tiles = eq.plan(n_users=10, n_items=90_000, n_interactions=10, engine="tiled")
+        eq.plan(n_users=10**5, n_items=90_000, n_interactions=10, memory="3GB").require()
+    tiles = eq.plan(n_users=10**5, n_items=90_000, n_interactions=10, engine="tiled")
     with pytest.raises(TooBigError, match=r"need 53 GB of disk in the tiled .* a larger disk"):
         tiles.require()
 
@@ -112,7 +112,7 @@ def test_more_memory_never_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "magic"}, "engine must be one of auto, dense, tiled, gpu, got 'magic'"),
+        ({"engine": "magic"}, "engine must be one of auto, dense, dual, tiled, gpu, got 'magic'"),
         ({"device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:1', got 'tpu'"),
         ({"engine": "dense", "device": "cuda"}, "the dense engine runs on device='cpu'"),
         ({"dtype": "float16"}, "dtype must be 'float32' or 'float64'"),

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import equipoise as eq
 from equipoise.matrix import entry_rows
+from equipoise.ranking import terms
 from equipoise.split import Split
+from equipoise.tuning import shared_ranking
 from equipoise.tuning.shared_ranking import rank_together
 
 
-def test_lists_ranked_together_are_those_of_the_model(split: Split) -> None:
-    first = eq.EASE(l2=3.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.1)).fit(split.train)
-    models = [first, eq.LAE(l2=3.0, dropout=0.3, normalizer=eq.DAN(0.4, 0.1)).reuse(first)]
+@pytest.mark.parametrize("engine", ["dense", "dual"])
+def test_lists_ranked_together_are_those_of_the_model(
+    split: Split, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_ranking, "BLOCK", 7)
+    monkeypatch.setattr(shared_ranking, "TILE", 400)  # so that there are many tiles
+    settings = {"l2": 3.0, "dropout": 0.3}
+    first = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.1)).fit(split.train, engine=engine)
+    others = [eq.LAE(**settings, normalizer=eq.DAN(alpha, 0.1)) for alpha in (0.2, 0.4)]
+    models = [first, *(each.reuse(first) for each in others)]
     for seen in (True, False):
         lists = rank_together(models, split.valid.history, 15, exclude_seen=seen)
         for model, found in zip(models, lists, strict=True):
@@ -28,3 +38,17 @@ def test_lists_ranked_together_for_an_empty_history_are_those_of_the_model(split
     np.testing.assert_array_equal(lists, model.rank(history, 15).items)
     best = np.argsort(-split.train.item_counts, kind="stable")[:15]
     np.testing.assert_array_equal(lists[0], best)
+
+
+def test_models_of_one_solve_share_their_sums(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = eq.EASE(l2=3.0, normalizer=eq.DAN(0.2, 0.1)).fit(split.train, engine="dual")
+    bounds = [eq.RLAE(l2=3.0, normalizer=eq.DAN(0.2, 0.1), diag_bound=x) for x in (0.1, 0.5)]
+    made = []
+    adder = terms.Dual.adder
+    monkeypatch.setattr(terms.Dual, "adder", lambda *args: (made.append(1), adder(*args))[1])
+    rank_together([first, *(each.reuse(first) for each in bounds)], split.valid.history, 15)
+    together = len(made)
+    first.rank(split.valid.history, 15)
+    assert together == len(made) - together

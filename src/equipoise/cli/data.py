@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.framework import Json, declare, emit, legend, note, option, say, show, working
+from equipoise.cli.framework import (
+    Json,
+    declare,
+    emit,
+    legend,
+    note,
+    option,
+    say,
+    show,
+    told,
+    working,
+)
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DATA = "A file (csv, tsv, jsonl, parquet; gz), folder, saved data or split, or data set name."
+DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 LEGEND = {
@@ -113,8 +124,9 @@ class ReadOptions:
 
     user: Annotated[str | None, reads(f"Column of users ({COLUMN}).")] = None
     item: Annotated[str | None, reads(f"Column of items ({COLUMN}).")] = None
-    time: Annotated[str | None, reads(f"Column of times ({COLUMN}).")] = None
+    time: Annotated[str | None, reads(f"Column of times ({COLUMN}; none: no times).")] = None
     time_unit: Annotated[str | None, reads("Of times in numbers: s, ms, us or ns.")] = None
+    time_format: Annotated[str | None, reads("Of times in text: '%m/%d/%Y %H:%M'.")] = None
     rating: Annotated[str | None, reads("Column of ratings.")] = None
     weight: Annotated[str | None, reads("Column of weights.")] = None
     type: Annotated[str | None, reads("Column of kinds of events, such as view or buy.")] = None
@@ -124,11 +136,18 @@ class ReadOptions:
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
+    title: Annotated[str | None, reads("Column of the labels.", "--title-column")] = None
+    ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
         bool | None, reads("Whether the first line names the columns.", "--header/--no-header")
     ] = None
+    quote: Annotated[str | None, reads("Mark around fields; '' for none.")] = None
+    escape: Annotated[
+        str | None, reads(r"Character before a mark within a field, such as '\'.")
+    ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
+    sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
     format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
@@ -141,16 +160,6 @@ class ReadOptions:
             if self.min_user or self.min_item:
                 data = data.filter(min_user=self.min_user, min_item=self.min_item)
         return data
-
-    def load_change(self, source: str) -> Interactions:
-        """Return interactions to add or remove: unlike data to fit on, one user may be all."""
-        try:
-            return self.load(source)
-        except DataError as error:
-            # All rows have been checked by then, so there are none that would be skipped.
-            if "there is only one" not in str(error):
-                raise
-            return dataclasses.replace(self, on_bad="skip").load(source)
 
     def _load(self, source: str) -> Interactions:
         from equipoise import readers
@@ -169,7 +178,7 @@ class ReadOptions:
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
-            note(f"{source}: {sentence}")
+            note(f"{source}: {told(sentence)}")
         return data
 
     def _named(self, source: str) -> Interactions:
@@ -201,9 +210,11 @@ class ReadOptions:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
         del settings["min_user"], settings["min_item"]
-        for name in ("user", "item", "time", "rating", "weight", "type", "session"):
+        for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
+        for name in ("time", "rating", "type"):  # none: leave such a column alone
+            settings[name] = False if settings[name] == "none" else settings[name]
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
         return settings
 

@@ -127,8 +127,11 @@ def _loaded(
 
 def _show_result(result: Result, k: int) -> None:
     """Print accuracy by group of items and what lies beyond accuracy, at one cut-off."""
+    from equipoise.results import REPEATED
+
     kind = "events" if result.protocol == "session" else "users"
     title = f"{result.protocol} split, {result.part} part, {result.n_users:,} {kind}, lists of {k}"
+    title += REPEATED.get(result.repeats, "")
     found = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
     rows = [row for row in found.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]
     show(rows, "metric", "items", "value", "95% interval", "", title=title)

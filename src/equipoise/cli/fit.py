@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
-from equipoise.cli.framework import Json, Saved, declare, emit, option, say, working
+from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
 from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
 from equipoise.errors import SettingError, TooBigError
 
@@ -59,12 +59,14 @@ def fit(
     chosen: ModelOptions,
     options: FitOptions,
     reading: ReadOptions,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Fit a model and save it; of a saved split the train part is used."""
     check_out(out)
     model = chosen.build()
     interactions = reading.load(data)
+    options.agree(model, interactions, yes)
     start = perf_counter()
     options.fit(model, interactions)
     _save(model, out, perf_counter() - start, as_json)
@@ -99,13 +101,13 @@ def update(
         raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     check_out(out or model)
     fitted = load(model)
-    added = reading.load_change(add) if add is not None else None
+    added = reading.load(add) if add is not None else None
     removed = None
     if forget:
         train = fitted.data_
         removed = train.select(users=list(dict.fromkeys(find_users(train, forget))))
     if remove is not None:
-        listed = reading.load_change(remove)
+        listed = reading.load(remove)
         removed = listed if removed is None else removed.union(listed)
     start = perf_counter()
     with working(f"updating {fitted.summary()}"):

@@ -13,12 +13,14 @@ import json
 import logging
 import math
 import re
+import shlex
 import sys
 import threading
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,13 +33,23 @@ from typer.core import TyperGroup
 
 from equipoise.errors import EquipoiseError, SettingError
 
+running: ContextVar[Any] = ContextVar("running", default=None)  # the group's context
+
+QUOTES = ("'", '"')
 WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 
 
 PATIENCE = 2.0  # seconds before a silent command says what it does
 
 
+LONG = 600.0  # seconds from which on a command asks first
+
+
 REMINDER = 30.0  # seconds between the lines of a long one without a terminal
+
+
+# A setting as the library's messages name it: header=False, encoding='latin-1', separator=
+SETTING = re.compile(r"""\b([a-z]\w*)=('[^']*'|"[^"]*"|True\b|False\b|-?\d[\w.]*\b|)""")
 
 
 NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
@@ -192,6 +204,33 @@ def _lines(what: str) -> Iterator[Report]:
         thread.join()
 
 
+def agree(seconds: float, what: str, advice: Iterable[str], yes: bool) -> None:
+    """Say how long a work takes, if that is long, and what is shorter; ask whether to go on.
+
+    Without a terminal, or where the answer was given beforehand, it goes on.
+    """
+    if seconds < LONG:
+        return
+    from equipoise.machine import duration
+
+    note(f"{what} takes about {duration(seconds)}", "yellow")
+    for sentence in advice:
+        note(f"  {sentence}")
+    if yes:
+        return
+    if not is_terminal():
+        note("going on without asking, as there is no terminal")
+        return
+    if not typer.confirm("Go on?", err=True):
+        note("nothing was done")
+        raise typer.Exit(FAILED)
+
+
+def is_terminal() -> bool:
+    """Whether a question can be shown and answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 class NoteHandler(logging.Handler):
     """Passes what the library logs on to stderr."""
 
@@ -218,6 +257,11 @@ Json = Annotated[
 ]
 
 
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Go on without asking, however long it takes.")
+]
+
+
 Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `equipoise fit` wrote.")]
 
 
@@ -234,6 +278,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        running.set(ctx)
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -250,8 +295,53 @@ class Commands(TyperGroup):
         except MemoryError:
             message = "error: the machine is out of memory; `equipoise plan` tells what fits"
             code = FAILED
-        note(message, "red")
+        note(told(message), "red")
         raise typer.Exit(code)
+
+
+Options = Mapping[str, tuple[str, str]]  # a setting's name in Python: its option, and the opposite
+
+
+def told(text: str) -> str:
+    """Return a sentence of the library in the words of the command that runs."""
+    ctx = running.get()
+    return text if ctx is None else in_options(text, options_of(ctx))
+
+
+def options_of(ctx: Any) -> Options:
+    """Return the options of the command that runs, which `ctx` may be the group of."""
+    command = ctx.command
+    if hasattr(command, "commands"):
+        command = command.commands.get(ctx.invoked_subcommand, command)
+    inner = getattr(command, "commands", {"": command})  # `datasets` has commands of its own
+    return {
+        parameter.name: (parameter.opts[0], *parameter.secondary_opts, "")[:2]
+        for each in inner.values()
+        for parameter in each.params
+        if parameter.opts[0].startswith("-")
+    }
+
+
+def in_options(text: str, options: Options) -> str:
+    """Say the settings in a sentence as options of a command.
+
+    >>> known = {"on_bad": ("--on-bad", ""), "header": ("--header", "--no-header")}
+    >>> in_options("correct it, or pass on_bad='skip'; header=False if it is data", known)
+    'correct it, or pass --on-bad skip; --no-header if it is data'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name not in options:
+            return found[0]
+        yes, no = options[name]
+        if value in ("True", ""):
+            return yes
+        if value == "False":
+            return no or f"{yes} none"
+        return f"{yes} {shlex.quote(value[1:-1] if value[0] in QUOTES else value)}"
+
+    return SETTING.sub(option, text)
 
 
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:

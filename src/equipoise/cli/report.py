@@ -14,6 +14,7 @@ from rich.text import Text
 from equipoise.cli.data import DATA, ReadOptions, open_split, raw_id
 from equipoise.cli.framework import (
     Json,
+    Yes,
     clean,
     declare,
     emit,
@@ -24,6 +25,7 @@ from equipoise.cli.framework import (
     size_text,
     working,
 )
+from equipoise.cli.settings import agree_to_solve
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -46,11 +48,12 @@ def report(
     sample: Annotated[int, option("How many users to show.")] = 6,
     show_user: Annotated[list[str] | None, option("Of the test part; repeatable.")] = None,
     seed: Annotated[int, option("Of the split and the sample.")] = 0,
-    title: Annotated[str | None, option("Heading of the page.")] = None,
+    heading: Annotated[str | None, option("Heading of the page.", "--title")] = None,
     case_study: Annotated[
         str | None,
         typer.Option(metavar="USER", help="Show this user's lists under four normalizations."),
     ] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page: statistics, accuracy, the dial, exposure, users.
@@ -73,12 +76,15 @@ def report(
     source: Any = reading.load(data) if split is None else split
     held = source if split is None else source.test.history
     users = [raw_id(held.user_index, text) for text in show_user] if show_user else None
+    # two models are fitted, or chosen among several where that is quick, and perhaps a given one
+    train = source if split is None else source.train
+    agree_to_solve(train, "the report", {}, solves=2 + (model is not None), yes=yes)
     start = time.perf_counter()
     with working(f"making the report on {data}") as progress:
         facts = write_report(
             source,
             path,
-            name=title or Path(data).stem,
+            name=heading or Path(data).stem,
             model=fitted,
             k=k or LENGTH,
             sample=sample,

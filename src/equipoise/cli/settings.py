@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from equipoise.cli.framework import note, option, working
+from equipoise.cli.framework import agree, note, option, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ModelName = Literal[
 # fmt: on
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
-EngineName = Literal["auto", "dense", "tiled", "sparse", "gpu"]
+EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu"]
 Precision = Literal["float32", "float64"]
 
 # The class of each normalizer, and the exponents that it takes.
@@ -43,6 +43,7 @@ NORMALIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "item": ("ItemNorm", ("alpha",)),
     "dan": ("DAN", ("alpha", "beta")),
 }
+SHORT = 1e12  # operations that need no question on any machine, nor a measurement
 choosing = functools.partial(option, panel="Model")
 running = functools.partial(option, panel="Run")
 
@@ -228,6 +229,15 @@ class FitOptions(PlanOptions):
     threads: Annotated[int | None, running("At most this many.")] = None
     refine: Annotated[bool, running("Refine the solve (four times the cost).")] = False
 
+    def agree(self, model: Recommender, data: Interactions, yes: bool) -> None:
+        """Ask before a solve that takes long."""
+        from equipoise.models.linear import LinearAutoencoder
+
+        if isinstance(model, LinearAutoencoder):
+            names = [each.name for each in dataclasses.fields(PlanOptions)]
+            options = {name: getattr(self, name) for name in names}
+            agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
+
     def fit(self, model: Recommender, data: Interactions) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
         options: dict[str, Any] = dict(vars(self))
@@ -244,3 +254,27 @@ class FitOptions(PlanOptions):
                 logger.setLevel(level)
         if "auto" in str(model.settings()):
             note(f"chosen from the data: {model.summary()}")
+
+
+def agree_to_solve(
+    data: Interactions, what: str, options: dict[str, Any], *, solves: int = 1, yes: bool
+) -> None:
+    """Tell what solves on these items cost and what would be faster, and ask if that is long."""
+    from equipoise.machine import duration
+    from equipoise.solve.engine import plan
+
+    found = plan(data, **options)
+    if found.flops < SHORT:
+        return
+    advice = []
+    for least in (5, 10, 20, 50, 100):
+        kept = int((data.item_counts >= least).sum())
+        if 1 < kept < data.n_items:
+            smaller = plan(n_users=data.n_users, n_items=kept, n_interactions=data.n_interactions)
+            less = smaller.flops / found.flops
+            if less < 0.5:
+                about = duration(solves * less * found.seconds)
+                advice.append(f"--min-item {least} leaves {kept:,} items and takes about {about}")
+    if options.get("device", "cpu") == "cpu":
+        advice.append("equipoise doctor tells whether there is a GPU, for --device cuda")
+    agree(solves * found.seconds, f"{what} on {data.n_items:,} items", advice, yes)

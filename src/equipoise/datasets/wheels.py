@@ -34,7 +34,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
 
 
-def fetch(entry: DataSet) -> Path:
+def unpacked(entry: DataSet) -> Path:
     """Return the folder with the checked files of a data set; download what is missing.
 
     Files appear in the folder by an atomic rename after their checksum was verified, so several

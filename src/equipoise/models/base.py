@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +50,10 @@ from equipoise.ranking.terms import Constant, Term
 from equipoise.signals import SETTINGS, Background, Signals
 from equipoise.storage import Fields, Stored
 
+logger = logging.getLogger(__name__)
+
 BATCH = 4096
+UNEVEN = 10  # times the middle weight, from which one is worth a word
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
@@ -172,8 +176,9 @@ class Recommender(ABC):
         dtype
             "float32", or "float64" for systems that are hard to solve.
         engine
-            Linear autoencoders: "dense" in memory, "tiled" on disk, "gpu"; "auto" takes the card
-            where `device` names one, else what fits. Session models: "sparse" solves for an item
+            Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
+            "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
+            fastest that fits. Session models: "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
             All are exact.
         memory
@@ -203,6 +208,8 @@ class Recommender(ABC):
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
         self._given = _training_data(interactions)
         options = self._taken(given)
+        if self.signals is None:
+            _say_if_uneven(self._given)
         with limited(threads):
             self._fit(self._weighed(self._given), **options)
         return self
@@ -675,6 +682,17 @@ def _training_data(given: Any) -> Interactions:
             "fit needs Interactions or a sparse matrix of scipy; make them with eq.read(...)"
         )
     return given
+
+
+def _say_if_uneven(data: Interactions) -> None:
+    """Log that a few pairs count far more than most, where that is so."""
+    values = data.matrix.data
+    if len(values) and values.max() > UNEVEN and values.max() > UNEVEN * np.median(values):
+        logger.info(
+            "weights of pairs go up to %g and count as they are; signals (log1p, or binary for "
+            "none) often rank better",
+            values.max(),
+        )
 
 
 def in_words(settings: Mapping[str, Any]) -> str:

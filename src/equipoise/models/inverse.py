@@ -21,7 +21,8 @@ from equipoise.kernels import compiled
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.models.updating import Change, LinearSystem, updated_array
 from equipoise.ranking.device import OnDevice
-from equipoise.ranking.terms import Dense, Sparse, Term
+from equipoise.ranking.terms import Dense, Dual, Sparse, Term
+from equipoise.solve.dual import DualMatrix, weighted_items
 from equipoise.solve.engine import Solved, move, require_host
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.storage import Fields, Stored
@@ -211,6 +212,50 @@ class OnCard(Array):
         """Ask for the host where the card cannot do it."""
         if work != "reuse":
             require_host(self.matrix)
+
+
+class ByUsers(Inverse):
+    """P of the dual engine: a small matrix of users, and the interactions."""
+
+    carries = DualMatrix
+    kind = "dual"
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a term that scores through the training users."""
+        P, Y = self.matrix, self.matrix.items
+        scales = source / P.penalty, -target / P.penalty  # P = ... - L^-1 Y^T C Y L^-1
+        return Dual(P.core, Y.data, Y.indices, Y.indptr, P.own, *scales, self.dtype)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return the rows, made from the parts."""
+        return np.asarray(self.matrix.rows(low, high))
+
+    def to(self, device: str) -> Inverse:
+        """Return itself, on the host."""
+        if device != "cpu":
+            raise SettingError(
+                "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
+            )
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """Return the name of the form and the precision of its scores."""
+        return {**super().state(), "dtype": self.dtype.name}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the matrix of users and a diagonal; the rest is in the training data."""
+        return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.own}
+
+    @classmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+        items = weighted_items(system.data.matrix, system.user_weights)
+        n_items, n_users = items.shape
+        core = stored.mapped("inverse_core", (n_users, n_users))
+        own = np.array(stored.finite("inverse_own", (n_items,), sizes=(8,)))
+        if core.dtype != np.float64:
+            raise FileFormatError(f"its matrix of users is {core.dtype}, not float64")
+        dtype = np.dtype(state.text("dtype", ("float32", "float64")))
+        return cls(DualMatrix(core, items, system.penalty, own, dtype))
 
 
 class Pruned(Inverse):

@@ -197,6 +197,58 @@ def add_sparse_rows(
 
 
 @compiled
+def gather_users(
+    sums: Floats,
+    values: Floats,
+    users: Positions,
+    starts: Offsets,
+    indptr: Offsets,
+    indices: Positions,
+    weights: Floats,
+) -> None:
+    """Add to each history's sums the weighted users of its items; rows of items are sparse."""
+    for row in range(sums.shape[0]):
+        for place in range(indptr[row], indptr[row + 1]):
+            item, weight = indices[place], weights[place]
+            for at in range(starts[item], starts[item + 1]):
+                sums[row, users[at]] += weight * values[at]
+
+
+@compiled
+def add_users(
+    scores: Floats,
+    low: int,
+    sums: Floats,
+    values: Floats,
+    users: Positions,
+    starts: Offsets,
+    indptr: Offsets,
+    indices: Positions,
+    own: Floats,
+    target: Floats,
+) -> None:
+    """Add for each item the weighted sums of its users, less what a history's own item gave.
+
+    `sums` has a row for each training user and a column for each history.
+    """
+    width = scores.shape[1]
+    total = np.empty(scores.shape[0], sums.dtype)
+    for j in range(width):
+        total[:] = 0
+        for at in range(starts[low + j], starts[low + j + 1]):
+            row, value = sums[users[at]], values[at]
+            for column in range(len(total)):
+                total[column] = total[column] + value * row[column]
+        for column in range(len(total)):
+            scores[column, j] = scores[column, j] + total[column] * target[low + j]
+    for row in range(scores.shape[0]):
+        for place in range(indptr[row], indptr[row + 1]):
+            j = indices[place] - low
+            if 0 <= j < width:
+                scores[row, j] = scores[row, j] - own[place] * target[low + j]
+
+
+@compiled
 def mask_items(
     scores: Floats, low: int, starts: Offsets, stops: Offsets, indices: Positions
 ) -> None:

@@ -12,9 +12,16 @@ import numpy.typing as npt
 
 from equipoise.errors import DataError
 from equipoise.kernels import Floats, Offsets, Positions
-from equipoise.ranking.kernels import add_product, add_rows, add_sparse_rows
+from equipoise.ranking.kernels import (
+    add_product,
+    add_rows,
+    add_sparse_rows,
+    add_users,
+    gather_users,
+)
 
 Adder = Callable[[Floats, int], None]
+CORE_COLUMNS = 512  # of a dual term's core, multiplied at a time
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,12 @@ class ScaledTerm(Term):
     def n_items(self) -> int:
         """Number of items."""
         return len(self.target)
+
+    @property
+    def common(self) -> tuple[int, ...]:
+        """What terms that differ in their scales alone have in common, while one of them lives."""
+        names = (name for name in vars(self) if name not in ("source", "target"))
+        return tuple(id(getattr(self, name)) for name in names)
 
     def _check_scales(self) -> None:
         source, target = self.source.shape, self.target.shape
@@ -233,6 +246,80 @@ class LowRank(ScaledTerm):
             add_product(scores, low, hidden, right, target, everything)
 
         return add
+
+
+@dataclass(frozen=True, eq=False)
+class Dual(ScaledTerm):
+    """Scores ``(x * source) @ (Y^T C Y without its diagonal) * target``, through training users.
+
+    A history is summed into its items' users, these sums pass through C, and each item collects
+    those of its own users. The sums over users cancel, so they are made in float64.
+
+    Parameters
+    ----------
+    core
+        C, users x users, symmetric, float64; may be a read-only memory map.
+    data, indices, indptr
+        Y^T as CSR rows, items x users.
+    own
+        Diagonal of Y^T C Y.
+    source, target
+        A factor for each item of the history, and for each item that is scored.
+    precision
+        Of the scores.
+    """
+
+    core: npt.NDArray[Any]
+    data: npt.NDArray[Any]
+    indices: npt.NDArray[Any]
+    indptr: npt.NDArray[Any]
+    own: npt.NDArray[Any]
+    source: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+    precision: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        _check_floats(self.core, "the core of a dual term", (len(self.core),) * 2)
+        _check_shape(self.indptr, (self.n_items + 1,), "the indptr of a dual term")
+        self._check_scales()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the scores."""
+        return self.precision
+
+    @property
+    def held(self) -> int:
+        """The sums of the training users."""
+        return len(self.core)
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds this term's scores to a block of columns."""
+        starts, users = self.indptr.astype(np.int64), self.indices.astype(np.int32, copy=False)
+        weights = rows.weights(self.source, np.dtype(np.float64))
+        sums = np.zeros((len(rows), self.held))
+        gather_users(sums, self.data, users, starts, rows.indptr, rows.indices, weights)
+        through = np.ascontiguousarray(self._through_core(sums).T)
+        values = self.data.astype(self.dtype, copy=False)
+        own = (weights * self.own[rows.indices]).astype(self.dtype)
+        target = _plain(self.target, self.dtype)
+
+        def add(scores: Floats, low: int) -> None:
+            items = values, users, starts
+            add_users(scores, low, through, *items, rows.indptr, rows.indices, own, target)
+
+        return add
+
+    def _through_core(self, sums: Floats) -> Floats:
+        """Return ``sums @ core`` in the precision of the scores."""
+        out = np.empty(sums.shape, self.dtype)
+        core, ones = _plain(self.core), np.ones(self.held)
+        everything = np.arange(self.held, dtype=np.int32)
+        for low in range(0, self.held, CORE_COLUMNS):
+            part = np.zeros((len(sums), min(CORE_COLUMNS, self.held - low)))
+            add_product(part, low, sums, core, _plain(ones), everything)
+            out[:, low : low + CORE_COLUMNS] = part
+        return out
 
 
 @dataclass(frozen=True, eq=False)

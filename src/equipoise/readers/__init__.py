@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
-from equipoise.readers.files import existing_file, first_bytes, is_blank, json_parts, parquet_parts
+from equipoise.readers.files import (
+    excel_parts,
+    existing_file,
+    first_bytes,
+    is_blank,
+    json_parts,
+    parquet_parts,
+)
 from equipoise.readers.frames import object_source, row_options
 from equipoise.readers.matrices import from_matrix
 from equipoise.readers.options import (
@@ -42,8 +49,14 @@ __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
+EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
-OPENERS = {"parquet": parquet_parts, "jsonl": json_parts, "text": delimited_parts}
+OPENERS = {
+    "parquet": parquet_parts,
+    "jsonl": json_parts,
+    "excel": excel_parts,
+    "text": delimited_parts,
+}
 
 
 def read(
@@ -53,6 +66,7 @@ def read(
     item: Column = None,
     time: OptionalColumn = None,
     time_unit: TimeUnit | None = None,
+    time_format: str | None = None,
     rating: OptionalColumn = None,
     weight: Column = None,
     type: OptionalColumn = None,
@@ -60,11 +74,16 @@ def read(
     gap: float | str | None = None,
     min_rating: float | None = None,
     labels: Any = None,
+    title: Column = None,
+    ids: Literal["text"] | None = None,
     users: Any = None,
     items: Any = None,
     separator: str | None = None,
     header: bool | None = None,
+    quote: str | None = None,
+    escape: str | None = None,
     encoding: str = "utf-8",
+    sheet: str | None = None,
     format: str | None = None,
     on_bad: OnBad = "error",
 ) -> Interactions:
@@ -73,10 +92,11 @@ def read(
     Parameters
     ----------
     source
-        A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; a folder
-        of such files with one schema, read as if their rows were in one file; a pattern
-        (``part-*.parquet``), where no file or folder has that name; a research format; a directory
-        written by `Interactions.save`. Or an object: a frame of pandas, polars or
+        A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; Excel
+        (with the extra `excel`); a folder of such files with one schema, read as if their rows
+        were in one file; a pattern (``part-*.parquet``), where no file or folder has that name; a
+        research format; a directory written by `Interactions.save`. Or an object: a frame of
+        pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
         (user, item), (user, item, weight) or (user, item, weight, time).
     user, item, time, rating
@@ -84,6 +104,8 @@ def read(
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
+    time_format
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
     weight
         Column whose values, added up for each pair, become the matrix; without it every pair
         counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
@@ -100,23 +122,37 @@ def read(
     min_rating
         Keeps only rows with at least this rating.
     labels
-        A table with an item column and titles, genres, ...; rows are matched to the items.
+        A table with an item column and titles, genres, ...; rows are matched to the items. Or a
+        dictionary from items to titles.
+    title
+        Column of the labels that is the title; found by its name or content when left out.
+    ids
+        "text" takes ids as text even where all of them are digits. Otherwise integers are what
+        they are, and "007" is text.
     users, items
         Ids of the rows and columns of a matrix; positions when left out.
     separator, header, encoding
         How delimited text is written; found or UTF-8 when left out. A first line that may be the
         names of the columns or data is refused until `header` settles it. Numbers may have
         decimal commas where another character separates the fields.
+    quote, escape
+        The mark that encloses fields, ``'"'`` when left out and ``""`` for none; and the character
+        before a mark within such a field, where marks are not doubled. A backslash is found where
+        it makes every mark right. A mark that is never closed costs its line, not those after it.
+        A field that holds five and more whole rows counts as such, unless `quote` is given.
+    sheet
+        Of an Excel workbook; its first one when left out.
     format
-        "csv", "tsv", "jsonl", "parquet", "npz", "lightgcn", "multvae", "recbole", "movielens",
-        "strong" or "weak", where the name of the file does not tell.
+        "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
+        "movielens", "strong" or "weak", where the name of the file does not tell.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
 
     Notes
     -----
-    Ids are never changed: integers stay integers, text stays text, and "007" is text. Repeated
+    Ids are never changed: integers stay integers, text stays text, and "007" is text. Data put
+    together (`Interactions.union`, `update`, a folder) have ids of the type of the first. Repeated
     pairs have one value in the matrix, and every row is kept with its time, weight and type in
     `Interactions.events`. Times become seconds since 1970 (UTC)
     from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
@@ -142,15 +178,27 @@ def read(
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
     if labels is not None:
-        plain = replace(options, separator=None, header=None, format=None)
-        opened = _table(labels, plain) if _is_path(labels) else object_source(labels, "the labels")
-        options = replace(options, labels=opened)
+        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
+        options = replace(options, labels=_labels(labels, plain))
     if _is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
     return to_interactions(object_source(source), row_options(source, options))
+
+
+def _labels(labels: Any, options: ReadOptions) -> Source:
+    """Open the labels: a table, or a mapping from items to titles."""
+    if _is_path(labels):
+        return _table(labels, options)
+    if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
+        labels = {"item": list(labels), "title": list(labels.values())}
+    return object_source(labels, "the labels")
+
+
+def _is_column(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 def _is_path(source: object) -> bool:
@@ -195,7 +243,7 @@ def _files_below(folder: Path) -> list[Path]:
     found: dict[tuple[str, ...], list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-        for family in (PARQUET, JSON, TEXT):
+        for family in (PARQUET, JSON, EXCEL, TEXT):
             if _suffix(file) in family and not hidden and file.is_file():
                 found.setdefault(family, []).append(file)
     if len(found) > 1:
@@ -212,10 +260,14 @@ def _suffix(path: Path) -> str:
 
 
 def _kind(path: Path, options: ReadOptions) -> str:
-    """Return which kind of table a file holds: "parquet", "jsonl" or "text"."""
+    """Return which kind of table a file holds: a key of `OPENERS`."""
     suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
     if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
         return "parquet"
+    if suffix in EXCEL:
+        return "excel"
+    if options.sheet is not None:
+        raise SettingError(f"sheet= is of Excel files, which {path} is not; leave it out")
     return "jsonl" if suffix in JSON else "text"
 
 

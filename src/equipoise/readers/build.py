@@ -5,6 +5,7 @@ Ids become positions and pairs a CSR matrix by counting, in linear time and a fe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from equipoise.readers.columns import (
     time_column,
 )
 from equipoise.readers.delimited import WHOLE
-from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, refuse_or_note
+from equipoise.readers.options import BadRows, Mask, ReadOptions, Source
+
+logger = logging.getLogger(__name__)
 
 Codes = npt.NDArray[np.int32]
 Kinds = npt.NDArray[np.int16]
@@ -59,7 +62,9 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
         times = None if times is None else times[kept]
         types = None if types is None else types.filter(pl.Series(kept))
     if not len(users):
-        remedy = "check the columns and what was skipped"
+        remedy = "check the columns"
+        if bad.counts:
+            remedy = f"skipped were {bad.reasons()}; correct them or name another column"
         if options.min_rating is not None:
             remedy = f"lower min_rating={options.min_rating:g} or check the rating column"
         raise DataError(f"{source.name}: nothing is left of the rows; {remedy}")
@@ -100,8 +105,9 @@ def _values(
     frame: pl.DataFrame, columns: Columns, bad: BadRows, options: ReadOptions
 ) -> tuple[pl.Series, pl.Series, Floats | None, Floats | None, Floats | None, list[str]]:
     """Return users, items, weights, ratings, times and notes; rows of no use are marked bad."""
-    users, user_notes = id_column(frame[columns.user], "user", bad)
-    items, item_notes = id_column(frame[columns.item], "item", bad)
+    text = options.ids == "text"
+    users, user_notes = id_column(frame[columns.user], "user", bad, text=text)
+    items, item_notes = id_column(frame[columns.item], "item", bad, text=text)
     weights = ratings = times = None
     time_notes: list[str] = []
     if columns.rating is not None:
@@ -109,7 +115,9 @@ def _values(
     if columns.weight is not None:
         weights = number_column(frame[columns.weight], "weight", bad)
     if columns.time is not None:
-        times, time_notes = time_column(frame[columns.time], bad, options.time_unit)
+        times, time_notes = time_column(
+            frame[columns.time], bad, options.time_unit, options.time_format
+        )
     found = [*columns.notes, *dict.fromkeys(bad.table.notes)]
     notes = [*found, *user_notes, *item_notes, *time_notes]
     return users, items, weights, ratings, times, notes
@@ -124,15 +132,14 @@ def finished(
     notes: list[str],
     events: Events | None = None,
 ) -> Interactions:
-    """Add the labels; one user or one item is refused: most often a wrong column was named."""
+    """Add the labels; a single user or item, often of a wrong column, is a warning."""
     for axis, values in (("user", users), ("item", items)):
         if len(values) == 1:
-            fault = f"there is only one {axis}, {values.tolist()[0]!r}"
-            error = (
-                f"{name}: {fault}, and recommending needs two; check the {axis} column, "
-                "or pass on_bad='skip' to read it as it is"
+            notes.append(
+                f"there is only one {axis}, {values.tolist()[0]!r}: enough for an update, not to "
+                f"recommend from; {axis}= names another column"
             )
-            refuse_or_note(options.on_bad == "error", error, name, fault, notes)
+            logger.warning("%s: %s", name, notes[-1])
     labels = None
     if options.labels is not None:
         labels = _aligned(options.labels, items, options, notes)
@@ -223,12 +230,15 @@ def _cut(users: Codes, times: Floats, ids: Ids, gap: float) -> tuple[Codes, Ids]
 def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
     """Return one row of labels per item, the title first; items without labels get nulls."""
     key = _item_column(source, options)
-    titles = [name for name in spelled_like(source.columns, "title") if name != key]
-    others = [name for name in source.columns if name not in (key, *titles)]
-    if not titles and not others:
+    rest = [name for name in source.columns if name != key]
+    if not rest:
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
-    table = source.load([key], [*titles, *others])
-    frame = table.frame.select([key, *titles, *others])
+    table = source.load([key], rest)
+    if options.title is not None:
+        title = given_column(source, options.title, "title")
+    else:
+        title = _title(table.frame, rest, key)
+    frame = table.frame.select([key, title, *(name for name in rest if name != title)])
     wanted = pl.Series("item", items.tolist())
     keys = _same_type(wanted, frame[key], table.written)
     frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
@@ -246,12 +256,22 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
             f"{source.name}: none of the items is labelled; check that column {key!r} holds "
             f"ids such as {items.tolist()[0]!r}"
         )
-    notes.append(f"labels from {source.name}")
+    also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
+    notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
     if missing:
         notes.append(f"{missing:,} of {len(items):,} items have no label")
     if unique.height < frame.height:
         notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
     return joined.drop("item", "\x00found")
+
+
+def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
+    """Return the column of titles: a usual name, else the texts that tell most items apart."""
+    known = [name for name in spelled_like(tuple(names), "title") if name != key]
+    if known:
+        return known[0]
+    texts = [name for name in names if frame[name].dtype == pl.String]
+    return max(texts, key=lambda name: frame[name].n_unique()) if texts else names[0]
 
 
 def _item_column(source: Source, options: ReadOptions) -> str:

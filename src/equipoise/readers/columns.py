@@ -15,39 +15,63 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.matrix import lost_in_single
-from equipoise.readers.options import TIME_UNITS, BadRows, ReadOptions, Source, TimeUnit
+from equipoise.readers.options import (
+    NEEDED_BY,
+    TIME_UNITS,
+    BadRows,
+    ReadOptions,
+    Source,
+    TimeUnit,
+)
 
 Floats = npt.NDArray[np.float64]
 
+
+def _joined(stems: str, endings: str) -> str:
+    """Return every stem with every ending, as words."""
+    return " ".join(stem + ending for stem in stems.split() for ending in endings.split())
+
+
+MOMENTS = (
+    "transaction purchase purchased order ordered invoice sale sales event click view visit "
+    "rating rated review checkin created bought sold played watched interaction"
+)
 # Spellings without case and punctuation, as words; an earlier group wins over a later one.
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "user": (
         "user userid users uid username visitor visitorid customer customerid client clientid "
-        "reviewer reviewerid member memberid account accountid profileid buyerid personid",
-        "session sessionid sessid basket basketid orderid transactionid",
+        "reviewer reviewerid member memberid account accountid profileid buyerid personid "
+        "household householdid shopper shopperid custid "
+        + _joined("user customer client household member", "no number key code"),
+        "session sessionid sessid basket basketid "
+        + _joined("order invoice transaction receipt visit basket", "id no number key"),
     ),
     "item": (
         "item itemid items iid movie movieid product productid asin isbn sku business businessid "
         "track trackid song songid sid artist artistid book bookid article articleid newsid "
         "video videoid game gameid appid poi poiid location locationid venueid placeid showid "
         "animeid recipeid courseid itemsku productsku",
+        "upc ean gtin " + _joined("item product stock article", "code no number key"),
     ),
-    "rating": ("rating ratings rate stars star score overall",),
+    "rating": ("rating ratings rate stars star score overall bookrating movierating",),
     "time": (
-        "timestamp timestamps ts time times unixtime unixreviewtime eventtime datetime createdat "
-        "eventtimestamp ratedat checkintime",
-        "date eventdate reviewtime reviewdate day",
+        "timestamp timestamps ts time times unixtime unixreviewtime datetime "
+        + _joined(MOMENTS, "timestamp datetime time at"),
+        "date day reviewtime " + _joined(MOMENTS, "date day on"),
+    ),
+    "title": (
+        "title name label " + _joined("movie item product book song track", "title name"),
+        "description itemdescription productdescription",
+        "itemtype producttype",
     ),
     "type": (
         "event eventtype eventname action actiontype behavior behaviour behaviortype "
         "behaviourtype interactiontype",
     ),
-    "title": ("title movietitle name itemname producttitle productname label",),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
-NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time"}
 
 EXACT = 2.0**53  # from here on a float no longer tells neighbouring integers apart
 NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
@@ -60,6 +84,13 @@ BOUNDS = (1e11, 1e14, 1e17)
 UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 SAMPLE = 10_000
 ISO = r"^\d{4}-\d{2}-\d{2}"
+CLOCK = re.compile("%[HIMSTRXcs]")
+DAYS = (
+    "%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d-%b-%Y|%b %d, %Y|%d %B %Y|"
+    "%B %d, %Y|%m/%d/%y|%d/%m/%y|%d.%m.%y"
+)
+CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", "T%H:%M:%S")
+FORMS = [day + clock for day in DAYS.split("|") for clock in CLOCKS]  # that a message may name
 
 
 @dataclass(frozen=True)
@@ -137,7 +168,17 @@ def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, li
             chosen[role] = _spelled(source, role, set(chosen.values()), needed=role in needed)
             if chosen[role] is not None:
                 found.append(f"{role} = {chosen[role]!r}")
-    return chosen, [f"columns found by name: {', '.join(found)}"] if found else []
+    if not found:
+        return chosen, []
+    guessed = [text.split(" = ")[0] for text in found]
+    others = [
+        f"{role}={name!r}"
+        for role in guessed
+        for name in source.columns
+        if name not in chosen.values() and _simple(name) in " ".join(SPELLINGS[role]).split()
+    ]
+    also = f"; also possible: {', '.join(others)}" if others else ""
+    return chosen, [f"columns found by name: {', '.join(found)}{also}"]
 
 
 def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
@@ -155,10 +196,13 @@ def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen
             f"{source.name} has {n_columns} columns and no header; "
             "say which are which by position from 0: user=0, item=1"
         )
-    for role, name in zip(ORDER, source.columns, strict=False):
+    order = list(ORDER[:n_columns])
+    if [name in source.dated for name in source.columns[2:]] in ([True], [True, False]):
+        order[2:] = ["time", "rating"][: n_columns - 2]
+    for role, name in zip(order, source.columns, strict=True):
         if asked[role] is None and (role != "rating" or role in needed):
             chosen[role] = name
-    return chosen, [f"no header: columns taken in order as {', '.join(ORDER[:n_columns])}"]
+    return chosen, [f"no header: columns taken in order as {', '.join(order)}"]
 
 
 def given_column(source: Source, asked: str | int, role: str) -> str:
@@ -196,9 +240,10 @@ def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool)
     hits = [name for name in spelled_like(source.columns, role) if name not in taken]
     if len(hits) > 1:
         several = " and ".join(repr(name) for name in hits)
-        leave = "" if needed else f", or {role}=False to use neither"
+        leave = "" if needed else f", or {role}=False to use none"
         raise DataError(
-            f"{source.name}: {several} could both be the {role}; pass {role}='...'{leave}"
+            f"{source.name}: {several} could {'both' if len(hits) == 2 else 'all'} be the {role}; "
+            f"pass {role}='...'{leave}"
         )
     if hits or not needed:
         return hits[0] if hits else None
@@ -221,8 +266,20 @@ def _listed(names: tuple[str, ...]) -> str:
     return f"the columns are {shown}{more}"
 
 
-def id_column(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
-    """Return ids as Int64 or String, nulls only in rows that are skipped, and notes."""
+def id_column(
+    column: pl.Series, axis: str, bad: BadRows, *, text: bool = False
+) -> tuple[pl.Series, list[str]]:
+    """Return ids as Int64 or String, nulls only in rows that are skipped, and notes.
+
+    As `text` they are what a text file holds letter by letter.
+    """
+    if text and column.dtype != pl.String and bad.table.written is not None:
+        column = bad.table.written(column.name)
+    ids, notes = _ids_as_they_are(column, axis, bad)
+    return (ids.cast(pl.String), []) if text else (ids, notes)
+
+
+def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
     kind = column.dtype
     if isinstance(kind, (pl.Categorical, pl.Enum)):
         column, kind = column.cast(pl.String), pl.String()
@@ -345,15 +402,19 @@ def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
 
 
 def time_column(
-    column: pl.Series, bad: BadRows, unit: TimeUnit | None = None
+    column: pl.Series, bad: BadRows, unit: TimeUnit | None = None, form: str | None = None
 ) -> tuple[Floats, list[str]]:
     """Return times in seconds and a note on how they were understood; refuse the wrong ones.
 
-    Numbers are in the unit, or in the one that their size tells, which must be the same for all.
+    Text is in the form, if one is given. Numbers are in the unit, or in the one that their size
+    tells, which must be the same for all, or dates in digits, such as 20240131.
     """
     kind = column.dtype
     dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
-    if dated is not None and dated.any():
+    if form is not None and (kind == pl.String or kind.is_integer()):
+        values = formed(column.cast(pl.String), form)
+        how = f"times of the form {form}"
+    elif dated is not None and dated.any():
         values = _from_dates(column, dated)
         how = "ISO dates, UTC where no zone is given"
     elif kind in (pl.String, pl.Null) or kind.is_numeric():
@@ -369,7 +430,15 @@ def time_column(
             f"column {column.name!r} holds {kind}, not times; pass time= with another column "
             "or time=False"
         )
+    if not how and unit is None:
+        digits = _digits(values, bad)
+        if digits is not None:
+            whole = pl.Series(values).fill_nan(None).cast(pl.Int64)
+            values = formed(whole.cast(pl.String), digits)
+            how = "dates in digits, such as 20240131; time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
+    if kind == pl.String and np.isnan(values).all():
+        remedy = _form_remedy(column)
     _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
     if kind == pl.Null:
         return values, []
@@ -379,6 +448,44 @@ def time_column(
             values /= 1000.0**power
         how = f"{UNIT_NAMES[power]} since 1970"
     return values, [f"times {column.name!r} read as {how}"]
+
+
+def formed(text: pl.Series, form: str) -> Floats:
+    """Return the seconds of texts of a form such as "%d.%m.%Y %H:%M", NaN for what is none."""
+    try:
+        if CLOCK.search(form):
+            moments = text.str.to_datetime(form, strict=False, time_unit="us")
+        else:
+            moments = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(
+            f"time_format {form!r} is no form of times: {reason}; a form is such as "
+            "'%d.%m.%Y %H:%M'"
+        ) from error
+    return _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
+
+
+def _digits(values: Floats, bad: BadRows) -> str | None:
+    """Return the form of dates written as one number, or None where the numbers are none."""
+    usable = values if bad.mask is None else values[~bad.mask]
+    usable = usable[np.isfinite(usable)]
+    if not len(usable) or (usable != np.floor(usable)).any():
+        return None
+    least, most = usable.min(), usable.max()
+    for form, size in (("%Y%m%d", 1), ("%Y%m%d%H%M", 10_000), ("%Y%m%d%H%M%S", 1_000_000)):
+        if 19700101 * size <= least and most < 21000101 * size:
+            return form
+    return None
+
+
+def _form_remedy(wrong: pl.Series) -> str:
+    """Show three of the times that were not understood, and the forms that read all of them."""
+    shown = wrong.drop_nulls().unique(maintain_order=True)[:1000].str.strip_chars()
+    fit = [form for form in FORMS if len(shown) and not np.isnan(formed(shown, form)).any()]
+    look = f"the times look like {', '.join(repr(text) for text in shown[:3])}"
+    forms = " or ".join(f"time_format={form!r}" for form in fit[:3])
+    return f"{look}: pass {forms or 'time_format= with their form'}, or time=False"
 
 
 def _power(values: Floats, column: pl.Series, bad: BadRows) -> int:

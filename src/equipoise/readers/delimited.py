@@ -1,9 +1,12 @@
-"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
+r"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
 
 Polars fills short rows with nulls, keeps NUL bytes and turns 007 into 7. One pass over the bytes
 (`scan`) finds such records before the values are used; it also knows the line on which each record
 starts. What polars guesses of the types is only a short cut: the same values come out as if every
 column were read as text and looked at as a whole, over all parts of the table.
+
+A quotation mark that does not enclose a field costs its own line and no other one: the records
+after it are found from the next line on. Escaped marks (\") are turned into doubled ones before.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -37,6 +40,7 @@ from equipoise.readers.options import (
     bad_row,
     check_one_schema,
     located,
+    reasons_text,
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,53 +64,71 @@ VALUE = re.compile(
     r"\s*([+-]?(\d+([.,]\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)|\d{4}-\d\d-\d\d.*)\s*",
     re.IGNORECASE,
 )
+# A date in any order, or a number of nine digits and more: seconds since 1973, or later.
+DATED = re.compile(r"\d{4}-\d\d?-\d\d?|\d{1,4}[/.]\d\d?[/.]\d{2,4}\b|\d{9,}|(19|20)\d{6}$")
 
-# What can be said of a record, as bits; the first four make it bad.
-RAGGED, NUL, STRAY, FOREIGN, BLANK, HIGH, ZERO, QUOTE = (1 << n for n in range(8))
-BAD = RAGGED | NUL | STRAY | FOREIGN
+# What can be said of a record, as bits; five of them make it bad.
+RAGGED, NUL, STRAY, FOREIGN, BLANK, HIGH, ZERO, QUOTE, OPEN = BITS = [1 << n for n in range(9)]
+BAD = RAGGED | NUL | STRAY | FOREIGN | OPEN
+MARKS = STRAY | OPEN  # faults of quotation marks
 REASONS = {
+    OPEN: (
+        "a quotation mark is never closed or encloses whole rows",
+        "close or remove it; pass escape= if it is escaped, quote='' if marks enclose nothing",
+    ),
     FOREIGN: ("the record is not UTF-8", "save the file as UTF-8 or pass encoding='latin-1'"),
     NUL: ("the record holds a NUL byte", "remove it"),
-    STRAY: ("the record holds a stray quotation mark", "double it inside a quoted field"),
+    STRAY: (
+        "the record holds a stray quotation mark",
+        "double it inside a quoted field, or pass escape= if it is escaped",
+    ),
     RAGGED: ("the record has the wrong number of fields", "mend it"),
 }
 QUOTED, CLOSED, FRESH, FIELDS, LINE, FIRST, BEGIN, FLAGS, LEAD, RECORDS = range(10)
+INNER, ALIKE, TORN = range(10, 13)
+ROWS = 5  # lines within a quoted field that, if all look like rows, are rows
+BACKSLASH = "\\"
 
 
-def delimited_source(path: Path, options: ReadOptions, *, quotes: bool = True) -> Source:
+def delimited_source(path: Path, options: ReadOptions) -> Source:
     """Open a delimited file: find its separator, its header and its columns."""
-    return delimited_parts(str(path), [path], options, quotes=quotes)
+    return delimited_parts(str(path), [path], options)
 
 
-def delimited_parts(
-    name: str, paths: Sequence[Path], options: ReadOptions, *, quotes: bool = True
-) -> Source:
+def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source:
     """Open files that are one table; what the first one shows holds for all of them."""
     contents = [text_contents(path, options.encoding) for path in paths]
+    quote = '"' if options.quote is None else options.quote
+    if options.escape:
+        contents = [doubled(all_bytes(data), quote, options.escape) for data in contents]
     samples = [first_bytes(data) for data in contents]
     guess = sniff(paths[0].name, b"\n".join(samples)[:SAMPLE])
     separator = options.separator or guess
     if separator == "::":
         contents = [all_bytes(data).replace(b"::", b"\x1f") for data in contents]
         samples = [sample.replace(b"::", b"\x1f") for sample in samples]
-        separator, quotes = "\x1f", False
+        separator, quote = "\x1f", ""
     lines = [[line for line in sample.splitlines() if line.strip()] for sample in samples]
     if not separator or separator.encode() not in lines[0][0]:
         raise _one_column(paths[0], lines[0][0], options.separator, guess)
-    first = _fields(lines[0][0], separator, quotes)
-    rows = (_fields(line, separator, quotes) for part in lines for line in part)
-    body = (row for row in rows if sorted(row) != sorted(first))  # without headers of parts
-    header, notes = _header(paths[0], first, list(islice(body, LOOK)), separator, options)
+    first = _fields(lines[0][0], separator, quote)
+    rows = (_fields(line, separator, quote) for part in lines for line in part)
+    rows = (row for row in rows if sorted(row) != sorted(first))  # without headers of parts
+    body = list(islice(rows, LOOK))
+    header, notes = _header(paths[0], first, body, separator, options)
     if header:
-        columns = [tuple(_fields(part[0], separator, quotes)) for part in lines]
+        columns = [tuple(_fields(part[0], separator, quote)) for part in lines]
         check_one_schema(paths, columns)
     else:
         columns = [tuple(f"column {place}" for place in range(len(first)))] * len(paths)
     files = [
-        TextFile(str(path), data, separator, names, header, quotes)
+        TextFile(str(path), data, separator, names, header, quote, options.quote is None)
         for path, data, names in zip(paths, contents, columns, strict=True)
     ]
-    return Source(name, columns[0], partial(_load, name, files, options.on_bad, notes), header)
+    detect = options.escape is None and quote != ""
+    load = partial(_load, name, files, options.on_bad, detect, notes)
+    dated = frozenset() if header else _dated(columns[0], [first, *body])
+    return Source(name, columns[0], load, header, dated)
 
 
 def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataError:
@@ -169,11 +191,21 @@ def _has_decimal_commas(lines: list[bytes]) -> bool:
     )
 
 
-def _fields(line: bytes, separator: str, quotes: bool) -> list[str]:
+def _fields(line: bytes, separator: str, quote: str) -> list[str]:
     text = line[:SAMPLE].decode("utf-8", "replace")
-    if not quotes:
+    if not quote:
         return text.split(separator)
-    return next(csv.reader([text], delimiter=separator))
+    return next(csv.reader([text], delimiter=separator, quotechar=quote))
+
+
+def _dated(columns: tuple[str, ...], rows: list[list[str]]) -> frozenset[str]:
+    """Return the columns whose first cells are all dates or times, which no rating looks like."""
+    found = set()
+    for place, name in enumerate(columns):
+        cells = [row[place].strip() for row in rows if len(row) > place and row[place].strip()]
+        if cells and all(DATED.match(cell) for cell in cells):
+            found.add(name)
+    return frozenset(found)
 
 
 def _header(
@@ -225,17 +257,20 @@ def _load(
     name: str,
     files: list[TextFile],
     on_bad: OnBad,
+    detect: bool,
     notes: list[str],
     wanted: list[str],
     ids: Collection[str],
 ) -> Table:
     """Load these columns; ids become whole numbers only if that loses nothing."""
-    parts, guesses, counts = _parsed(files, on_bad, wanted)
+    parts, guesses, counts, said = _parsed(files, on_bad, detect, wanted)
+    notes = [*notes, *said]
     skipped: Counter[str] = sum((part.skipped for part in parts), Counter())
     full = [place for place, part in enumerate(parts) if part.n_rows > 0]
     parts, guesses = [parts[place] for place in full], [guesses[place] for place in full]
     if not parts and skipped:
-        raise DataError(f"{name}: no row is left after the bad ones; correct the file")
+        reasons = reasons_text(skipped)
+        raise DataError(f"{name}: no row is left after the bad ones ({reasons}); correct the file")
     if not parts:
         raise DataError(f"{name} has a header but no rows; nothing can be read from it")
     exact = not counts[ZERO]
@@ -258,13 +293,25 @@ def _load(
 
 
 def _parsed(
-    files: list[TextFile], on_bad: OnBad, wanted: list[str]
-) -> tuple[list[TextFile], list[pl.DataFrame | None], Counter[int]]:
-    """Return what is usable of the files, the types that polars guesses, and what scans count."""
+    files: list[TextFile], on_bad: OnBad, detect: bool, wanted: list[str]
+) -> tuple[list[TextFile], list[pl.DataFrame | None], Counter[int], list[str]]:
+    """Return what is usable of the files, the types polars guesses, what scans count, and notes.
+
+    To `detect` is to look for quotation marks that a backslash escapes, where marks are at fault.
+    """
     with ThreadPoolExecutor(1) as pool:
         scanning = pool.submit(lambda: [file.scanned() for file in files])
         guesses = [file.guessed(wanted) for file in files]
         scans = scanning.result()
+    if detect and any(found.faulty_marks for found in scans):
+        escaped = _escaped(files)
+        if escaped:
+            note = "quotation marks are escaped by backslashes; escape='' if not"
+            return (*_parsed(escaped, on_bad, False, wanted)[:3], [note])
+    scans = [
+        file.records if found.counts[OPEN] else found
+        for file, found in zip(files, scans, strict=True)
+    ]
     counts: Counter[int] = sum((found.counts for found in scans), Counter())
     # A mark that encloses a field in one part makes a loose one in another a fault.
     enclosing = counts[QUOTE] > 0
@@ -276,7 +323,58 @@ def _parsed(
     for place, (file, part) in enumerate(zip(files, parts, strict=True)):
         if part.n_rows > 0 and (stray or part.data is not file.data):
             guesses[place] = part.guessed(wanted)
-    return parts, guesses, counts
+    return parts, guesses, counts, []
+
+
+def _escaped(files: list[TextFile]) -> list[TextFile]:
+    r"""Return the files read with \" as a mark within a field, if that makes every mark right."""
+    out = []
+    for file in files:
+        data = all_bytes(file.data)
+        changed = doubled(data, file.quote, BACKSLASH)
+        out.append(replace(file, data=changed) if changed != data else file)
+    if all(new is old for new, old in zip(out, files, strict=True)):
+        return []
+    return [] if any(file.scanned().faulty_marks for file in out) else out
+
+
+def doubled(data: bytes, quote: str, escape: str) -> bytes:
+    r"""Return the text with the escaped marks of quoted fields doubled, as polars knows them.
+
+    >>> doubled(rb'"a\"b","c\\"', '"', "\\")
+    b'"a""b","c\\"'
+    """
+    if quote.encode() not in data or escape.encode() not in data:
+        return data
+    array = np.frombuffer(data, np.uint8)
+    return bytes(_doubled(array, ord(quote), ord(escape)).tobytes())
+
+
+@compiled
+def _doubled(data: Bytes, quote: int, escape: int) -> Bytes:
+    out = np.empty(data.size, np.uint8)
+    size = 0
+    quoted = False
+    place = 0
+    while place < data.size:
+        byte = data[place]
+        if quoted and byte == escape and place + 1 < data.size:
+            after = data[place + 1]
+            if after in (quote, escape):
+                # the mark is written twice, the escape once: never longer than what was read
+                if after == quote:
+                    out[size] = quote
+                    size += 1
+                out[size] = after
+                size += 1
+                place += 2
+                continue
+        if byte == quote:
+            quoted = not quoted
+        out[size] = byte
+        size += 1
+        place += 1
+    return out[:size]
 
 
 def _agreed(guesses: Sequence[pl.DataFrame | None], name: str, is_id: bool, exact: bool) -> bool:
@@ -322,7 +420,8 @@ class TextFile:
     separator: str
     columns: tuple[str, ...]
     header: bool  # whether the first record is one
-    quotes: bool  # whether quotation marks enclose fields
+    quote: str  # the mark that encloses fields; empty if none does
+    wary: bool = True  # whether a field that holds whole rows is taken as one that was not closed
     lines: Ints | None = None  # of each record where some were left out
     n_rows: int = 0  # usable records, the header not counted
     skipped: Counter[str] = field(default_factory=Counter)  # records left out, by reason
@@ -330,7 +429,9 @@ class TextFile:
     def scanned(self, *, detail: bool = False) -> Scan:
         """Look for the faults that polars lets through."""
         n_fields = len(self.columns)
-        return scan(self.data, self.separator, n_fields, quotes=self.quotes, detail=detail)
+        return scan(
+            self.data, self.separator, n_fields, quote=self.quote, wary=self.wary, detail=detail
+        )
 
     @cached_property
     def records(self) -> Scan:
@@ -359,7 +460,7 @@ class TextFile:
             columns=places,
             has_header=self.header,
             separator=self.separator,
-            quote_char='"' if self.quotes else None,
+            quote_char=self.quote or None,
             glob=False,
             **settings,
         )
@@ -373,14 +474,10 @@ class TextFile:
 
     def usable(self, found: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
         """Return what can be parsed of it: bad records are refused or left out."""
-        if found.open_quote:
-            raise DataError(
-                f"{self.name}, line {found.open_quote}: a quotation mark is never closed; "
-                "close or remove it"
-            )
-        problems = (RAGGED, NUL, BLANK, *((STRAY,) if stray else ()))
+        quote = self.quote if enclosing else ""
+        problems = (RAGGED, NUL, BLANK, OPEN, *((STRAY,) if stray else ()))
         if found.valid and not any(found.counts[bit] for bit in problems):
-            return replace(self, quotes=enclosing, n_rows=found.records - self.header)
+            return replace(self, quote=quote, n_rows=found.records - self.header)
         data, records = all_bytes(self.data), self.records
         ends = np.append(records.starts[1:], len(data))
         flags = records.flags.copy()
@@ -402,13 +499,11 @@ class TextFile:
         kept = np.flatnonzero((flags & (bits | BLANK)) == 0)
         left = b"".join([data[records.starts[place] : ends[place]] for place in kept])
         lines, n_rows = records.lines[kept], len(kept) - self.header
-        return replace(
-            self, data=left, quotes=enclosing, lines=lines, n_rows=n_rows, skipped=skipped
-        )
+        return replace(self, data=left, quote=quote, lines=lines, n_rows=n_rows, skipped=skipped)
 
     def _ragged(self, record: bytes) -> str:
         text = record.split(b"\n")[0].decode("utf-8", "replace").rstrip("\r\n")
-        fields = next(csv.reader([text], delimiter=self.separator), [])
+        fields = _fields(text.encode(), self.separator, self.quote)
         return f"the record has {len(fields)} fields where {len(self.columns)} are expected"
 
 
@@ -416,17 +511,20 @@ class TextFile:
 class Scan:
     """What the bytes hold: records (header and blank ones included) and how many have each bit.
 
-    `open_quote` is the line of a quotation mark that is never closed, or 0; offset, first line and
-    bits of each record (`starts`, `lines`, `flags`) are kept when asked for.
+    Offset, first line and bits of each record (`starts`, `lines`, `flags`) are kept if asked for.
     """
 
     records: int
     counts: Counter[int]
     valid: bool
-    open_quote: int
     starts: Ints
     lines: Ints
-    flags: npt.NDArray[np.uint8]
+    flags: npt.NDArray[np.uint16]
+
+    @property
+    def faulty_marks(self) -> bool:
+        """Whether a quotation mark neither encloses a field nor is one of a field without."""
+        return bool(self.counts[OPEN] or (self.counts[STRAY] and self.counts[QUOTE]))
 
 
 def chunks(data: bytes | Path) -> Iterator[bytes]:
@@ -441,39 +539,58 @@ def chunks(data: bytes | Path) -> Iterator[bytes]:
 
 
 def scan(
-    data: bytes | Path, separator: str, n_fields: int, *, quotes: bool = True, detail: bool = False
+    data: bytes | Path,
+    separator: str,
+    n_fields: int,
+    *,
+    quote: str = '"',
+    wary: bool = True,
+    detail: bool = False,
 ) -> Scan:
     """Walk over all bytes; `detail` also keeps a row for each record.
 
-    Without `quotes` a quotation mark is a character like any other.
+    Without a `quote` a quotation mark is a character like any other. With `detail` a quoted field
+    that is not closed, or, if `wary`, holds only whole rows, ends with its first line: the walk
+    goes back and finds the records that follow.
     """
+    pieces: Iterable[bytes] = [all_bytes(data)] if detail else chunks(data)
     room = 2 + sum(piece.count(b"\n") for piece in chunks(data)) if detail else 0
     starts, lines = np.zeros(room, np.int64), np.zeros(room, np.int64)
-    flags = np.zeros(room, np.uint8)
-    state = np.zeros(10, np.int64)
-    state[[FRESH, FIELDS, LINE, FIRST]] = 1
-    counts = np.zeros(8, np.int64)
+    flags = np.zeros(room, np.uint16)
+    state = np.zeros(13, np.int64)
+    state[[FRESH, FIELDS, LINE, FIRST, ALIKE]] = 1
+    state[TORN] = -1
+    counts = np.zeros(len(BITS), np.int64)
     special = np.arange(256) >= 128
+    mark = ord(quote) if quote else -1
     special[[0, 10, 13, ord(separator)]] = True
-    special[34] = quotes
+    if quote:
+        special[mark] = True
     decoder = codecs.getincrementaldecoder("utf-8")()
     valid, offset, last = True, 0, b"\n"
-    for piece in chunks(data):
+
+    def walk(piece: bytes) -> bool:
         array = np.frombuffer(piece, np.uint8)
-        high = _walk(array, special, n_fields, offset, state, counts, starts, lines, flags)
+        rest = (offset, state, counts, starts, lines, flags)
+        return _walk(array, special, mark, n_fields, wary, detail, *rest)
+
+    for piece in pieces:
+        # where the walk can go back, it has to see the end of the last record
+        whole = piece + b"\n" if detail and not piece.endswith(b"\n") else piece
+        high = walk(whole)
         if valid and (high or decoder.getstate()[0]):
             valid = _decodes(decoder, piece)
-        offset, last = offset + len(piece), piece[-1:]
+        offset, last = offset + len(piece), whole[-1:]
     if valid and decoder.getstate()[0]:
         valid = False  # the file ends within a character
-    open_quote = int(state[FIRST]) if state[QUOTED] else 0
-    if last != b"\n" and not open_quote:
-        newline = np.frombuffer(b"\n", np.uint8)
-        _walk(newline, special, n_fields, offset, state, counts, starts, lines, flags)
+    if state[QUOTED]:
+        counts[BITS.index(OPEN)] += 1
+    elif last != b"\n":
+        walk(b"\n")
     records = int(state[RECORDS])
-    summary = Counter({1 << n: int(count) for n, count in enumerate(counts)})
+    summary = Counter({bit: int(count) for bit, count in zip(BITS, counts, strict=True)})
     kept = min(room, records)
-    return Scan(records, summary, valid, open_quote, starts[:kept], lines[:kept], flags[:kept])
+    return Scan(records, summary, valid, starts[:kept], lines[:kept], flags[:kept])
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
@@ -488,61 +605,111 @@ def _decodes(decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
 def _walk(
     data: Bytes,
     special: npt.NDArray[np.bool_],
+    mark: int,
     n_fields: int,
+    wary: bool,
+    back: bool,
     offset: int,
     state: Ints,
     counts: Ints,
     starts: Ints,
     lines: Ints,
-    kept_flags: npt.NDArray[np.uint8],
+    kept_flags: npt.NDArray[np.uint16],
 ) -> bool:
-    quoted, closed, fresh, fields, line, first, begin, flags, lead, records = state
+    quoted, closed, fresh, fields, line, first, begin, flags, lead, records = state[:10]
+    # separators since the last line within a field; one more than such lines that look like rows,
+    # 0 once one does not; where the first line of a record ends that goes on within a field
+    inner, alike, torn = state[10:]
     any_high = False
-    for place in range(data.size):
-        byte = data[place]
-        if not special[byte]:
-            if fresh:  # 1: first byte of the field, 2: first byte after its quotation mark
-                fresh = 0
-                lead = 1 if byte == 48 else (2 if byte == 45 else 0)
-                if byte == 43 or byte == 32 or byte == 9:  # polars reads "+7" and " 7" as 7
-                    flags |= 64
-            elif lead:
-                if (lead == 1 and 48 <= byte <= 57) or (lead == 2 and byte == 48):
-                    flags |= 64
-                lead = 0
-            elif closed:
-                flags |= 4
-        elif byte == 10:
-            line += 1
-            if quoted:
-                continue
-            if fields == 1 and fresh == 1:
-                flags = 16
-            elif fields != n_fields:
-                flags |= 1
-            if flags:
-                for bit in range(8):
-                    counts[bit] += (flags >> bit) & 1
-            if records < starts.size:
-                starts[records], lines[records] = begin, first
-                kept_flags[records] = flags
+    start = 0
+    while start < data.size:
+        wrong = False  # the record cannot go on beyond its first line
+        for place in range(start, data.size):
+            byte = data[place]
+            if not special[byte]:
+                if fresh:  # 1: first byte of the field, 2: first byte after its quotation mark
+                    fresh = 0
+                    lead = 1 if byte == 48 else (2 if byte == 45 else 0)
+                    if byte == 43 or byte == 32 or byte == 9:  # polars reads "+7" and " 7" as 7
+                        flags |= 64
+                elif lead:
+                    if (lead == 1 and 48 <= byte <= 57) or (lead == 2 and byte == 48):
+                        flags |= 64
+                    lead = 0
+                elif closed == 1:
+                    flags, closed = flags | 4, 2  # the mark opens no other field of this line
+                    wrong = torn >= 0
+            elif byte == 10:
+                line += 1
+                if quoted:
+                    if torn < 0:
+                        torn = offset + place
+                    elif inner != n_fields - 1:
+                        alike = 0
+                    elif alike:
+                        alike += 1
+                    inner = 0
+                    continue
+                if fields == 1 and fresh == 1:
+                    flags = 16
+                elif fields != n_fields:
+                    flags |= 1
+                _keep(flags, begin, first, records, counts, starts, lines, kept_flags)
+                records += 1
+                first, begin = line, offset + place + 1
+                fresh, fields, flags, closed, lead = 1, 1, 0, 0, 0
+                inner, alike, torn = 0, 1, -1
+            elif byte == mark:
+                if quoted:
+                    quoted, closed = 0, 1
+                    wrong = wary and alike > ROWS
+                elif fresh == 1 or closed == 1:
+                    quoted, closed, flags, fresh = 1, 0, flags | 128, 2
+                else:
+                    flags |= 4
+            elif byte == 0:
+                flags, fresh = flags | 2, 0
+            elif byte >= 128:
+                flags, fresh, lead = flags | 32, 0, 0
+                any_high = True
+            elif byte != 13:  # the separator
+                if quoted:
+                    inner += 1
+                else:
+                    fields += 1
+                    fresh, closed, lead = 1, 0, 0
+            if wrong:
+                flags |= 256
+                if back:
+                    break
+                wrong = False
+        start = data.size
+        if wrong or (back and quoted):  # its first line is a record
+            _keep(flags | 256, begin, first, records, counts, starts, lines, kept_flags)
             records += 1
-            first, begin = line, offset + place + 1
-            fresh, fields, flags, closed, lead = 1, 1, 0, 0, 0
-        elif byte == 34:
-            if quoted:
-                quoted, closed = 0, 1
-            elif fresh == 1 or closed:
-                quoted, closed, flags, fresh = 1, 0, flags | 128, 2
-            else:
-                flags |= 4
-        elif byte == 0:
-            flags, fresh = flags | 2, 0
-        elif byte >= 128:
-            flags, fresh, lead = flags | 32, 0, 0
-            any_high = True
-        elif byte != 13 and not quoted:  # the separator
-            fields += 1
-            fresh, closed, lead = 1, 0, 0
-    state[:] = quoted, closed, fresh, fields, line, first, begin, flags, lead, records
+            start, line = torn - offset + 1, first + 1
+            first, begin = line, torn + 1
+            quoted, fresh, fields, flags, closed, lead = 0, 1, 1, 0, 0, 0
+            inner, alike, torn = 0, 1, -1
+    state[:10] = quoted, closed, fresh, fields, line, first, begin, flags, lead, records
+    state[10:] = inner, alike, torn
     return any_high
+
+
+@compiled
+def _keep(
+    flags: int,
+    begin: int,
+    first: int,
+    records: int,
+    counts: Ints,
+    starts: Ints,
+    lines: Ints,
+    kept_flags: npt.NDArray[np.uint16],
+) -> None:
+    if flags:
+        for bit in range(9):
+            counts[bit] += (flags >> bit) & 1
+    if records < starts.size:
+        starts[records], lines[records] = begin, first
+        kept_flags[records] = flags

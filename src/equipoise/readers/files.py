@@ -1,4 +1,4 @@
-"""Files as bytes and the tables in them: compression, encodings, JSON lines and Parquet."""
+"""Files as bytes and the tables in them: compression, encodings, JSON lines, Parquet and Excel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, MissingExtraError
+from equipoise.ids import WHOLE
 from equipoise.readers.frames import series
 from equipoise.readers.options import (
     OnBad,
@@ -37,7 +38,7 @@ NEWLINE = b"\n"
 GZIP = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 FOREIGN = {
-    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it or save it as CSV",
+    b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it, or name it .xlsx",
     b"SQLite format 3": "an SQLite database; export the table as CSV or Parquet",
     b"\x28\xb5\x2f\xfd": "compressed with zstd; unpack it or use gzip",
     b"BZh": "compressed with bzip2; unpack it or use gzip",
@@ -141,11 +142,13 @@ class JsonLines:
     frame: pl.DataFrame
     starts: list[int] | None  # where the line of each record starts; None if none was left out
     skipped: Counter[str]
+    as_text: bool = False  # whether numbers may be ids of text
 
     def load(self, wanted: list[str], ids: Collection[str]) -> Table:
         """Return these columns; ids that are numbers here and text there are refused."""
         for name in ids:
-            if self.frame[name].dtype == pl.String and self.starts is None:
+            mixed = self.frame[name].dtype == pl.String and self.starts is None
+            if mixed and not self.as_text:
                 self._refuse_mixture(name)
         return Table(self.frame.select(wanted), self._locate, self.skipped)
 
@@ -165,7 +168,8 @@ class JsonLines:
             if isinstance(record.get(column), (int, float)):
                 raise DataError(
                     f"{_line_at(self.data, self.files, start)}: column {column!r} holds the "
-                    f"number {record[column]!r} here and text elsewhere; use one kind of ids"
+                    f"number {record[column]!r} here and text elsewhere; use one kind of ids, or "
+                    "pass ids='text'"
                 )
 
 
@@ -187,6 +191,7 @@ def json_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source
         file = JsonLines(data, files, frame, None, Counter())
     except pl.exceptions.PolarsError:
         file = _line_by_line(name, data, files, options.on_bad)
+    file.as_text = options.ids == "text"
     return Source(name, tuple(file.frame.columns), file.load)
 
 
@@ -254,8 +259,11 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
             key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
             for key in wanted
         }
+        if options.ids == "text":
+            kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
         whole = pl.concat(
-            frame.select(pl.col(key).cast(kinds[key]) for key in wanted) for frame in frames
+            frame.select(_as_type(frame[key], kinds[key], file) for key in wanted)
+            for file, frame in zip(files, frames, strict=True)
         )
         sizes = [frame.height for frame in frames]
         return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
@@ -277,6 +285,18 @@ def _unbroken(
         ) from error
 
 
+def _as_type(column: pl.Series, kind: pl.DataType, file: Path) -> pl.Series:
+    """Return the column of a part in the type of the table; integers in text only if they are."""
+    if column.dtype == pl.String and kind.is_integer():
+        wrong = ~column.str.contains(f"^({WHOLE.pattern})$")
+        if wrong.any():
+            raise DataError(
+                f"column {column.name!r} of {file} holds {column.filter(wrong)[0]!r} where the "
+                "parts before it hold integers; pass ids='text'"
+            )
+    return column.cast(kind)
+
+
 def _one_type(
     column: str, kinds: Sequence[pl.DataType], files: Sequence[Path], is_id: bool
 ) -> pl.DataType:
@@ -287,13 +307,54 @@ def _one_type(
     known = {kind for kind in plain if kind != pl.Null}
     if len(known) <= 1:
         return next(iter(known), pl.Null())
+    first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
+    if is_id and all(kind.is_integer() or kind == pl.String for kind in known):
+        whole = {kind for kind in known if kind.is_integer()}
+        if len(whole) < len(known):  # the ids are of the kind of the first part
+            return plain[first] if plain[first] == pl.String else pl.Int64()
     if all(kind.is_integer() for kind in known):
         return pl.Int128() if pl.UInt64() in known else pl.Int64()
     if all(kind.is_float() or (kind.is_numeric() and not is_id) for kind in known):
         return pl.Float64()
-    first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
     other = next(place for place, kind in enumerate(plain) if kind not in (plain[first], pl.Null))
     raise DataError(
         f"column {column!r} holds {kinds[first]} in {files[first]} and {kinds[other]} in "
         f"{files[other]}; write the parts with one type"
+    )
+
+
+def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
+    """Open Excel workbooks with the same columns: a sheet of each, the first if none is named."""
+    try:
+        import fastexcel
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {files[0]} needs fastexcel; install it with `pip install "
+            "'equipoise[excel]'`, or save the sheet as CSV"
+        ) from error
+    frames, notes = [], []
+    for file in files:
+        try:
+            book = fastexcel.read_excel(existing_file(file))
+            names = book.sheet_names
+            sheet = names[0] if options.sheet is None else options.sheet
+            if sheet not in names:
+                raise DataError(f"{file} has no sheet {sheet!r}; it has {', '.join(names)}")
+            frames.append(book.load_sheet(sheet, schema_sample_rows=None).to_polars())
+        except fastexcel.FastExcelError as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
+        if options.sheet is None and len(names) > 1:
+            others = ", ".join(repr(each) for each in names[1:])
+            notes.append(f"read the sheet {sheet!r}; sheet= for another of {others}")
+    check_one_schema(files, [frame.columns for frame in frames])
+    first = frames[0].columns
+    whole = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
+    # the names of the columns are row 1 of a sheet
+    places = [lambda row, file=file: f"{file}, row {row + 2}" for file in files]
+    locate = located([frame.height for frame in frames], places)
+    return Source(
+        name,
+        tuple(first),
+        lambda wanted, ids: Table(whole.select(wanted), locate, notes=list(notes)),
     )

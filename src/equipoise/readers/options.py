@@ -29,8 +29,10 @@ Mask = npt.NDArray[np.bool_]
 Locate = Callable[[int], str]
 
 TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
-COLUMNS = ("user", "item", "time", "time_unit", "rating", "weight", "type", "session", "gap")
-TABLES = ("csv", "tsv", "jsonl", "parquet")
+TIMES = ("time", "time_unit", "time_format")
+COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
+TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
+NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
 FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
 
 
@@ -45,6 +47,7 @@ class ReadOptions:
     item: Column = None
     time: OptionalColumn = None
     time_unit: TimeUnit | None = None
+    time_format: str | None = None
     rating: OptionalColumn = None
     weight: Column = None
     type: OptionalColumn = None
@@ -52,11 +55,16 @@ class ReadOptions:
     gap: float | str | None = None
     min_rating: float | None = None
     labels: Source | None = None
+    title: Column = None
+    ids: Literal["text"] | None = None
     users: Any = None
     items: Any = None
     separator: str | None = None
     header: bool | None = None
+    quote: str | None = None
+    escape: str | None = None
     encoding: str = "utf-8"
+    sheet: str | None = None
     format: str | None = None
     on_bad: OnBad = "error"
 
@@ -64,13 +72,14 @@ class ReadOptions:
         """Refuse settings that mean nothing or contradict one another."""
         if self.on_bad not in ("error", "skip"):
             raise SettingError(f"on_bad must be 'error' or 'skip', got {self.on_bad!r}")
-        for name, known in (("format", FORMATS), ("time_unit", TIME_UNITS)):
+        known_values = (("format", FORMATS), ("time_unit", TIME_UNITS), ("ids", ("text",)))
+        for name, known in known_values:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.min_rating is not None and not np.isfinite(self.min_rating):
             raise SettingError(f"min_rating must be a finite number, got {self.min_rating}")
-        for name, column in (("min_rating", "rating"), ("gap", "time"), ("time_unit", "time")):
+        for name, column in NEEDED_BY.items():
             if getattr(self, name) is not None and getattr(self, column) is False:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")
         if self.session is not None and self.gap is not None:
@@ -79,6 +88,15 @@ class ReadOptions:
             raise SettingError("session takes the place of user; give only one of the two")
         if self.separator not in (None, "::") and len(self.separator.encode()) != 1:
             raise SettingError(f"separator must be one character or '::', got {self.separator!r}")
+        for name in ("quote", "escape"):
+            value = getattr(self, name)
+            if value and (len(value) > 1 or not value.isascii() or value.isalnum()):
+                raise SettingError(f"{name} must be one character or '' for none, got {value!r}")
+        if self.escape and (self.quote == "" or self.escape == (self.quote or '"')):
+            raise SettingError(
+                "escape is of quotation marks within quoted fields and another character than "
+                "quote; doubled marks need no escape"
+            )
         try:
             "".encode(self.encoding)
         except LookupError as error:
@@ -113,6 +131,7 @@ class Source:
     columns: tuple[str, ...]
     loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
     named: bool = True  # False for a file without a header
+    dated: frozenset[str] = frozenset()  # of a file without a header: columns of dates and times
 
     def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
         """Load columns of ids and other ones; a column may be asked for twice."""
@@ -157,6 +176,7 @@ class BadRows:
         self.on_bad = on_bad
         self.counts = Counter(table.skipped)
         self.mask: Mask | None = None
+        self.examples: dict[str, Any] = {}  # a value for each reason
 
     def refuse(self, wrong: Mask, column: str, reason: str, remedy: str = "correct it") -> None:
         """Deal with the rows under this mask; the reason is a clause such as "is negative"."""
@@ -170,17 +190,31 @@ class BadRows:
         fresh = wrong if self.mask is None else wrong & ~self.mask
         self.mask = wrong.copy() if self.mask is None else self.mask | wrong
         if fresh.any():
-            self.counts[f"{column!r} {reason}"] += int(fresh.sum())
+            said = f"{column!r} {reason}"
+            self.counts[said] += int(fresh.sum())
+            self.examples.setdefault(said, self.table.frame[column][int(fresh.argmax())])
+
+    def reasons(self) -> str:
+        """Return why rows were left out, each reason with a value."""
+        shown = Counter[str]()
+        for reason, count in self.counts.items():
+            value = self.examples.get(reason)
+            shown[reason + (f", such as {value!r}" if value is not None else "")] = count
+        return reasons_text(shown)
 
     def notes(self, name: str) -> list[str]:
         """Return a sentence on what was skipped, which is also logged as a warning."""
         if not self.counts:
             return []
         total = self.counts.total()
-        reasons = "; ".join(f"{count:,} where {reason}" for reason, count in self.counts.items())
-        note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons}"
+        note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons_text(self.counts)}"
         logger.warning("%s: %s", name, note)
         return [note]
+
+
+def reasons_text(counts: Counter[str]) -> str:
+    """Return how many rows were left out for which reason."""
+    return "; ".join(f"{count:,} where {reason}" for reason, count in counts.items())
 
 
 def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:

@@ -138,8 +138,8 @@ def _movielens(path: Path, options: ReadOptions) -> Interactions:
 def _without_header(
     file: Path, separator: str, names: tuple[str, ...], options: ReadOptions
 ) -> Source:
-    plain = replace(options, separator=separator, header=False)
-    return delimited_source(file, plain, quotes=False).renamed(names)
+    plain = replace(options, separator=separator, header=False, quote="")
+    return delimited_source(file, plain).renamed(names)
 
 
 def _titles(path: Path, options: ReadOptions) -> Source:
@@ -179,8 +179,8 @@ def _recbole(path: Path, options: ReadOptions) -> Interactions:
 
 def _untyped(path: Path, options: ReadOptions) -> Source:
     """Open a RecBole file without the types in names such as `user_id:token`."""
-    plain = replace(options, separator=options.separator or "\t", header=True)
-    source = delimited_source(path, plain, quotes=False)
+    plain = replace(options, separator=options.separator or "\t", header=True, quote="")
+    source = delimited_source(path, plain)
     return source.renamed(tuple(name.split(":")[0] for name in source.columns))
 
 

@@ -66,7 +66,7 @@ def portraits(
 ) -> list[dict[str, Any]]:
     """Describe users: history, what is hidden, and their list at each position of the dial."""
     tail = tail_lookup(model)
-    seen_out = part.protocol != "session"
+    seen_out = part.hides_seen
     out = []
     for row in rows:
         one = part.history.rows([row])

@@ -25,11 +25,11 @@ from equipoise import svd
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, free_memory, gigabytes, parse_memory
-from equipoise.solve import dense, gpu, tiled, torch_backend
+from equipoise.solve import dense, dual, gpu, tiled, torch_backend
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.tiled import SolveProgress
 
-ENGINES = ("auto", "dense", "tiled", "gpu")
+ENGINES = ("auto", "dense", "dual", "tiled", "gpu")
 
 
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
@@ -42,9 +42,12 @@ TILED_SPEED = 0.85  # of the dense engine's rate, without the files
 
 
 DISK_RATE = 1.5e9  # bytes a second through the page cache, checksums included
-
-
 CARD_SHARE = 0.85  # of a large product's rate
+# Items for each user from which the dual engine is taken (`benchmarks/dual.py --break-even`): its
+# lists, through all users, cost more, so that a fit and a list for each user break even near 2,
+# and with four lists between 3 and 4
+DUAL_ITEMS_PER_USER = 4
+DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either way
 
 
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
@@ -90,6 +93,7 @@ class Cost:
     """Memory and disk at the peak, speed, bytes read and written, and the rows of a tile.
 
     `speed` is the share of the dense engine's rate, or of a card's product, that is reached.
+    `flops` are the operations where they are not those of the items x items system.
     """
 
     peak_bytes: int
@@ -97,11 +101,21 @@ class Cost:
     disk_bytes: int = 0
     moved_bytes: int = 0
     tile_rows: int = 0
+    flops: float | None = None
 
 
 def dense_cost(size: Size) -> Cost:
     """One n x n array in memory, and the companion beside it."""
     return Cost(size.n_items**2 * size.itemsize + size.data_bytes + size.companion_bytes)
+
+
+def dual_cost(size: Size) -> Cost:
+    """One users x users array in memory, and the companion beside it."""
+    m, n, pairs = size.n_users, size.n_items, size.n_interactions
+    # the Gram matrix and the diagonal, with items of average length
+    flops = float(m) ** 3 + 8.0 * pairs**2 / n
+    peak = dual.needed_bytes(m, n, pairs) + size.data_bytes + size.companion_bytes
+    return Cost(peak, DUAL_SPEED[size.dtype], flops=flops)
 
 
 def update_cost(size: Size, rank: int) -> Cost:
@@ -149,9 +163,9 @@ class Plan:
     Parameters
     ----------
     engine
-        The engine that would run: "dense", "tiled" or "gpu".
+        The engine that would run: "dense", "dual", "tiled" or "gpu".
     n_items
-        Size of the linear system.
+        Number of items.
     dtype
         Its floating point type.
     peak_bytes
@@ -189,7 +203,7 @@ class Plan:
     @cached_property
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
-        on_card = self.engine == "gpu" and self.device != "cpu"
+        on_card = self.device != "cpu"
         rate = (
             torch_backend.product_rate(self.device, self.dtype)
             if on_card
@@ -216,6 +230,7 @@ class Plan:
         largest = int((0.95 * self.budget_bytes / np.dtype(self.dtype).itemsize) ** 0.5)
         remedy = f"keep at most {largest:,} items with data.filter(min_item=...)"
         remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
+        remedy = "leave engine at 'auto'" if self.engine == "dual" else remedy
         raise TooBigError(
             f"{items} {gigabytes(self.peak_bytes)} in the {engine} "
             f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"
@@ -258,8 +273,9 @@ def plan(
         Budget such as "6GB" or a number of bytes, of the machine or of the card; None takes what
         is free there.
     engine
-        "dense", "tiled" (on disk) or "gpu"; "auto" takes the card where `device` names one, and
-        else tiles when the dense engine does not fit. All of them are exact.
+        "dense", "dual" (a system of users x users), "tiled" (on disk) or "gpu"; "auto" takes the
+        card where `device` names one, else the dual engine where users are few beside the items,
+        else the dense one, or tiles when that does not fit. All of them are exact.
     device
         "cpu", or a card such as "cuda" or "cuda:1".
     scratch
@@ -296,14 +312,24 @@ def plan(
         if engine in ("dense", "tiled"):
             raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
     size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
-    if device != "cpu" or engine == "gpu":
+    on_card = device != "cpu" or engine == "gpu"
+    if on_card:
         # the processor takes the place of a card where tests run the same steps
         free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
         budget = free if memory is None else min(free, parse_memory(memory))
-        card = _plan("gpu", size, gpu_cost(size), budget, device=device)
-        return card if card.fits else replace(card, nearest=_fitting(size, free_memory(), None))
-    budget = parse_memory(memory) if memory is not None else free_memory()
-    whole = _plan("dense", size, dense_cost(size), budget)
+    else:
+        budget = parse_memory(memory) if memory is not None else free_memory()
+    small = _plan("dual", size, dual_cost(size), budget, device=device)
+    if on_card:
+        whole = _plan("gpu", size, gpu_cost(size), budget, device=device)
+    else:
+        whole = _plan("dense", size, dense_cost(size), budget)
+    fewer = n_users < n_items and small.fits
+    pays = n_items > dense.SMALL and DUAL_ITEMS_PER_USER * n_users <= n_items
+    if engine == "dual" or (engine == "auto" and fewer and (not whole.fits or pays)):
+        return small if small.fits else replace(small, nearest=_fitting(size, budget, scratch))
+    if on_card:
+        return whole if whole.fits else replace(whole, nearest=_fitting(size, free_memory(), None))
     if engine != "tiled" and whole.fits:
         return whole
     tiles = _tiled(size, budget, scratch)
@@ -313,8 +339,9 @@ def plan(
 
 
 def _plan(engine: str, size: Size, cost: Cost, budget: int, **more: Any) -> Plan:
-    known: dict[str, Any] = {"n_items": size.n_items, "dtype": size.dtype, "flops": size.flops}
-    return Plan(engine=engine, budget_bytes=budget, **known, **vars(cost), **more)
+    known: dict[str, Any] = {"n_items": size.n_items, "dtype": size.dtype}
+    costs = vars(cost) | ({"flops": size.flops} if cost.flops is None else {})
+    return Plan(engine=engine, budget_bytes=budget, **known, **costs, **more)
 
 
 def _tiled(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
@@ -326,6 +353,8 @@ def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) ->
     """Name the fastest engine of the processor that fits, or what to give up; empty if none."""
     if dense_cost(size).peak_bytes <= budget:
         return "device='cpu' has room for the dense engine"
+    if size.n_users < size.n_items and dual_cost(size).peak_bytes <= budget:
+        return "engine='dual' fits"
     tiles = _tiled(size, budget, scratch)
     if tiles.fits:
         need = f"{gigabytes(tiles.disk_bytes)} of disk, about {duration(tiles.seconds)}"
@@ -381,7 +410,7 @@ class Solved:
     Parameters
     ----------
     P
-        Symmetric n x n array: in memory, mapped from a file, or a `DeviceMatrix`.
+        Symmetric n x n array: in memory, mapped from a file, a `DeviceMatrix` or a `DualMatrix`.
     diagonal
         Diagonal of P.
     residual
@@ -398,7 +427,8 @@ class Solver:
 
     In memory and on a card every P lies where the last one was, so a result is valid until the
     next solve. The Gram matrix of the last user weights is kept beside it where the budget has
-    room; P has the same bits either way. The tiled engine solves anew each time.
+    room; P has the same bits either way. The tiled engine solves anew each time, and the Gram
+    matrix of the dual engine depends on the penalty.
 
     Parameters
     ----------
@@ -453,7 +483,7 @@ class Solver:
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
         second = train.n_items * row * np.dtype(dtype).itemsize
         room = self.plan.peak_bytes + second <= self.plan.budget_bytes
-        self.keeps_gram = keep_gram and room and self.engine != "tiled"
+        self.keeps_gram = keep_gram and room and self.engine in ("dense", "gpu")
         self._repeats = keep_gram
         self._gram: Any = None  # of the last user weights
         self._numbers: Any = None  # of the Gram matrix, where they are kept
@@ -469,6 +499,8 @@ class Solver:
         """Return P for these weights and this penalty; the last result is overwritten."""
         if self.engine == "tiled":
             return self._tiled(user_weights, penalty)
+        if self.engine == "dual":
+            return self._dual(user_weights, penalty)
         same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
         if not same:
             self._gram, self._kept = None, False  # before the next one takes its memory
@@ -489,6 +521,12 @@ class Solver:
                 self._kept = True
         P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
         return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def _dual(self, user_weights: Vector, penalty: Vector) -> Solved:
+        if self._gram is None or not np.array_equal(self._gram.user_weights, user_weights):
+            self._gram = dual.Dual(self.train.matrix, user_weights, self.device)
+        P, residual = self._gram.solve(penalty, self.dtype, refine=self._refine)
+        return Solved(P, P.diagonal(), residual)
 
     def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)

@@ -2,13 +2,15 @@
 
 Models of one solve differ in two vectors only: scores = (x * source) @ P * target. A row of P is
 read from memory once and added to the sums of every source (alpha); each target (family,
-diag_bound, gamma) is then one multiplication. Every sum runs in the order of `ranker.top_k`, so a
-model gets, bit for bit, the scores and lists it gets when it is ranked alone.
+diag_bound, gamma) is then one multiplication. Where P is no array, the sums of each source are
+made as its term makes them. Every sum runs in the order of `ranker.top_k`, so a model gets, bit
+for bit, the scores and lists it gets when it is ranked alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
 from equipoise.models.histories import empty_rows
-from equipoise.ranking.kernels import select, sort_heaps
-from equipoise.ranking.terms import Dense
+from equipoise.ranking.kernels import mask_items, select, sort_heaps
+from equipoise.ranking.ranker import BLOCK, TILE, adders
+from equipoise.ranking.terms import Dense, ScaledTerm
 
 Lists = npt.NDArray[np.int32]
 BATCH = 4096  # users that models of their own rank at a time
@@ -35,22 +38,26 @@ def rank_together(
 ) -> list[Lists]:
     """Return the lists of each model, item positions padded with -1.
 
-    Models whose scores are one dense term on the same matrix of the machine are ranked together;
-    any other model, such as one on a card, is ranked by itself, and so are all where items of the
+    Models whose scores are one term that differs in its scales alone are ranked together; any
+    other model, such as one on a card, is ranked by itself, and so are all where items of the
     history may be listed.
     """
     depth = min(k, history.n_items)
     out: dict[int, Lists] = {}
-    groups: dict[int, list[tuple[int, Dense]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[int, ScaledTerm]]] = {}
     alone: list[int] = []
     parts: dict[int, list[Lists]] = {}
     for place, model in enumerate(models):
         terms = model.terms()
         term = terms[0]
-        if exclude_seen and len(terms) == 1 and isinstance(term, Dense):
-            groups.setdefault(id(term.matrix), []).append((place, term))
+        shares = exclude_seen and len(terms) == 1 and term.rank_job is None
+        if shares and isinstance(term, ScaledTerm):
+            groups.setdefault((type(term), *term.common), []).append((place, term))
         else:
             alone.append(place)
+    for key, members in [*groups.items()]:
+        if len(members) == 1 and not isinstance(members[0][1], Dense):  # nothing to share
+            alone.append(groups.pop(key)[0][0])
     for start in range(0, history.n_users if alone else 0, BATCH):
         # models that solve for rows on demand share them: all rank a batch before the next one
         some = history.rows(np.arange(start, min(start + BATCH, history.n_users)))
@@ -59,8 +66,10 @@ def rank_together(
             parts.setdefault(place, []).append(lists)
     out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
+        dense = isinstance(members[0][1], Dense)
+        kind: Callable[..., Lists] = _by_rows if dense else _by_sources
         rows = models[members[0][0]]._rows_of(history, "error")
-        lists = _ranked([term for _, term in members], rows, depth)
+        lists = kind([term for _, term in members], rows, depth)
         empty = empty_rows(rows)
         if len(empty):
             # they are ranked by popularity, which the term does not know
@@ -69,7 +78,48 @@ def rank_together(
     return [out[place] for place in range(len(models))]
 
 
-def _ranked(terms: list[Dense], history: Csr, k: int) -> Lists:
+def _by_sources(terms: list[ScaledTerm], history: Csr, k: int) -> Lists:
+    """Return lists (term, user, rank) of terms that differ in their scales alone."""
+    n_users, n_items = history.shape
+    dtype = terms[0].dtype
+    items = np.full((len(terms), n_users, k), -1, np.int32)
+    bad = np.zeros(n_users, np.bool_)
+    groups: dict[bytes, list[int]] = {}
+    for place, term in enumerate(terms):
+        groups.setdefault(term.source.tobytes(), []).append(place)
+    step = max(1, TILE // (dtype.itemsize * BLOCK))
+    seen = history.indptr.astype(np.int64), history.indices.astype(np.int32, copy=False)
+
+    def work(number: int) -> None:
+        users = np.arange(number * step, min((number + 1) * step, n_users))
+        mask = seen[0][users], seen[0][users + 1], seen[1]
+        shape = (len(terms), len(users), k)
+        found, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan, dtype)
+        lengths, wrong = np.zeros(shape[:2], np.int32), np.zeros(len(users), np.bool_)
+        for places in groups.values():
+            plain: Any = dataclasses.replace(
+                terms[places[0]],  # type: ignore[type-var]
+                target=np.ones(n_items, dtype),
+            )
+            (add,) = adders([plain], history, users)
+            for low in range(0, n_items, BLOCK):
+                sums = np.zeros((len(users), min(BLOCK, n_items - low)), dtype)
+                add(sums, low)
+                for place in places:
+                    block = sums * terms[place].target[low : low + BLOCK].astype(dtype)
+                    mask_items(block, low, *mask)
+                    select(block, low, found[place], scores[place], lengths[place], wrong)
+        for place in range(len(terms)):
+            sort_heaps(found[place], scores[place], lengths[place])
+        items[:, users], bad[users] = found, wrong
+
+    machine.run(work, -(-n_users // step))
+    if bad.any():
+        raise SolveError("a model scores NaN; raise l2 or dropout")
+    return items
+
+
+def _by_rows(terms: list[Dense], history: Csr, k: int) -> Lists:
     """Return lists (term, user, rank) of dense terms on one matrix."""
     matrix, dtype = np.asarray(terms[0].matrix), terms[0].dtype
     sources: dict[bytes, int] = {}

@@ -89,6 +89,7 @@ class DeviceMetrics:
         self.users = train.user_index.positions(history.users, unknown="skip")
         self.history = DeviceRows(history.matrix, device)
         self._target = part.target.with_items(train.item_index).matrix
+        self._hides_seen = part.hides_seen
         self._recall = metrics.recall_full if part.protocol == "weak" else metrics.recall
 
     def __call__(self, scorer: Scorer) -> tuple[float, float]:
@@ -98,8 +99,9 @@ class DeviceMetrics:
         lists = []
         for rows in users.split(max(1, SCORES // (4 * seen.n_items))):
             scores = scorer(rows)
-            row, place = seen.entries(rows)
-            scores[row, seen.indices[place]] = -torch.inf
+            if self._hides_seen:
+                row, place = seen.entries(rows)
+                scores[row, seen.indices[place]] = -torch.inf
             lists.append(scores.topk(min(K, seen.n_items), dim=1).indices)
         hits = metrics.find_hits(torch.cat(lists).cpu().numpy(), self._target)
         return float(self._recall(hits, K).mean()), float(metrics.ndcg(hits, K).mean())

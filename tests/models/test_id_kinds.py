@@ -1,0 +1,47 @@
+"""Ids of digits and of text meet: a model compares them by the kind that it was fitted on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.errors import DataError
+
+PAIRS = [(1, 10), (1, 20), (2, 20), (2, 30), (3, 10), (3, 30), (4, 20)]
+TEXT = [(str(user), str(item)) for user, item in PAIRS]
+NEW = [(4, 30), (5, 10), (5, 40)]
+
+
+@pytest.mark.parametrize(("rows", "other"), [(PAIRS, str), (TEXT, int)])
+def test_an_update_with_ids_of_the_other_kind_equals_a_refit(rows, other):
+    own = type(rows[0][0])
+    added = eq.read([(other(user), other(item)) for user, item in NEW])
+    model = eq.EASE(l2=1.0, dropout=0.0).fit(eq.read(rows), dtype="float64")
+    model.update(added)
+    assert {type(user) for user in model.interactions_.users.tolist()} == {own}
+    whole = eq.read([*rows, *((own(user), own(item)) for user, item in NEW)])
+    again = eq.EASE(l2=1.0, dropout=0.0).fit(whole, dtype="float64")
+    order = model.interactions_.item_index.positions(again.interactions_.items)
+    # scores of order 1 from four equations in double precision, told in single precision
+    found, expected = model.score([[own(10)]])[:, order], again.score([[own(10)]])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    model.update(removed=added)
+    assert model.interactions_.n_interactions == len(PAIRS)
+
+
+@pytest.mark.parametrize(("rows", "other"), [(PAIRS, str), (TEXT, int)])
+def test_users_and_histories_of_the_other_kind_are_known(rows, other):
+    model = eq.EASE(l2=1.0).fit(eq.read(rows))
+    own = type(rows[0][0])
+    assert model.recommend([other(1)], k=2).items == model.recommend([own(1)], k=2).items
+    history = model.recommend([[other(10), other(20)]], k=1)
+    assert history.items == model.recommend([[own(10), own(20)]], k=1).items
+    assert type(history.items[0][0]) is own
+
+
+def test_text_that_is_no_number_cannot_join_integers():
+    model = eq.EASE(l2=1.0).fit(eq.read(PAIRS))
+    with pytest.raises(DataError, match=r"such as 'ann'; read the first with ids='text'"):
+        model.update(eq.read([("ann", "10"), ("1", "30")]))
+    assert model.interactions_.n_users == 4
