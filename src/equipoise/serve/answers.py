@@ -217,10 +217,8 @@ class Answers:
             {"item": item, "score": found.get(place)}
             for item, place in zip(items, places.tolist(), strict=True)
         ]
-        return {
-            **self._from(served, "model" if len(history.places) else "popular"),
-            "scores": scores,
-        }
+        source = "popular" if served.is_cold(history) else "model"
+        return {**self._from(served, source), "scores": scores}
 
     def found(self, served: Served, place: int) -> dict[str, Any]:
         """Return an item of the catalogue."""

@@ -219,20 +219,24 @@ class Served:
     def top(self, history: History, k: int, allowed: Mask, alpha: float | None = None) -> Listed:
         """Return the k best items among those allowed; an empty history gets popular ones."""
         k = min(k, max(self.n_items, 1))
-        if not len(history.places):
-            self.terms(alpha)  # a model without a dial refuses it here too
-            found = top_k(self._popular, self.row(history), k, candidates=allowed)
-            return Listed(found.items[0, : found.lengths[0]], found.scores[0], "popular")
-        if self.is_plain:
+        cold = self.is_cold(history)
+        if cold or self.is_plain:
+            terms = self.terms(alpha)  # a model without a dial refuses it here
             row = self.row(history)
-            found = top_k(self.terms(alpha), row, k, exclude_seen=False, candidates=allowed)
-            length = found.lengths[0]
-            return Listed(found.items[0, :length], found.scores[0, :length], "model")
+            found = top_k(
+                self._popular if cold else terms, row, k, exclude_seen=False, candidates=allowed
+            )
+            places = found.items[0, : found.lengths[0]]
+            return Listed(places, found.scores[0], "popular" if cold else "model")
         some = [self.ids[place] for place in np.flatnonzero(allowed)]
         lists = self.model.recommend(
             self._asked(history), k, exclude_seen=False, candidates=some, alpha=alpha
         )
         return Listed(self.items.positions(lists.items[0]), lists.scores[0], lists.source[0])
+
+    def is_cold(self, history: History) -> bool:
+        """Whether the model knows nothing of a history: it is empty, or nobody used its items."""
+        return not self.counts[history.places].any()
 
     def _asked(self, history: History) -> list[Any]:
         """Return a history as other models take it: clicks in order, or the id of a user."""
@@ -242,7 +246,7 @@ class Served:
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
         """Return the scores of some items for a history; None where only popularity is known."""
-        if not len(history.places):
+        if self.is_cold(history):
             self.terms(alpha)
             return [None] * len(places)
         if not self.is_plain:
