@@ -51,6 +51,7 @@ from equipoise.normalize import NoNorm as NoNorm
 from equipoise.normalize import RandomWalk as RandomWalk
 from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
+from equipoise.ranking.rules import Rules as Rules
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
 from equipoise.signals import Signals as Signals

@@ -315,7 +315,8 @@ class Interactions:
             return self
         new = index.positions(self.items, unknown="skip")
         if unknown == "error":
-            index.positions(self.items[(new < 0) & (self.item_counts > 0)])
+            hint = "pass unknown='skip' to leave them out"
+            index.positions(self.items[(new < 0) & (self.item_counts > 0)], hint=hint)
         labels = self.labels
         if labels is not None:
             old = self.item_index.positions(index.values, unknown="skip")

@@ -247,7 +247,7 @@ REFUSED = {
     ),
     "no penalty": (lambda *_: eq.RLAE(l2=0.0), SettingError, "must not both be 0"),
     "normalizer text": (
-        lambda *_: eq.RLAE(normalizer="dan"),
+        lambda *_: eq.RLAE(normalizer=3),
         SettingError,
         "normalizer must be a Normalizer",
     ),

@@ -128,6 +128,44 @@ def test_exclude_candidates_and_filters(standing: Api) -> None:
     assert "known are kind, title" in wrong.json()["detail"]
 
 
+RULES: list[dict[str, Any]] = [
+    {"exclude": {"kind": "tea"}},
+    {"include": [{"kind": "tea"}, 3]},
+    {"at_most": {"kind": 2}},
+    {"pin": [793, "783"]},
+    {"boost": {"kind": {"tea": 3.0}}, "bonus": {"13": 0.5}},
+    {"diversity": 0.4},
+    {"seen": "only"},
+    {"users": {"u5": {"exclude": {"kind": "salt"}}}},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: next(iter(rules)))
+def test_rules_are_those_of_the_model(
+    standing: Api, dan: eq.Recommender, rules: dict[str, Any]
+) -> None:
+    expected = dan.recommend(["u5"], k=8, rules=rules).items[0]
+    body = {"user": "u5", "k": 8, "rules": rules}
+    assert items(standing.post("/v1/recommend", body)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"exlude": [3]}, "did you mean 'exclude'"),
+        ({"exclude": {"colour": "red"}}, "colour"),
+        ({"exclude": {"kind": [[1]]}}, "rules"),
+        ({"diversity": 2}, "diversity"),
+        ({"pin": {"a": 1}}, "pin"),
+        ("/etc/passwd", "rules"),
+    ],
+)
+def test_rules_that_are_none_are_refused(standing: Api, rules: Any, words: str) -> None:
+    answer = standing.post("/v1/recommend", {"user": "u5", "rules": rules})
+    assert answer.status_code == 422, answer.text
+    assert words in answer.json()["detail"]
+
+
 def test_attributes_change_lists_at_once(api: Api) -> None:
     first, second, *_ = items(api.get("/v1/recommend/u5?k=5"))
     assert api.put(f"/v1/items/{first}", {"available": False}).status_code == 200

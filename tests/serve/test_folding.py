@@ -11,7 +11,6 @@ from tests.cli.conftest import call
 from tests.serve.test_store import event
 
 import equipoise as eq
-from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.serve.folding import fold, fold_saved
 from equipoise.serve.store import Change, Store
@@ -74,7 +73,8 @@ def test_the_command_folds_and_says_so(models: Path, store: Store, tmp_path: Pat
     assert wrong.exit_code == 2
 
 
-def test_a_model_without_update_says_so(shop_data: Interactions) -> None:
+def test_other_models_are_fitted_again(shop_data: Interactions) -> None:
     model = eq.GFCF().fit(shop_data)
-    with pytest.raises((eq.SettingError, DataError)):
-        fold(model, Change([event(1, "u5", "9999")], [], 1, 0))
+    assert fold(model, Change([event(1, "u5", "9999")], ["u6"], 1, 1)) is True
+    assert 9999 in model.data_.history("u5")
+    assert "u6" not in model.data_.user_index

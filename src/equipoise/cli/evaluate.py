@@ -20,6 +20,7 @@ from equipoise.cli.framework import (
     show,
     working,
 )
+from equipoise.cli.recommend import RulesFile
 from equipoise.cli.settings import FitOptions, ModelOptions
 from equipoise.errors import SettingError
 
@@ -43,12 +44,20 @@ BEYOND = {
 @declare(app, "evaluate", "equipoise evaluate --model ease --l2 100 split")
 def evaluate(
     paths: Annotated[
-        list[str], typer.Argument(metavar="[MODEL] SPLIT", help="Saved model and saved split.")
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] SPLIT",
+            help="Saved model, or a file of lists (user, item, rank or score), and saved split.",
+        ),
     ],
     chosen: ModelOptions,
     options: FitOptions,
     k: Annotated[list[int] | None, option("A cut-off; repeatable. [20]", "-k")] = None,
     part: Annotated[Literal["valid", "test"], option("Which part to evaluate on.")] = "test",
+    rules: RulesFile = None,
+    dial: Annotated[
+        float | None, option("Evaluate with the popularity dial at this alpha.", "--dial")
+    ] = None,
     save: Annotated[Path | None, option("Folder to save the result in.")] = None,
     bootstrap: Annotated[int, option("Resamples for the intervals; 0: none.")] = 1000,
     tuned_on_test: Annotated[
@@ -62,7 +71,8 @@ def evaluate(
     if save is not None:
         check_out(save)
     split, model = _loaded(paths, chosen, options)
-    if model.data_fingerprint_ != split.train.fingerprint:
+    title = str(model) if isinstance(model, Path) else model.summary()
+    if not isinstance(model, Path) and model.data_fingerprint_ != split.train.fingerprint:
         note(
             "warning: the model was not fitted on the train part of this split, so it may have "
             "seen what it is asked to find",
@@ -73,7 +83,7 @@ def evaluate(
         raise SettingError(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
-    with working(f"evaluating {model.summary()}") as progress:
+    with working(f"evaluating {title}") as progress:
         result = measure(
             model,
             held_out,
@@ -82,6 +92,10 @@ def evaluate(
             threads=options.threads,
             tuned_on_test=tuned_on_test,
             progress=progress,
+            train=split.train,
+            name=model.stem if isinstance(model, Path) else None,
+            rules=rules,
+            alpha=dial,
         )
     if save is not None:
         result.save(save)
@@ -89,7 +103,7 @@ def evaluate(
     if as_json:
         emit(result.to_dict())
         return
-    say(f"{model.summary()}{' (tuned on test)' if tuned_on_test else ''}", "bold")
+    say(f"{title}{' (tuned on test)' if tuned_on_test else ''}", "bold")
     for cutoff in result.k:
         _show_result(result, cutoff)
     legend(
@@ -107,8 +121,8 @@ def evaluate(
 
 def _loaded(
     paths: list[str], chosen: ModelOptions, options: FitOptions
-) -> tuple[Split, Recommender]:
-    """Return the split and a fitted model: the saved one, or one fitted on its train part."""
+) -> tuple[Split, Recommender | Path]:
+    """Return the split and a fitted model, saved or fitted on its train part, or lists."""
     if len(paths) == 1:
         if not chosen.given:
             raise SettingError("give MODEL and SPLIT, or --model and SPLIT")
@@ -120,6 +134,8 @@ def _loaded(
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")
     if chosen.given:
         raise SettingError("a saved model has its settings; leave out --model and its options")
+    if Path(paths[0]).is_file():
+        return require_split(paths[1]), Path(paths[0])
     from equipoise.models import load
 
     return require_split(paths[1]), load(paths[0])

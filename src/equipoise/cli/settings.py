@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from equipoise.cli.framework import agree, note, option, working
 from equipoise.errors import SettingError
+from equipoise.names import NORMALIZERS, NormalizerName
 
 if TYPE_CHECKING:
     from equipoise.interactions import Interactions
@@ -28,21 +29,10 @@ ModelName = Literal[
     "multvae", "lightgcn", "xsimgcl",
 ]
 # fmt: on
-NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu"]
 Precision = Literal["float32", "float64"]
 
-# The class of each normalizer, and the exponents that it takes.
-NORMALIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "none": ("NoNorm", ()),
-    "rw": ("RandomWalk", ()),
-    "sym": ("Symmetric", ()),
-    "col": ("ColumnNorm", ("gamma",)),
-    "user": ("UserNorm", ("beta",)),
-    "item": ("ItemNorm", ("alpha",)),
-    "dan": ("DAN", ("alpha", "beta")),
-}
 SHORT = 1e12  # operations that need no question on any machine, nor a measurement
 choosing = functools.partial(option, panel="Model")
 running = functools.partial(option, panel="Run")
@@ -136,13 +126,14 @@ class ModelOptions:
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
 
-        kind, taken = NORMALIZERS[self.normalizer]
+        kinds = {name: getattr(normalize, kind) for name, kind in NORMALIZERS.items()}
         exponents = self._given("alpha", "beta", "gamma")
         for key in exponents:
-            if key not in taken:
-                takers = " or ".join(n for n, (_, takes) in NORMALIZERS.items() if key in takes)
-                raise SettingError(f"--{key} needs --normalizer {takers}, got {self.normalizer}")
-        built: Normalizer = getattr(normalize, kind)(**exponents)
+            takers = [name for name, kind in kinds.items() if hasattr(kind, key)]
+            if self.normalizer not in takers:
+                named = " or ".join(takers)
+                raise SettingError(f"--{key} needs --normalizer {named}, got {self.normalizer}")
+        built: Normalizer = kinds[self.normalizer](**exponents)
         return built
 
 

@@ -32,7 +32,7 @@ from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_normalizer
 from equipoise.models.updating import LinearSystem, update_linear
-from equipoise.normalize import DAN, NoNorm, Normalizer
+from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
 from equipoise.signals import SETTINGS
 from equipoise.solve.engine import Solved, Solver, plan, solve
@@ -97,8 +97,7 @@ class LinearAutoencoder(Recommender):
 
     def __post_init__(self) -> None:
         check_penalty(self.l2, self.dropout)
-        if not isinstance(self.normalizer, Normalizer):
-            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        self.normalizer = as_normalizer(self.normalizer)
         if not isinstance(self.lowpass, LowPass | None):
             raise SettingError(f"lowpass must be a LowPass or None, got {self.lowpass!r}")
 
@@ -257,13 +256,7 @@ class LinearAutoencoder(Recommender):
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(
-        self,
-        added: Interactions | None = None,
-        removed: Any = None,
-        *,
-        replace: bool = False,
-    ) -> Self:
+    def update(self, added: Any = None, removed: Any = None, *, replace: bool = False) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -272,13 +265,8 @@ class LinearAutoencoder(Recommender):
 
         Parameters
         ----------
-        added
-            New pairs; their users and items may be new.
-        removed
-            Pairs to take out, or a list of user ids to forget altogether.
-        replace
-            Let the weight of an added pair take the place of the one that is there; otherwise
-            they add up, as if both tables had been read as one.
+        added, removed, replace
+            As for `Recommender.update`.
         """
         update_linear(self, added, removed, replace=replace)
         return self
@@ -431,7 +419,7 @@ class LAE(LinearAutoencoder):
         p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.
     normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
+        How users and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     lowpass
         A `LowPass` companion that adds the large-scale structure of the data; None for none.
 

@@ -268,6 +268,35 @@ def mask_items(
 
 
 @compiled
+def keep_items(
+    scores: Floats, low: int, starts: Offsets, stops: Offsets, indices: Positions
+) -> None:
+    """Set to minus infinity what `mask_items` would leave; a start below 0 leaves all."""
+    width = scores.shape[1]
+    for user in range(scores.shape[0]):
+        if starts[user] < 0:
+            continue
+        done = 0
+        for place in range(starts[user], stops[user]):
+            column = min(indices[place] - low, width)
+            if column >= done:
+                scores[user, done:column] = -np.inf
+                done = column + 1
+        scores[user, done:] = -np.inf
+
+
+@compiled
+def boost_items(scores: Floats, low: int, factor: Floats, bonus: Floats) -> None:
+    """Multiply scores by a factor, by which negative ones are divided, and add a bonus."""
+    for user in range(scores.shape[0]):
+        row = scores[user]
+        for j in range(len(row)):
+            scale = factor[low + j]
+            value = row[j] * scale if row[j] > 0 else row[j] / scale
+            row[j] = value + bonus[low + j]
+
+
+@compiled
 def _sink(items: Positions, best: Floats, size: int, item: Any, score: Any) -> None:
     """Put an entry at the root of a heap whose root is the worst entry, and let it sink.
 

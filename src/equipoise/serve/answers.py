@@ -23,6 +23,7 @@ from equipoise.serve.state import (
     allowed_items,
     assign,
     find,
+    read_rules,
 )
 from equipoise.serve.store import Event, Live, Mark, Store, Write
 from equipoise.serve.telemetry import Telemetry
@@ -84,16 +85,24 @@ class Answers:
             raise SettingError(f"k must be at most {self._limits.k}")
         served, experiment = self._served(asked)
         history = self._history(served, asked, live)
+        rules = None if not asked.rules else read_rules(json.dumps(asked.rules, sort_keys=True))
+        if rules is not None and rules.diversity and asked.offset:
+            raise SettingError(
+                "with diversity the places of a list depend on its length; no offset"
+            )
+        seen_again = rules is not None and rules.seen in ("include", "only")
         allowed = allowed_items(
             served,
             self._tenant.catalogue(served),
             history,
-            exclude_seen=asked.exclude_seen,
+            exclude_seen=asked.exclude_seen and not seen_again,
             exclude=[str(item) for item in asked.exclude],
             candidates=None if asked.candidates is None else [*map(str, asked.candidates)],
             filters=asked.filter_values,
         )
-        listed = served.top(history, asked.k + asked.offset, allowed, asked.alpha)
+        user = None if asked.user is None else str(asked.user)
+        depth = asked.k + asked.offset
+        listed = served.top(history, depth, allowed, asked.alpha, rules, user)
         listed = Listed(
             listed.places[asked.offset :], listed.scores[asked.offset :], listed.source
         )
@@ -104,7 +113,6 @@ class Answers:
                 item["reasons"] = self._reasons(served, why)
         self._telemetry.listed(served, self.key(served), listed.places, listed.source)
         number = secrets.token_hex(8)
-        user = None if asked.user is None else str(asked.user)
         answer = {
             "list_id": number,
             "model": served.name,

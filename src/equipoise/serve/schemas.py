@@ -72,6 +72,9 @@ class Recommend(Who):
     filters: dict[Name, Plain | list[Plain]] = Field(
         default={}, description="Attributes and the values they may have."
     )
+    rules: dict[str, Any] | None = Field(
+        default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
+    )
     exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
     explain: Annotated[StrictInt, Field(ge=0, le=20)] = Field(
         default=0, description="Reasons for each item, at most this many."

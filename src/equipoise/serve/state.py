@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -16,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, EquipoiseError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
 from equipoise.ids import IdIndex
 from equipoise.metrics import head_items
 from equipoise.models import Recommender, load
+from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
-from equipoise.ranking.ranker import score, top_k
+from equipoise.ranking.ranker import Ranked, score, top_k
+from equipoise.ranking.rules import Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
 from equipoise.serve.folding import as_interactions, raw_id
@@ -34,6 +37,7 @@ Positions = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
 DIALS = 32  # positions of the popularity dial whose terms are kept
 FRESH = 1.0  # seconds that another worker's change of an attribute may take to be seen here
+SKIP = Unknowns("skip", "skip")
 CURVE = 100  # points of the popularity curve
 
 
@@ -141,7 +145,7 @@ class Served:
         unknown = [items[place] for place in np.flatnonzero(found < 0).tolist()]
         known = found[found >= 0]
         if self.model.signals is not None and len(known):
-            row = self.model._rows_of([[self.ids[place] for place in known]], "skip")
+            row = self.model._rows_of([[self.ids[place] for place in known]], SKIP)
             return History(row.indices.astype(np.int64), row.data, np.unique(known), -1, unknown)
         places = known if self.model.ordered else np.unique(known)
         return History(places, np.ones(len(places), np.float32), places, -1, unknown)
@@ -199,7 +203,7 @@ class Served:
             return base.places, base.weights
         data = self.model.data_
         whole = added if base.user < 0 else data.rows(np.array([base.user])).union(added)
-        row = self.model._rows_of(whole, "skip")
+        row = self.model._rows_of(whole, SKIP)
         return row.indices.astype(np.int64), row.data
 
     def _clicks(self, user: int) -> Positions:
@@ -216,23 +220,54 @@ class Served:
         row.has_canonical_format = True
         return row
 
-    def top(self, history: History, k: int, allowed: Mask, alpha: float | None = None) -> Listed:
+    def top(
+        self,
+        history: History,
+        k: int,
+        allowed: Mask,
+        alpha: float | None = None,
+        rules: Rules | None = None,
+        user: str | None = None,
+    ) -> Listed:
         """Return the k best items among those allowed; an empty history gets popular ones."""
         k = min(k, max(self.n_items, 1))
-        cold = self.is_cold(history)
-        if cold or self.is_plain:
-            terms = self.terms(alpha)  # a model without a dial refuses it here
-            row = self.row(history)
-            found = top_k(
-                self._popular if cold else terms, row, k, exclude_seen=False, candidates=allowed
+        if not self.is_plain and not self.is_cold(history):
+            lists = self.model.recommend(
+                self._asked(history),
+                k,
+                exclude_seen=False,
+                candidates=allowed,
+                alpha=alpha,
+                rules=rules,
             )
-            places = found.items[0, : found.lengths[0]]
-            return Listed(places, found.scores[0], "popular" if cold else "model")
-        some = [self.ids[place] for place in np.flatnonzero(allowed)]
-        lists = self.model.recommend(
-            self._asked(history), k, exclude_seen=False, candidates=some, alpha=alpha
-        )
-        return Listed(self.items.positions(lists.items[0]), lists.scores[0], lists.source[0])
+            return Listed(self.items.positions(lists.items[0]), lists.scores[0], lists.source[0])
+        cold = self.is_cold(history)
+        terms = self.terms(alpha)  # a model without a dial refuses it here
+        if rules is not None:
+            found = self._under_rules(history, k, allowed, terms, rules, user)
+        else:
+            row, scored_by = self.row(history), self._popular if cold else terms
+            found = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
+        places = found.items[0, : found.lengths[0]]
+        return Listed(places, found.scores[0], "popular" if cold else "model")
+
+    def _under_rules(
+        self,
+        history: History,
+        k: int,
+        allowed: Mask,
+        terms: list[Term],
+        rules: Rules,
+        user: str | None,
+    ) -> Ranked:
+        offsets, places = np.array([0, len(history.places)]), history.places.astype(np.int32)
+        shape = (1, self.n_items)
+        row = sp.csr_array((history.weights, places, offsets), shape=shape)
+        request = Request([user], None, row, np.ones(1, np.bool_), allowed=allowed)
+        try:
+            return self.model._listed(request, terms, k, False, rules, None)
+        except TypeError as error:  # values that no label can have, such as lists
+            raise SettingError("rules hold values that no label has; give plain ones") from error
 
     def is_cold(self, history: History) -> bool:
         """Whether the model knows nothing of a history: it is empty, or nobody used its items."""
@@ -349,6 +384,12 @@ class Catalogue:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+@functools.lru_cache(256)
+def read_rules(text: str) -> Rules | None:
+    """Return rules from the JSON of a request; equal ones are one object, looked up once."""
+    return as_rules(json.loads(text))
 
 
 def assign(experiment: Experiment, user: str) -> str:

@@ -22,7 +22,7 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
-from equipoise.models.histories import empty_rows
+from equipoise.models.histories import Unknowns, cold_rows
 from equipoise.ranking.kernels import mask_items, select, sort_heaps
 from equipoise.ranking.ranker import BLOCK, TILE, adders
 from equipoise.ranking.terms import Dense, ScaledTerm
@@ -66,14 +66,15 @@ def rank_together(
             parts.setdefault(place, []).append(lists)
     out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
+        first = models[members[0][0]]
         dense = isinstance(members[0][1], Dense)
         kind: Callable[..., Lists] = _by_rows if dense else _by_sources
-        rows = models[members[0][0]]._rows_of(history, "error")
+        rows = first._rows_of(history, Unknowns())
         lists = kind([term for _, term in members], rows, depth)
-        empty = empty_rows(rows)
+        empty = np.flatnonzero(cold_rows(rows, first.item_counts_))
         if len(empty):
             # they are ranked by popularity, which the term does not know
-            lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
+            lists[:, empty] = first.rank(history.rows(empty), depth).items
         out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
     return [out[place] for place in range(len(models))]
 
