@@ -382,7 +382,7 @@ def part_memory(options: argparse.Namespace) -> dict[str, Any]:
         load = Load(ours.port, asked)
         load.run(options.seconds, most=5000)
         before, done = ours.memory(), 0
-        end = time.monotonic() + 10 * options.seconds
+        end = time.monotonic() + 10 * options.seconds  # what was reached by then is said
         while done < options.requests and time.monotonic() < end:
             load.run(options.seconds, most=options.requests - done)
             done += len(load.times)

@@ -8,6 +8,7 @@ they have begun.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import logging
@@ -71,6 +72,7 @@ class Supervisor:
         self._fresh: set[int] = set()  # have not said yet that they answer
         self._pipe = os.pipe()
         self._stopping = False
+        self._reloaded = 0.0  # when the workers were last told to reload
         self._update: subprocess.Popen[bytes] | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._environment = dict(os.environ)
@@ -108,9 +110,13 @@ class Supervisor:
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._tell(signal.SIGHUP)
+            self._reload()
         elif number in (signal.SIGTERM, signal.SIGINT):
             self._stopping = True
+
+    def _reload(self) -> None:
+        self._reloaded = time.monotonic()
+        self._tell(signal.SIGHUP)
 
     def _tell(self, number: int) -> None:
         for process in list(self._workers):
@@ -127,6 +133,7 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 for each in SIGNALS:
                     signal.signal(each, signal.SIG_DFL)
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can reload
                 os.close(self._pipe[0])
                 code = work(self._config, listening, functools.partial(_say, self._pipe[1]))
             finally:
@@ -141,8 +148,10 @@ class Supervisor:
         while not self._stopping:
             select.select([self._wake_read, self._pipe[0]], [], [], 1.0)
             _drain(self._wake_read)
-            for line in _drain(self._pipe[0]).splitlines():
-                self._fresh.discard(int(line))
+            for process in map(int, _drain(self._pipe[0]).splitlines()):
+                self._fresh.discard(process)
+                if self._workers.get(process, self._reloaded) < self._reloaded:
+                    os.kill(process, signal.SIGHUP)  # it may have loaded what was there before
             for process, code in self._ended():
                 quick = time.monotonic() - self._workers.pop(process) < PAUSE
                 if process in self._fresh and not started:
@@ -205,7 +214,7 @@ class Supervisor:
         code, self._update = self._update.returncode, None
         logger.info("models refreshed", extra={"fields": {"code": code}})
         if code == 0:
-            self._tell(signal.SIGHUP)
+            self._reload()
 
 
 def _say(end: int) -> None:
@@ -220,9 +229,19 @@ def _drain(end: int) -> bytes:
         return b""
 
 
+def _end_with_parent() -> None:
+    """Let the kernel end this process when its parent is gone, where it can do that."""
+    parent = os.environ.get("EQUIPOISE_SUPERVISOR")
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if parent != str(os.getppid()):
+        raise SystemExit(1)  # it was gone before
+
+
 def work(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> int:
     """Answer requests until a signal ends it; return an exit code."""
     write_lines()
+    _end_with_parent()
     try:
         from equipoise.serve.server import run
 
