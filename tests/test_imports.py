@@ -38,6 +38,7 @@ ORDER = [
     ["metrics", "resampling"],
     ["models"],
     ["results", "given_lists", "evaluation", "comparison", "client"],
+    ["estimation"],
     ["tuning"],
     ["report"],
     ["serve", "cluster"],

@@ -16,6 +16,7 @@ from equipoise.errors import SettingError as SettingError
 from equipoise.errors import SolveError as SolveError
 from equipoise.errors import TooBigError as TooBigError
 from equipoise.errors import UnknownIdError as UnknownIdError
+from equipoise.estimation import leave_one_out as leave_one_out
 from equipoise.evaluation import evaluate as evaluate
 from equipoise.interactions import Interactions as Interactions
 from equipoise.models import BSPM as BSPM

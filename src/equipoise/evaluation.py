@@ -45,7 +45,7 @@ from equipoise.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
 from equipoise.split.parts import Part, identity
 
-__all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
+__all__ = ["GivenPart", "ListMetrics", "Rankable", "Result", "evaluate"]
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -89,7 +89,7 @@ class GivenPart:
 
 def evaluate(
     model: Rankable | Any,
-    part: Part | tuple[Interactions, Interactions],
+    part: Part | GivenPart | tuple[Interactions, Interactions],
     k: int | Iterable[int] = 20,
     *,
     rules: RulesLike | None = None,
@@ -278,7 +278,9 @@ class ListMetrics:
         self.units: Vectors | None = None  # item vectors, for "diversity"
 
     @classmethod
-    def of(cls, part: Part, counts: npt.NDArray[Any], names: Iterable[str]) -> ListMetrics:
+    def of(
+        cls, part: Part | GivenPart, counts: npt.NDArray[Any], names: Iterable[str]
+    ) -> ListMetrics:
         """Prepare metrics such as "ndcg@20" on a part over the items that are counted."""
         wanted = [at_cutoff(name) for name in names]
         out = cls(part.history, part.target, counts, wanted, protocol=part.protocol)

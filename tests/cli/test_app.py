@@ -143,7 +143,6 @@ REFUSED = [
     ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN is fitted without dtype"),
     ("tune split titles.csv", 1, "titles.csv is a file"),
     ("tune split model", 1, "model is not empty"),
-    ("tune events.csv {new}", 1, "is not a saved split"),
     ("report events.csv --case-study zoe", 1, "the data have no user 'zoe'"),
     ("report events.csv -k 0", 2, "-k must be >= 1"),
     ("report events.csv --out .", 1, "is a folder"),

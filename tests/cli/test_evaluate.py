@@ -66,6 +66,18 @@ def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
     assert "no clear difference" in shown or "better" in shown or "worse" in shown
 
 
+def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> None:
+    found = answer("evaluate", "model", "--leave-one-out", "--users", 30, "-k", 5)
+    expected = eq.leave_one_out(eq.load(shop / "model"), 30, 5)
+    assert found["values"]["ndcg@5"] == expected["ndcg@5"]
+    assert found["protocol"] == "leave-one-out"
+    shown = run("evaluate", "model", "--leave-one-out").stdout
+    assert "leave-one-out of the training data" in shown
+    assert "left out of the fit, exactly" in shown
+    done = run("evaluate", "model", "split", "--leave-one-out")
+    assert "takes MODEL alone" in done.stderr
+
+
 def test_lists_rules_and_the_dial_are_evaluated(
     tmp_path: Path, shop: Path, run: Run, answer: Answer
 ) -> None:

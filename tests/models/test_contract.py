@@ -49,7 +49,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "EDLAE": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
     "RDLAE": lambda: eq.RDLAE(l2=1.0, diag_bound=0.3),
     "auto": lambda: eq.EASE(),
-    "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0)),
+    "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0, strength=0.2)),
     "pruned": lambda: eq.EASE(l2=2.0),
     "dual": lambda: eq.RLAE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3)),
 }
@@ -340,7 +340,7 @@ def test_contributions_add_up_to_the_score_exactly(model: Recommender, data: Int
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("alpha", [None, 0.5])
-@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9)])
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9, strength=0.2)])
 def test_contributions_add_up_in_the_precision_of_the_model(
     dtype: str, alpha: float | None, lowpass: eq.LowPass | None, synthetic: Interactions
 ) -> None:

@@ -304,7 +304,7 @@ def test_an_empty_history_is_scored_and_ranked_by_popularity_everywhere(
     best = np.argsort(-synthetic.item_counts, kind="stable")[:6]
     for model in (
         eq.EASE(l2=3.0, normalizer=eq.DAN(0.3, 0.3)).fit(synthetic),
-        eq.LAE(l2=3.0, lowpass=eq.LowPass(rank=4)).fit(synthetic),
+        eq.LAE(l2=3.0, lowpass=eq.LowPass(rank=4, strength=0.2)).fit(synthetic),
         eq.GFCF(n_factors=4).fit(synthetic),
         eq.ItemKNN().fit(synthetic),
     ):

@@ -75,7 +75,8 @@ class ItemKNN(Recommender):
 
     def search_point(self) -> dict[str, Any]:
         """Return the settings with the numbers behind "auto"."""
-        return {"family": "ItemKNN", "neighbours": self.neighbours_, "shrink": self.shrink_}
+        found = {"neighbours": self.neighbours_, "shrink": self.shrink_}
+        return {**super().search_point(), **found}
 
     def _numbers(self, data: Interactions) -> tuple[int, float]:
         used = [int((each > 0).sum()) for each in (data.item_counts, data.user_counts)]
