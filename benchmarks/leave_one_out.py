@@ -5,8 +5,8 @@
 
 The first compares, on real data sets, the automatic settings with one solve, `eq.tune(data)` with
 seven and 25 solves by leave-one-out, and 25 solves on a validation split, of which the chosen one
-is fitted on the train and valid parts together. All models are so fitted on the same users, and all
-are evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again.
+is fitted on the train and valid parts together. All models are so fitted on the same users, and
+evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again.
 
 The second times leaving users out against ranking them, in seconds of the processor, which other
 work on the machine disturbs least.
