@@ -24,7 +24,7 @@ EXPECTED = {
     *("demo", "plan", "stats", "split", "fit", "evaluate", "compare", "recommend", "similar"),
     *("explain", "update", "datasets", "doctor", "tune"),
 }
-ELSEWHERE = {"demo", "fetch", "tune", "report", "serve"}  # tested in their own files
+ELSEWHERE = {"demo", "fetch", "tune", "report", "serve", "experiment"}  # tested in their own files
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
