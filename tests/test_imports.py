@@ -32,7 +32,7 @@ ORDER = [
     ["split"],
     ["signals"],
     ["normalize", "automatic"],
-    ["svd"],
+    ["svd", "cooccurrence"],
     ["solve"],
     ["ranking"],
     ["metrics", "resampling"],
