@@ -15,6 +15,7 @@ from equipoise.errors import SettingError as SettingError
 from equipoise.errors import SolveError as SolveError
 from equipoise.errors import TooBigError as TooBigError
 from equipoise.errors import UnknownIdError as UnknownIdError
+from equipoise.estimation import leave_one_out as leave_one_out
 from equipoise.evaluation import evaluate as evaluate
 from equipoise.interactions import Interactions as Interactions
 from equipoise.models import BSPM as BSPM
@@ -50,6 +51,7 @@ from equipoise.normalize import NoNorm as NoNorm
 from equipoise.normalize import RandomWalk as RandomWalk
 from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
+from equipoise.ranking.rules import Rules as Rules
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
 from equipoise.signals import Signals as Signals
