@@ -52,6 +52,14 @@ COMMANDS = {
         "report",
         "Write one self-contained page: statistics, accuracy, the dial, exposure, users.",
     ),
+    "serve": (
+        "serve",
+        "Answer over HTTP: recommendations from live events, and a page to try them on.",
+    ),
+    "experiment": (
+        "serve",
+        "Compare the models of an experiment by the clicks on their lists.",
+    ),
     "doctor": (
         "doctor",
         "Show versions, BLAS, threads, memory, GPU, extras, cache, and run a short self-test.",
