@@ -3,11 +3,11 @@
     M = A^T A + diag(d),   R = A^T T + S      A, T: rows x items, S: items x items, all sparse
 
 Conjugate gradients solve for many items side by side, so that one pass over A serves all of them.
-They run in single precision, which moves half the bytes: with a diagonal of ones and few steps, the
-rounding of an entry is as small as the entry. Rows in double precision, and those that take many
-steps, are improved: the residual is taken in double precision, and what is left of it is solved for
-again until it is small. Every item has its own sums and its own end, so the bits of its row do not
-depend on its neighbours.
+They run in single precision, which moves half the bytes: with a diagonal of ones and few steps,
+the rounding of an entry is as small as the entry. Rows in double precision, and those that take
+many steps, are improved: the residual is taken in double precision, and what is left of it is
+solved for again until it is small. Every item has its own sums and its own end, so the bits of
+its row do not depend on its neighbours.
 """
 
 from __future__ import annotations
