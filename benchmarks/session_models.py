@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import paper_path  # noqa: F401  puts `reproduce` on the path
-from session_timing import some_sessions
+from session_timing import AUTHORS, some_sessions
 
 import equipoise as eq
 from equipoise.interactions import Interactions
@@ -30,8 +30,8 @@ MODELS: dict[str, Any] = {
     YARDSTICK: eq.VSKNN(),
     "SLIT": eq.SLIT(),
     "SLIST": eq.SLIST(),
-    "SLIST, more of whole sessions": eq.SLIST(l2=3.0, dropout=0.5, mix=0.8, decay_position=2.0),
-    "SLIST, more of the next click": eq.SLIST(mix=0.2),
+    "SLIST, half and half": eq.SLIST(**AUTHORS, mix=0.5),
+    "SLIST, more of the next click": eq.SLIST(**AUTHORS, mix=0.2),
     "SLIS": eq.SLIS(),
     "SLIT, auto": eq.SLIT(l2="auto"),
     "SLIST, auto": eq.SLIST(l2="auto"),

@@ -26,9 +26,10 @@ import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.models.session_solver import past_future
 
+AUTHORS = {"l2": 10.0, "dropout": 0.0, "decay_position": 1.0}
 MODELS = {
     "SLIT": lambda: eq.SLIT(decay_inference=1.0),
-    "SLIST": lambda: eq.SLIST(mix=0.4, decay_inference=1.0),
+    "SLIST": lambda: eq.SLIST(**AUTHORS, mix=0.4, decay_inference=1.0),
     "SLIS": lambda: eq.SLIS(decay_inference=1.0),
 }
 
@@ -92,10 +93,11 @@ def events(data: Interactions, sessions: Interactions, repeats: int) -> list[str
     ]
     history, _ = eq.split.reveal(sessions)
     size, clicked = history.n_users, len(np.unique(history.matrix.indices))
-    for name in ("SLIT", "SLIST", "SLIS"):
+    models = {"SLIT": eq.SLIT(), "SLIST": eq.SLIST(**AUTHORS, mix=0.5), "SLIS": eq.SLIS()}
+    for name, settings in models.items():
         fresh, again = [], []
         for _ in range(repeats):
-            model = getattr(eq, name)().fit(data)
+            model = settings.clone().fit(data)
             model.rank(history.rows([0]), 20)  # puts the system in order
             fresh.append(seconds(lambda m=model: m.rank(history, 20), 1))
             again.append(seconds(lambda m=model: m.rank(history, 20), 1))
@@ -140,7 +142,7 @@ def main() -> None:
     if "routes" in args.tables:
         print(f"{args.data.name}: {small.n_users:,} sessions, {small.n_items:,} items\n")
         print("\n".join(routes(small, visits, args.repeats)))
-        whole = seconds(lambda: eq.SLIST(mix=0.4).fit(data), args.repeats)
+        whole = seconds(lambda: MODELS["SLIST"]().fit(data), args.repeats)
         print(f"\nSLIST on all {data.n_items:,} items: fit {whole:.2f} s\n")
     if "events" in args.tables:
         print(f"{args.data.name}: {data.n_users:,} sessions, {data.n_items:,} items\n")

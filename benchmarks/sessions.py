@@ -58,7 +58,7 @@ CACHE = 4 << 30  # bytes of solved rows: several settings are measured on one fi
 
 def authors(name: str, model: str) -> Settings:
     mix, position, inference = AUTHORS[name]
-    settings: Settings = {"decay_inference": inference, "l2": 10.0}
+    settings: Settings = {"decay_inference": inference, "l2": 10.0, "dropout": 0.0}
     if model != "SLIS":
         settings["decay_position"] = position
     return settings | ({"mix": mix} if model == "SLIST" else {})

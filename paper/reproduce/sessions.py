@@ -30,7 +30,7 @@ WITH_DAN = "_DAN"
 METRICS = ["recall", "mrr", "tail_recall", "tail_mrr"]
 EVENTS = 20_000  # of validation, drawn once for all settings of a set
 BATCH = 16384  # events ranked at a time: a GPU is idle between batches
-START: Settings = {"l2": 10.0, "decay_inference": 2.0}
+START: Settings = {"l2": 10.0, "dropout": 0.0, "decay_inference": 2.0}
 # Settings of the model itself, chosen first and without DAN; SLIST takes SLIT's decay_position.
 OWN: dict[str, dict[str, list[Any]]] = {
     "SLIT": {"decay_position": [0.5, 1.0, 2.0, 4.0], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
