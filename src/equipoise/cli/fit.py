@@ -128,14 +128,23 @@ def update(
         bool, option("Added weights take the place of those of the pair; else they add up.")
     ] = False,
     forget: Annotated[list[str] | None, option("A user to forget; repeatable.")] = None,
+    from_store: Annotated[
+        str | None, option("URL of the service's store, whose new events are added.")
+    ] = None,
+    tenant: Annotated[str, option("Whose events; with --from-store.")] = "default",
     out: Annotated[Path | None, option("Folder to write; MODEL if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add and remove interactions without a new fit; the result equals one."""
     from equipoise.models import load
 
+    if from_store is not None:
+        if add or remove or forget:
+            raise SettingError("--from-store stands alone; leave out --add, --remove and --forget")
+        _update_from_store(model, out, from_store, tenant, as_json)
+        return
     if not (add or remove or forget):
-        raise SettingError("nothing to do; give --add, --remove or --forget")
+        raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     check_out(out or model)
     fitted = load(model)
     added = reading.load(add) if add is not None else None
@@ -150,6 +159,29 @@ def update(
     with working(f"updating {fitted.summary()}"):
         fitted.update(added, removed, replace=replace)
     _save(fitted, out or model, perf_counter() - start, as_json)
+
+
+def _update_from_store(
+    model: Path, out: Path | None, url: str, tenant: str, as_json: bool
+) -> None:
+    """Fold what the service has taken since into a saved model."""
+    from equipoise.cli.serve import require_extra
+
+    require_extra()
+    from equipoise.serve.folding import fold_saved
+    from equipoise.serve.store import Store
+
+    check_out(out or model)
+    store = Store(url)
+    with working(f"updating {model}"):
+        found = fold_saved(str(model), store, tenant, None if out is None else str(out))
+    store.close()
+    if as_json:
+        emit(found)
+        return
+    say(f"{found['events']:,} events and {found['forgotten']:,} users to forget taken in")
+    sizes = "{users:,} users, {items:,} items, {interactions:,} interactions".format(**found)
+    say(f"{'saved' if found['changed'] or out else 'nothing new'} in {found['path']}: {sizes}")
 
 
 def _save(
