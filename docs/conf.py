@@ -44,6 +44,8 @@ python_maximum_signature_line_length = 80
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
+toc_object_entries_show_parents = "hide"
+
 html_theme = "pydata_sphinx_theme"
 html_title = "equipoise"
 html_static_path = ["_static"]
@@ -108,7 +110,8 @@ def described(command: typer.core.TyperGroup, path: str = "equipoise") -> Iterat
 
 def plain(text: str) -> str:
     """Return a help text without its markup and line breaks, ready for Markdown."""
-    return html.escape(re.sub(r"\[/?(?:bold|dim|italic)\]", "", " ".join(text.split())), quote=False)
+    bare = re.sub(r"\[/?(?:bold|dim|italic)\]", "", " ".join(text.split()))
+    return html.escape(bare, quote=False)
 
 
 def setup(app: Sphinx) -> None:

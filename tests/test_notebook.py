@@ -84,7 +84,7 @@ def test_nothing_from_outside_becomes_markup(
     lists = model.recommend(users, k=3, reasons=1)
     for thing in (data, split, *results, comparison, lists, explained, found):
         assert "script" not in Shown(thing).tags
-    for thing in (results[1], comparison, lists, explained):
+    for thing in (data, results[1], comparison, lists, explained):
         assert EVIL in Shown(thing).text
 
 

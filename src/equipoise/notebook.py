@@ -123,5 +123,5 @@ def _name(title: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
-def _short(label: str, most: int = 22) -> str:
+def _short(label: str, most: int = 19) -> str:
     return label if len(label) <= most else f"{label[: most - 1]}…"
