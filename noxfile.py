@@ -40,12 +40,8 @@ def build(session: nox.Session) -> None:
         for old in folder.glob("equipoise-*"):
             old.unlink()
         session.run(sys.executable, *BUILD, str(folder), env=env, external=True)
-        found.append(
-            {
-                p.name: hashlib.sha256(p.read_bytes()).hexdigest()
-                for p in folder.glob("equipoise-*")
-            }
-        )
+        made = {path.name: path.read_bytes() for path in folder.glob("equipoise-*")}
+        found.append({name: hashlib.sha256(data).hexdigest() for name, data in made.items()})
     if found[0] != found[1] or len(found[0]) != 2:
         session.error(f"two builds differ: {found}")
     session.log(f"two builds are equal: {found[0]}")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
-REFUSED = re.compile(r"\bA?GPL", re.IGNORECASE)  # not the LGPL
+REFUSED = re.compile(r"\bA?GPL|(?<!Lesser )General Public", re.IGNORECASE)  # not the LGPL
 LICENCE = "License :: "
 
 

@@ -18,15 +18,13 @@ import equipoise as eq
 
 def library(folder: Path) -> None:
     rng = np.random.default_rng(0)
-    rows = [
-        (f"u{u}", f"i{i}") for u, i in zip(*np.nonzero(rng.random((80, 20)) < 0.3), strict=True)
-    ]
+    rows = [(f"u{u}", f"i{i}") for u, i in np.argwhere(rng.random((80, 20)) < 0.3).tolist()]
     data = eq.read(rows)
     split = eq.split.strong(data, valid=0.2, test=0.2, seed=0)
     model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
     result = eq.evaluate(model, split.test, k=5)
     assert 0 < result["ndcg@5"] < 1
-    assert result._repr_html_() and split._repr_html_()
+    assert "<table>" in result._repr_html_()
     lists = model.recommend(split.test.history, k=5, rules=eq.Rules(exclude=["i0"]))
     assert all(len(row) == 5 and "i0" not in row for row in lists.items)
     model.save(folder / "model")
