@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+SERVE := $(VENV)/.serve
 
-.PHONY: help demo test check kernels slow paper docs wheelcheck licences lint format lock clean
+.PHONY: help demo serve test check kernels slow paper docs wheelcheck licences lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -24,6 +25,19 @@ $(DEV): $(CORE)
 
 demo: $(CORE)  ## real data, from download to recommendations, in a minute
 	$(BIN)/equipoise demo --report report.html
+
+$(SERVE): $(CORE)
+	$(PIP) install -c requirements.lock -e '.[serve]'
+	@touch $(SERVE)
+
+PORT ?= 8000
+MODELS := .serve
+FIT := $(BIN)/equipoise fit movielens-100k --min-rating 4
+serve: $(SERVE)  ## a page to try two models on, fitted on real data; make serve PORT=8000
+	@mkdir -p $(MODELS)
+	test -f $(MODELS)/dan/manifest.json || $(FIT) $(MODELS)/dan --l2 20 --dropout 0.7 --normalizer dan --alpha 0.3 --beta 0.2
+	test -f $(MODELS)/plain/manifest.json || $(FIT) $(MODELS)/plain --l2 400 --dropout 0
+	$(BIN)/equipoise serve dan=$(MODELS)/dan plain=$(MODELS)/plain --store sqlite:///$(MODELS)/events.db --port $(PORT) --open
 
 test: lint check kernels  ## everything CI runs
 

@@ -4,9 +4,9 @@
     python benchmarks/leave_one_out.py --timing --items 10000
 
 The first compares, on real data sets, the automatic settings with one solve, `eq.tune(data)` with
-seven solves by leave-one-out, and 25 solves on a validation split, of which the chosen one is
-fitted on the train and valid parts together. All models are so fitted on the same users, and all
-are evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again.
+seven and 25 solves by leave-one-out, and 25 solves on a validation split, of which the chosen one
+is fitted on the train and valid parts together. All models are so fitted on the same users, and
+evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again.
 
 The second times leaving users out against ranking them, in seconds of the processor, which other
 work on the machine disturbs least.
@@ -51,8 +51,8 @@ def ways(split: eq.Split, whole: eq.Interactions) -> dict[str, Callable[[], Any]
     def automatic() -> Any:
         return eq.EASE(normalizer=eq.DAN()).fit(whole), None
 
-    def left_out() -> Any:
-        found = eq.tune(whole)
+    def left_out(trials: int) -> Any:
+        found = eq.tune(whole, trials=trials)
         return found.model, found.estimate
 
     def on_split() -> Any:
@@ -60,7 +60,8 @@ def ways(split: eq.Split, whole: eq.Interactions) -> dict[str, Callable[[], Any]
 
     return {
         "automatic, 1 solve": automatic,
-        "leave-one-out, 7 solves": left_out,
+        "leave-one-out, 7 solves": lambda: left_out(7),
+        "leave-one-out, 25 solves": lambda: left_out(25),
         "split, 25 solves, refitted": on_split,
     }
 

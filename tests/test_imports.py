@@ -38,7 +38,7 @@ ORDER = [
     ["ranking"],
     ["metrics", "resampling"],
     ["models"],
-    ["results", "given_lists", "evaluation", "comparison"],
+    ["results", "given_lists", "evaluation", "comparison", "client"],
     ["estimation"],
     ["tuning"],
     ["report"],

@@ -4,6 +4,7 @@ from equipoise import datasets as datasets
 from equipoise import metrics as metrics
 from equipoise import plot as plot
 from equipoise import split as split
+from equipoise.client import Client as Client
 from equipoise.comparison import Comparison as Comparison
 from equipoise.comparison import compare as compare
 from equipoise.errors import DataError as DataError

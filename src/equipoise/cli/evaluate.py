@@ -167,7 +167,7 @@ def _loaded(
             raise SettingError("give MODEL and SPLIT, or --model and SPLIT")
         model = chosen.build()
         split = require_split(paths[0])
-        options.fit(model, split.train)
+        options.fit(model, split.train, **chosen.solving(model))
         return split, model
     if len(paths) > 2:
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")

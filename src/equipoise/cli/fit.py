@@ -10,7 +10,13 @@ import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
 from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
-from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions, agree_to_solve
+from equipoise.cli.settings import (
+    FitOptions,
+    ModelOptions,
+    PlanOptions,
+    agree_to_solve,
+    parse,
+)
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
@@ -30,6 +36,9 @@ def plan(
     users: Annotated[int | None, option("Number of users.")] = None,
     items: Annotated[int | None, option("Number of items.")] = None,
     interactions: Annotated[int | None, option("Number of interactions.")] = None,
+    neighbours: Annotated[
+        str | None, option("Of --engine neighbourhood: a number, or a time such as 2m.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
@@ -43,6 +52,7 @@ def plan(
         n_users=users,
         n_items=items,
         n_interactions=interactions,
+        neighbours=None if neighbours is None else parse(neighbours),
         **vars(options),
     )
     if as_json:
@@ -88,9 +98,10 @@ def fit(
     model = chosen.build()
     interactions = reading.load(data)
     start = perf_counter()
-    if chosen.given or options.refine:
-        options.agree(model, interactions, yes)
-        options.fit(model, interactions)
+    if chosen.given or options.refine or options.engine == "neighbourhood":
+        near = chosen.solving(model)
+        options.agree(model, interactions, yes, **near)
+        options.fit(model, interactions, **near)
         _save(model, out, perf_counter() - start, as_json)
         return
     from equipoise.cli.tune import watching
@@ -117,14 +128,23 @@ def update(
         bool, option("Added weights take the place of those of the pair; else they add up.")
     ] = False,
     forget: Annotated[list[str] | None, option("A user to forget; repeatable.")] = None,
+    from_store: Annotated[
+        str | None, option("URL of the service's store, whose new events are added.")
+    ] = None,
+    tenant: Annotated[str, option("Whose events; with --from-store.")] = "default",
     out: Annotated[Path | None, option("Folder to write; MODEL if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add and remove interactions without a new fit; the result equals one."""
     from equipoise.models import load
 
+    if from_store is not None:
+        if add or remove or forget:
+            raise SettingError("--from-store stands alone; leave out --add, --remove and --forget")
+        _update_from_store(model, out, from_store, tenant, as_json)
+        return
     if not (add or remove or forget):
-        raise SettingError("nothing to do; give --add, --remove or --forget")
+        raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     check_out(out or model)
     fitted = load(model)
     added = reading.load(add) if add is not None else None
@@ -141,6 +161,29 @@ def update(
     _save(fitted, out or model, perf_counter() - start, as_json)
 
 
+def _update_from_store(
+    model: Path, out: Path | None, url: str, tenant: str, as_json: bool
+) -> None:
+    """Fold what the service has taken since into a saved model."""
+    from equipoise.cli.serve import require_extra
+
+    require_extra()
+    from equipoise.serve.folding import fold_saved
+    from equipoise.serve.store import Store
+
+    check_out(out or model)
+    store = Store(url)
+    with working(f"updating {model}"):
+        found = fold_saved(str(model), store, tenant, None if out is None else str(out))
+    store.close()
+    if as_json:
+        emit(found)
+        return
+    say(f"{found['events']:,} events and {found['forgotten']:,} users to forget taken in")
+    sizes = "{users:,} users, {items:,} items, {interactions:,} interactions".format(**found)
+    say(f"{'saved' if found['changed'] or out else 'nothing new'} in {found['path']}: {sizes}")
+
+
 def _save(
     model: Recommender, path: Path, seconds: float, as_json: bool, found: Tuned | None = None
 ) -> None:
@@ -150,17 +193,23 @@ def _save(
     with working(f"saving {path}"):
         model.save(path)
     data = model.interactions_
+    audit = getattr(model, "audit_", {})
     if as_json:
         sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
         residual = getattr(model, "residual_", None)
         facts = {"settings": model.settings(), "seconds": seconds, "residual": residual}
+        facts |= {"audit": audit} if audit else {}
         if found is not None:
             estimate = found.estimate and vars(found.estimate)
             facts |= {"chosen": found.sentence, "estimate": estimate, "solves": found.solves}
         emit({"path": str(path), **facts, **sizes, "data_fingerprint": data.fingerprint})
         return
     size = f"{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
-    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}\nsaved in {path}")
+    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}")
+    if audit:
+        agrees = ", ".join(f"{name} {audit[name]:.3f}" for name in audit if name != "targets")
+        say(f"agreement with {audit['targets']:.0f} exact columns: {agrees}")
+    say(f"saved in {path}")
     if found is not None:
         say(f"chosen: {found.sentence}")
     if found is not None and found.estimate is not None:

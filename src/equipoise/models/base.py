@@ -169,6 +169,7 @@ class Recommender(ABC):
         threads: int | None = None,
         refine: bool = False,
         precision: str = "auto",
+        neighbours: int | str | None = None,
         progress: Callable[[Any], Any] | None = None,
         valid: Any = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -192,14 +193,17 @@ class Recommender(ABC):
         engine
             Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
             "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
-            fastest that fits. Session models: "sparse" solves for an item
+            fastest that fits. "neighbourhood" predicts each item from a few others: approximate,
+            for catalogues too large for the rest, and only taken where asked for. Session models:
+            "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
-            All are exact.
+            All others are exact.
         memory
             Budget such as "6GB", of the machine or of the card; all that is free if left out.
         scratch
             Folder for the tiles and the result of the tiled engine, a temporary one if left out.
             A fit that was cut short goes on from there; the model needs it as long as it lives.
+            Of the neighbourhood engine: for what it has done so far, until it is done.
         threads
             Number of threads; None uses all.
         refine
@@ -208,6 +212,9 @@ class Recommender(ABC):
             How a card multiplies float32: "auto" by pairs of halves on its tensor cores, which is
             as accurate and about three times as fast, where it has them; "float32"; "tf32" with
             about 3 digits of a weight instead of 6.
+        neighbours
+            Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that a
+            fit may take. Left out: 200, or as many as the memory has room for.
         progress
             Called after each step of the tiled engine with its `Progress`, or after each epoch of
             a neural model with its `Epoch`; training ends where it returns True.

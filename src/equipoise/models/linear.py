@@ -52,6 +52,8 @@ class LinearAutoencoder(Recommender):
     ----------
     solution_
         P in the form that its engine left it in (`equipoise.models.inverse`).
+    audit_
+        How far a model of the neighbourhood engine agrees with exact columns.
     inverse_
         The numbers of P, symmetric n x n; sparse after `prune`, a `DeviceMatrix` on a card.
     diagonal_
@@ -117,10 +119,12 @@ class LinearAutoencoder(Recommender):
         scratch: Any,
         refine: bool,
         precision: str,
+        neighbours: Any,
         progress: Any,
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
         how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
+        how["neighbours"] = neighbours
         if data.signed and self.lowpass is not None:
             raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         normalizer = self.normalizer.resolve(data)
@@ -253,6 +257,28 @@ class LinearAutoencoder(Recommender):
         W *= target
         np.fill_diagonal(W, 0)
         return W
+
+    @property
+    def audit_(self) -> dict[str, float]:
+        """Agreement of a neighbourhood model with exact columns at its fit; empty for others."""
+        return self.solution_.agreement
+
+    @on_snapshot
+    def audit(self, targets: int = 16) -> dict[str, float]:
+        """Solve for sampled targets exactly and return how far this model agrees with that.
+
+        Of the neighbourhood engine alone: `weights` and `scores` are mean cosines of a target's
+        weights and of its scores for its users, `overlap@20` is that of the lists that follow from
+        one item, `residual` what is left of the equations on the supports.
+
+        Raises
+        ------
+        SolveError
+            If the residual shows that the weights do not solve these equations.
+        """
+        data = self._fitted
+        system = LinearSystem(data, self.normalizer_.user_weights(data), self.penalty_)
+        return self.solution_.audit(system, count("targets", targets))
 
     @property
     def lowpass_(self) -> LowPass | None:

@@ -29,6 +29,7 @@ SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
 CHUNK = 4096  # users in a chunk, at most
 TILE = 1 << 19  # bytes of scores in a tile
 BLOCK = 2048  # columns: narrow enough for the cache, wide enough to stream
+WIDE = 1 << 16  # columns of sparse terms, which have little to add in a narrow block
 SMALL = 4_000_000  # additions below which threads cost more than they give
 
 Mask = tuple[Offsets, Offsets, Positions]
@@ -312,9 +313,8 @@ class Job:
     @property
     def width(self) -> int:
         """Columns of a block."""
-        whole = all(term.whole_rows for term in self.terms)
-        n_items = len(self.allowed)
-        return max(n_items if whole else min(BLOCK, n_items), 1)
+        wide = all(term.wide_blocks for term in self.terms)
+        return max(min(WIDE if wide else BLOCK, len(self.allowed)), 1)
 
     def rank(self) -> tuple[Ranked, npt.NDArray[np.int64]]:
         """Return the lists, and the rows that have a NaN among their scores."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
 from equipoise.estimation import leave_one_out, summary_of
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, limited
+from equipoise.machine import duration, free_memory, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 Refit = Literal["train", "all"]
 FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def tune(
@@ -67,6 +65,7 @@ def tune(
     memory: str | float | None = None,
     scratch: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    neighbours: int | str | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> Tuned:
     """Find good settings, on the valid part of a split or by leave-one-out, and fit them.
@@ -125,7 +124,7 @@ def tune(
         "tail" among those within two.
     users
         By leave-one-out: how many users to leave out.
-    device, dtype, engine, memory, scratch, threads
+    device, dtype, engine, memory, scratch, threads, neighbours
         As for `fit`, for every solve or fit of the search and for the last one. On a card the Gram
         matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
@@ -158,6 +157,7 @@ def tune(
             raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
     options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
     options |= {"memory": memory, "scratch": scratch, "threads": threads}
+    options |= {"neighbours": neighbours}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     if "valid" in space.models[0].fit_options:
         options["valid"] = cast(Split, split).valid  # a neural model stops where it is best there
@@ -417,12 +417,7 @@ def parse_budget(budget: str | float | None) -> float | None:
     >>> parse_budget("10m"), parse_budget(90)
     (600.0, 90.0)
     """
-    if budget is None:
-        return None
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e-?\d+)?)\s*([smhd]?)\s*", str(budget).lower())
-    if match is None or float(match[1]) <= 0:
-        raise SettingError(f"budget must look like '10m', '90s' or 600, got {budget!r}")
-    return float(match[1]) * UNITS[match[2]]
+    return None if budget is None else parse_time("budget", budget)
 
 
 def _sign(name: str) -> float:
