@@ -144,7 +144,7 @@ def describe(
         delta=float(delta),
         homophily_low=low,
         homophily_high=high,
-        popularity=_curve(ranked),
+        popularity=popularity_curve(interactions),
     )
 
 
@@ -295,7 +295,13 @@ def _lengths(axis: str, counts: npt.NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _curve(ranked: npt.NDArray[np.int64]) -> pl.DataFrame:
+def popularity_curve(interactions: Interactions) -> pl.DataFrame:
+    """Return 51 points: the share of the items, most used first, and of the interactions on them.
+
+    >>> popularity_curve(Interactions([[1, 1], [1, 0]]))[25].row(0)
+    (0.5, 0.6666666666666666)
+    """
+    ranked = np.sort(interactions.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
     held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
