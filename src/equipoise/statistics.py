@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -103,18 +103,51 @@ def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
       items per user  median 1, from 1 to 2
       users per item  median 2, from 1 to 3
     """
-    items, users = interactions.item_counts, interactions.user_counts
+    return statistics_of(interactions, homophily(interactions, delta=delta), delta)
+
+
+class Counted(Protocol):
+    """Data of which sizes and counts are known."""
+
+    @property
+    def n_users(self) -> int:
+        """Number of users."""
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+
+    @property
+    def n_interactions(self) -> int:
+        """Number of pairs."""
+
+    @property
+    def density(self) -> float:
+        """Share of the matrix that is filled."""
+
+    @property
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Number of users of each item."""
+
+    @property
+    def user_counts(self) -> npt.NDArray[np.int64]:
+        """Number of items of each user."""
+
+
+def statistics_of(data: Counted, ratio: float, delta: float) -> Statistics:
+    """Return the statistics of data whose homophily is known."""
+    items, users = data.item_counts, data.user_counts
     ranked = np.sort(items)[::-1]
-    n_head = math.ceil(HEAD * interactions.n_items)
+    n_head = math.ceil(HEAD * data.n_items)
     return Statistics(
-        n_users=interactions.n_users,
-        n_items=interactions.n_items,
-        n_interactions=interactions.n_interactions,
-        density=interactions.density,
+        n_users=data.n_users,
+        n_items=data.n_items,
+        n_interactions=data.n_interactions,
+        density=data.density,
         gini_items=gini(items),
         gini_users=gini(users),
-        homophily=homophily(interactions, delta=delta),
-        head_share=int(ranked[:n_head].sum()) / max(interactions.n_interactions, 1),
+        homophily=ratio,
+        head_share=int(ranked[:n_head].sum()) / max(data.n_interactions, 1),
         **_lengths("user", users),
         **_lengths("item", items),
         delta=float(delta),
@@ -145,8 +178,7 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     `delta`, from 0 to 50, is how much more weight a pair with many common users gets. Exact, and
     the same for every number of threads; takes a row of counts per thread, no square matrix.
     """
-    if not 0 <= delta <= 50:
-        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+    check_delta(delta)
     if interactions.signed:
         interactions = interactions.entries(interactions.matrix.data > 0)
     counts = interactions.item_counts
@@ -157,8 +189,7 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     places = np.argsort(matrix.indices, kind="stable")
     users = entry_rows(matrix).astype(np.int32)[places]
     starts = np.concatenate([[0], np.cumsum(counts)])
-    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
-    power = (np.arange(counts.max() + 1) / counts.max()) ** (delta + 1)
+    power = _powers(counts, delta)
     sums = np.zeros((2, interactions.n_items))
     # One dtype for all data, so that the kernel is compiled once.
     row_ends = matrix.indptr[1:].astype(np.int64)
@@ -169,8 +200,43 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
         _add_pairs(start, stop, users, places, starts, row_ends, items, counts, power, sums)
 
     run(add_block, -(-interactions.n_items // BLOCK))
+    return pair_ratio(sums)
+
+
+def check_delta(delta: float) -> None:
+    """Refuse an exponent that homophily cannot take."""
+    if not 0 <= delta <= 50:
+        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+
+
+def _powers(counts: npt.NDArray[np.int64], delta: float) -> npt.NDArray[np.float64]:
+    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
+    return np.asarray((np.arange(counts.max() + 1) / counts.max()) ** (delta + 1))
+
+
+def pair_ratio(sums: npt.NDArray[np.float64]) -> float:
+    """Return the mean similarity from the sums of w s and of w for each item."""
     similar, total = math.fsum(sums[0]), math.fsum(sums[1])
     return similar / total if total > 0 else 0.0
+
+
+def pair_sums(
+    shared: npt.NDArray[np.int32], low: int, counts: npt.NDArray[np.int64], delta: float
+) -> npt.NDArray[np.float64]:
+    """Sum w_ij s_ij and w_ij over all j > i, for items i from `low` on.
+
+    `shared` has a row for each of these items: the users it has in common with each item.
+    """
+    power = _powers(counts, delta)
+    sums = np.zeros((2, len(shared)))
+    for row, common in enumerate(shared):
+        i = low + row
+        j = i + 1 + np.flatnonzero(common[i + 1 :])
+        both = common[j].astype(np.int64)
+        weight = power[both] / np.minimum(counts[i], counts[j])
+        sums[0, row] = (weight * both / (counts[i] + counts[j] - both)).sum()
+        sums[1, row] = weight.sum()
+    return sums
 
 
 @compiled
