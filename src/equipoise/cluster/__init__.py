@@ -5,10 +5,10 @@ with the workers; `fit`, `tune`, `evaluate` and `recommend_to` take what their n
 return the same. Needs the extra `cluster`.
 """
 
-from equipoise.cluster.fitting import fit
+from equipoise.cluster.fitting import fit, tune
 from equipoise.cluster.ingest import read
 from equipoise.cluster.lists import evaluate, recommend_to
 from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.workers import connect
 
-__all__ = ["Partitioned", "connect", "evaluate", "fit", "read", "recommend_to"]
+__all__ = ["Partitioned", "connect", "evaluate", "fit", "read", "recommend_to", "tune"]

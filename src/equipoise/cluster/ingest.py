@@ -172,7 +172,8 @@ class Held:
         """Return the part with other ids."""
         assert self.rows is not None
         assert self.codes is not None
-        rows = replace(self.rows, **{f"{axis}s": ids})
+        of_users = axis == "user"
+        rows = replace(self.rows, users=ids) if of_users else replace(self.rows, items=ids)
         return replace(self, rows=rows, codes={**self.codes, axis: codes})
 
 
@@ -212,14 +213,12 @@ def _held(source: Source, kind: str, height: int | None, options: ReadOptions) -
         height = source.load((columns.user,), ()).frame.height if kind == "parquet" else 1
     if not height:
         return Held(source.name, kind, source.columns)
-    rows = usable_rows(source, columns, options)
-    codes = {}
+    held = Held(source.name, kind, source.columns, usable_rows(source, columns, options), {})
     for axis in AXES:
-        ids = rows.users if axis == "user" else rows.items
-        codes[axis], known = factorize(ids)
-        kept = pl.Series(ids.name, known, dtype=ids.dtype)
-        rows = replace(rows, **{f"{axis}s": kept})
-    return Held(source.name, kind, source.columns, rows, codes)
+        ids = held.ids(axis)
+        codes, known = factorize(ids)
+        held = held.with_ids(axis, pl.Series(ids.name, known, dtype=ids.dtype), codes)
+    return held
 
 
 class Facts(NamedTuple):
@@ -427,8 +426,8 @@ def deal(
     found = wanted.join(places, on="id", how="left", maintain_order="left")["place"]
     position = found.cast(pl.Int32).to_numpy()[item]
     types = type_codes(rows.types, names)
-    edges = rows.users.search_sorted(bounds, side="left").to_numpy() if len(bounds) else []
-    edges = [0, *(int(edge) for edge in edges), len(rows.users)]
+    starts = rows.users.search_sorted(bounds, side="left").to_list() if len(bounds) else []
+    edges = [0, *starts, len(rows.users)]
     block = np.searchsorted(edges[1:-1], user, side="right")
     order = np.argsort(block, kind="stable")
     ends = np.searchsorted(block[order], np.arange(len(edges)))
@@ -440,7 +439,8 @@ def deal(
                 rows.users[low:high],
                 user[chosen] - np.int32(low),
                 position[chosen],
-                *(None if each is None else each[chosen] for each in (rows.weights, rows.times)),
+                None if rows.weights is None else rows.weights[chosen],
+                None if rows.times is None else rows.times[chosen],
                 None if types is None else types[chosen],
             )
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -104,7 +105,9 @@ def _threads() -> int | None:
 
 def submit(client: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Let a worker call a function; what it returns stays there."""
-    with watched(client):
+    with watched(client), warnings.catch_warnings():
+        # data in the arguments stay with the scheduler, from where a lost worker's are sent again
+        warnings.filterwarnings("ignore", "Sending large graph")
         return client.submit(function, *args, pure=False, **options)
 
 
@@ -130,7 +133,7 @@ def watched(client: Any) -> Iterator[None]:
     from concurrent.futures import CancelledError
 
     from distributed import KilledWorker
-    from distributed.comm import CommClosedError
+    from distributed.comm.core import CommClosedError
 
     try:
         yield

@@ -10,13 +10,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from equipoise.checks import count
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import ListMetrics
+from equipoise.interactions import Interactions
 from equipoise.machine import duration, limited
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models.base import FIT_DEFAULTS, Recommender
@@ -116,6 +117,28 @@ def tune(
     >>> found.solves, found.trials.height
     (2, 8)
     """
+    return search_with(Solves, **locals())
+
+
+def search_with(
+    solves: Callable[..., Solves],
+    model: Any,
+    split: Split,
+    *,
+    trials: int = 50,
+    metric: str = "ndcg@20",
+    objectives: Sequence[str] = ("tail_ndcg@20",),
+    grid: Any = None,
+    budget: str | float | None = None,
+    early_stop: bool = False,
+    storage: Any = None,
+    resume: bool = True,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
+    **how: Any,
+) -> Tuned:
+    """Search as `tune` does; `solves` says who makes the solves."""
     started = time.perf_counter()
     if not isinstance(split, Split):
         raise SettingError("tune needs a split; make one with eq.split.strong(data, valid=0.1)")
@@ -129,9 +152,11 @@ def tune(
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
     metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
     space = Space.of(model, grid, split.train)
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
-    options |= {"memory": memory, "scratch": scratch, "threads": threads}
-    options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
+    options = {
+        name: value
+        for name, value in {**how, "threads": threads}.items()
+        if value != FIT_DEFAULTS.get(name)
+    }
     if "valid" in space.models[0].fit_options:
         options["valid"] = split.valid  # a neural model stops where it is best there
     limit = parse_budget(budget)
@@ -140,18 +165,94 @@ def tune(
         "protocol": split.valid.protocol,
         "metrics": list(goals),
         **space.identity(),
-        "dtype": dtype,
+        "dtype": how.get("dtype", FIT_DEFAULTS["dtype"]),
         "seed": seed,
     }
-    search = Search(split, space, metrics, goals, options, limit, started, progress)
+    made = solves(space, split.train, metrics, split.valid.hides_seen, options)
+    search = Search(split, space, goals, options, made, limit, started, progress)
     with Ledger(storage, header, resume=resume) as ledger, limited(threads):
         complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
-        search.release()
+        made.release()  # the last fit needs the memory
         best = search.best()
         before = time.perf_counter()
         fitted = space.model(best).fit(split.train, **options)
         seconds = time.perf_counter() - before
     return _tuned(search, fitted, best, complete, seconds)
+
+
+class Solves:
+    """Makes solves: fits every model that the settings of one serve, and measures their lists.
+
+    Parameters
+    ----------
+    space
+        What is searched.
+    train
+        Training data.
+    metrics
+        What is measured, and on which users.
+    hides_seen
+        Whether lists leave out what a user has.
+    options
+        Of every fit.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        train: Interactions,
+        metrics: ListMetrics,
+        hides_seen: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self.space, self.train, self.metrics = space, train, metrics
+        self.hides_seen, self.options = hides_seen, options
+        self._fit: Callable[[Sequence[Any]], None] | None = None
+
+    def expect(self, points: Sequence[Point]) -> None:
+        """Hear of solves that will all be asked for, in this order."""
+
+    def __call__(self, outer: Point) -> Solve:
+        """Make one solve."""
+        start = time.perf_counter()
+        numbers, models = zip(*self.space.variants(outer), strict=True)
+        if self._fit is None:
+            options = dict(self.options)
+            if "scratch" in options:
+                options["scratch"] = self._scratch
+            self._fit = models[0].shared_fit(models, self.train, **options)
+        self._fit(models)
+        fit_seconds = time.perf_counter() - start
+        lists = rank_together(
+            models,
+            self.metrics.history,
+            self.metrics.ks[-1],
+            exclude_seen=self.hides_seen,
+        )
+        points = [
+            {**model.search_point(), **self.metrics.measure(found), "prototype": number}
+            for number, model, found in zip(numbers, models, lists, strict=True)
+        ]
+        return Solve(points, fit_seconds, time.perf_counter() - start)
+
+    def release(self) -> None:
+        """Give back the memory and the disk of the solves."""
+        self._fit = None
+        if "scratch" in self.options:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def _scratch(self) -> Path:
+        """Folder for the tiles of the search; that of the last fit is beside it."""
+        return Path(self.options["scratch"]) / "search"
+
+
+class Solve(NamedTuple):
+    """The points that one solve served, and the time of the fit and of everything."""
+
+    points: list[Point]
+    fit_seconds: float
+    seconds: float
 
 
 class Search:
@@ -165,23 +266,20 @@ class Search:
         self,
         split: Split,
         space: Space,
-        metrics: ListMetrics,
         goals: dict[str, float],
         options: dict[str, Any],
+        solves: Solves,
         limit: float | None,
         started: float,
         progress: Callable[[SearchProgress], None] | None,
     ) -> None:
-        self.split, self.space, self.metrics, self.goals = split, space, metrics, goals
+        self.split, self.space, self.goals, self.made = split, space, goals, solves
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
         self.metric = next(iter(goals))
-        assert split.valid is not None
-        self.hides_seen = split.valid.hides_seen
         self.solves = self.resumed = 0
         # of most models only a first fit can tell how long they take
         self._fit_seconds = space.models[0].fit_seconds(split.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
-        self._fit: Callable[[Sequence[Any]], None] | None = None
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -217,12 +315,6 @@ class Search:
                 self._report(last, done, total)
         return True
 
-    def release(self) -> None:
-        """Give back the memory and the disk of the solves: the last fit needs them."""
-        self._fit = None
-        if "scratch" in self.options:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
     def best(self) -> Point:
         """Return the best point; of equal ones the first, on a grid the first of the grid."""
         if not self.ledger.solves:
@@ -234,7 +326,9 @@ class Search:
 
     def _grid(self, early_stop: bool) -> Iterator[Point]:
         if not early_stop:
-            return iter(self.space.outer())
+            points = list(self.space.outer())
+            self.made.expect([each for each in points if key_of(each) not in self.ledger.solves])
+            return iter(points)
         start = self.space.start(self.split.train)
         self._walk = CoordinateSearch(
             self.space.axes, start, lambda outer: self._value(self._best_of(outer))
@@ -264,35 +358,12 @@ class Search:
             past.append((outer, self._value(self._best_of(outer))))
 
     def _solve(self, outer: Point) -> None:
-        """Fit every model that the settings of one solve serve, and keep their metrics."""
-        start = time.perf_counter()
-        numbers, models = zip(*self.space.variants(outer), strict=True)
-        if self._fit is None:
-            options = dict(self.options)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
-            self._fit = models[0].shared_fit(models, self.split.train, **options)
-        self._fit(models)
-        self._fit_seconds = max(self._fit_seconds, time.perf_counter() - start)
-        lists = rank_together(
-            models,
-            self.metrics.history,
-            self.metrics.ks[-1],
-            exclude_seen=self.hides_seen,
-        )
-        points = [
-            {**model.search_point(), **self.metrics.measure(found), "prototype": number}
-            for number, model, found in zip(numbers, models, lists, strict=True)
-        ]
-        seconds = time.perf_counter() - start
-        self._longest = max(self._longest, seconds)
-        self.ledger.add(outer, {"points": points, "seconds": seconds})
+        """Make a solve and keep what it gave."""
+        found = self.made(outer)
+        self._fit_seconds = max(self._fit_seconds, found.fit_seconds)
+        self._longest = max(self._longest, found.seconds)
+        self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
         self.solves += 1
-
-    @property
-    def _scratch(self) -> Path:
-        """Folder for the tiles of the search; that of the last fit is beside it."""
-        return Path(self.options["scratch"]) / "search"
 
     def _late(self) -> bool:
         if self.limit is None:

@@ -1,0 +1,28 @@
+"""A real cluster: two worker processes of one thread each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = distributed.LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            env={"POLARS_MAX_THREADS": "1"},
+            silence_logs="CRITICAL",
+        )
+        made = distributed.Client(cluster)
+    yield made
+    made.close()
+    cluster.close()
