@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: help demo test check kernels slow paper lint format lock clean
+.PHONY: help demo cluster test check kernels slow paper lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -24,6 +24,11 @@ $(DEV): $(CORE)
 
 demo: $(CORE)  ## real data, from download to recommendations, in a minute
 	$(BIN)/equipoise demo --report report.html
+
+ROWS ?= 50000000
+cluster: $(CORE)  ## two workers on this machine, 50 million interactions; make cluster ROWS=2000000
+	$(PIP) install -c requirements.lock -e '.[cluster]'
+	$(BIN)/python benchmarks/cluster.py --interactions $(ROWS)
 
 test: lint check kernels  ## everything CI runs
 

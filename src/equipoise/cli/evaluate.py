@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from equipoise.cli.data import check_out, require_split
 from equipoise.cli.framework import (
+    Cluster,
     Json,
     declare,
     emit,
@@ -54,6 +55,7 @@ def evaluate(
     tuned_on_test: Annotated[
         bool, option("Label: settings were chosen on this part.", "--tuned-on-test")
     ] = False,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a saved model on a split, or one that is fitted in place with --model."""
@@ -74,15 +76,15 @@ def evaluate(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
     with working(f"evaluating {model.summary()}") as progress:
-        result = measure(
-            model,
-            held_out,
-            k=k or [20],
-            bootstrap=bootstrap,
-            threads=options.threads,
-            tuned_on_test=tuned_on_test,
-            progress=progress,
-        )
+        settings: dict[str, Any] = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
+        settings |= {"threads": options.threads, "progress": progress}
+        if cluster is not None:
+            from equipoise.cluster import evaluate as measure_there
+
+            asked = model if len(paths) == 1 else paths[0]
+            result = measure_there(asked, held_out, k or [20], client=cluster, **settings)
+        else:
+            result = measure(model, held_out, k=k or [20], **settings)
     if save is not None:
         result.save(save)
         note(f"result saved in {save}")

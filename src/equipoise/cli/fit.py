@@ -68,7 +68,20 @@ def fit(
     interactions = reading.load(data)
     options.agree(model, interactions, yes)
     start = perf_counter()
-    options.fit(model, interactions)
+    if reading.cluster is not None and options.outgrown(model, interactions):
+        from equipoise.cluster import fit as fit_there
+
+        with working(f"fitting {model.summary()} on the workers"):
+            model = fit_there(
+                model,
+                interactions,
+                where="workers",
+                client=reading.cluster,
+                dtype=options.dtype,
+                scratch=options.scratch,
+            )
+    else:
+        options.fit(model, interactions)
     _save(model, out, perf_counter() - start, as_json)
 
 

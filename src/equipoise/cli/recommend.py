@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.data import find_items, find_users, split_list
-from equipoise.cli.framework import Json, Saved, declare, emit, option, say, show, working
+from equipoise.cli.framework import Cluster, Json, Saved, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def recommend(
     history: Histories = None,
     session: Sessions = None,
     all_users: Annotated[bool, option("All training users; with --out.", "--all")] = False,
-    out: Annotated[Path | None, option("Parquet file to write instead.")] = None,
+    out: Annotated[
+        Path | None, option("Parquet file to write instead; with --cluster a folder.")
+    ] = None,
     k: Length = 20,
     alpha: Alpha = None,
     exclude: Annotated[str | None, option("Items to leave out: a,b,c.")] = None,
@@ -46,6 +48,7 @@ def recommend(
     with_seen: Annotated[bool, option("Keep items of the history.", "--with-seen")] = False,
     why: Annotated[bool, option("Name the strongest reasons.", "--why")] = False,
     threads: Annotated[int | None, option("At most this many.")] = None,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Recommend items to training users, or to any user with a history."""
@@ -63,13 +66,20 @@ def recommend(
             options[name] = find_items(fitted.interactions_, split_list(text))
     if with_seen:
         options["exclude_seen"] = False
+    if cluster is not None and out is None:
+        raise SettingError("--cluster writes a folder of Parquet files; give it with --out")
     if out is not None:
-        if out.suffix != ".parquet":
+        if cluster is None and out.suffix != ".parquet":
             raise SettingError(f"--out must end in .parquet, got {out}")
         if why:
             raise SettingError("--why prints reasons; leave it out with --out")
         with working("recommending"):
-            count = fitted.recommend_to(out, wanted, k, **options)
+            if cluster is None:
+                count = fitted.recommend_to(out, wanted, k, **options)
+            else:
+                from equipoise.cluster import recommend_to
+
+                count = recommend_to(model, out, wanted, k, client=cluster, **options)
         if as_json:
             emit({"path": str(out), "users": count})
         else:

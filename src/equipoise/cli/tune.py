@@ -17,6 +17,7 @@ from rich.text import Text
 from equipoise.cli.data import require_split
 from equipoise.cli.framework import (
     REMINDER,
+    Cluster,
     Json,
     console,
     declare,
@@ -61,11 +62,18 @@ def tune(
     resume: Annotated[bool, option("Go on with the same search in OUT.", "--resume")] = False,
     seed: Annotated[int, option("Of the search.")] = 0,
     threads: Annotated[int | None, option("At most this many.")] = None,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Search settings on the valid part of a split; OUT gets model, trials and frontier plot."""
-    from equipoise.tuning import tune as search
+    search: Any
+    there: dict[str, Any] = {}
+    if cluster is None:
+        from equipoise.tuning import tune as search
+    else:
+        from equipoise.cluster import tune as search
 
+        there = {"client": cluster}
     _check_out(out, resume)
     loaded = require_split(split)
     with watching(metric) as watch:
@@ -82,6 +90,7 @@ def tune(
             seed=seed,
             threads=threads,
             progress=watch,
+            **there,
             **vars(options),
         )
     written = _write(out, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,13 @@ class WorkerSolver:
         """Return P for these weights and this penalty, in the memory of this machine or mapped."""
         X, n_items = self.train.matrix, self.train.n_items
         P = self._room()
-        tiles: dict[Place, Any] = {}
-        chunks = self._chunks(X, user_weights)
+        tiles = self.system(user_weights, penalty)
         for each in all_tasks(-(-n_items // self.rows)):
             i, j = each.target
             spans = self._span(i), self._span(j)
             if each.kind == "gram":
-                tiles[i, j] = self._gram(chunks, spans, penalty)
-            elif each.kind == "place":
+                continue
+            if each.kind == "place":
                 tile = results(self.client, tiles.pop((i, j)))
                 if i == j:
                     dense.mirror(tile.T)
@@ -92,6 +92,16 @@ class WorkerSolver:
                 )
         residual = dense.check_residual(P, X, user_weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
+        """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
+        chunks = self._chunks(self.train.matrix, user_weights)
+        tasks = all_tasks(-(-self.train.n_items // self.rows))
+        return {
+            each.target: self._gram(chunks, tuple(map(self._span, each.target)), penalty)
+            for each in tasks
+            if each.kind == "gram"
+        }
 
     def _span(self, number: int) -> Span:
         return number * self.rows, min((number + 1) * self.rows, self.train.n_items)
@@ -121,7 +131,7 @@ class WorkerSolver:
             for low, high in pairwise(bounds)
         ]
 
-    def _gram(self, chunks: list[Any], spans: tuple[Span, Span], penalty: Vector) -> Any:
+    def _gram(self, chunks: list[Any], spans: Sequence[Span], penalty: Vector) -> Any:
         """Sum a tile of the Gram matrix over the rows, and add the penalty to its diagonal."""
         tile = None
         for chunk in chunks:

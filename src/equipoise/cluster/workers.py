@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SECONDS = 10  # in which a scheduler has to answer
 FAN_IN = 8  # results that a step of a reduction puts together
-_local: list[Any] = []  # the client of this machine's own workers
+_clients: dict[str, Any] = {}  # by address, and of this machine's own workers
 
 
 def connect(client: Any = "local") -> Any:
@@ -47,10 +47,13 @@ def connect(client: Any = "local") -> Any:
             "client must be a distributed.Client, the address of a scheduler or 'local', got "
             f"{client!r}"
         )
+    if client in _clients and _clients[client].status == "running":
+        return _clients[client]
     if client == "local":
         return _local_client(distributed)
     try:
-        return distributed.Client(client, timeout=SECONDS)
+        _clients[client] = distributed.Client(client, timeout=SECONDS, set_as_default=False)
+        return _clients[client]
     except (OSError, TimeoutError, ValueError) as error:
         raise ClusterError(
             f"no scheduler answers at {client}; start one with `dask scheduler` or check the "
@@ -59,8 +62,6 @@ def connect(client: Any = "local") -> Any:
 
 
 def _local_client(distributed: Any) -> Any:
-    if _local and _local[0].status == "running":
-        return _local[0]
     cluster = distributed.LocalCluster(
         n_workers=machine.count(),
         threads_per_worker=1,
@@ -68,9 +69,9 @@ def _local_client(distributed: Any) -> Any:
         dashboard_address=":0",
         env={"POLARS_MAX_THREADS": "1"},
     )
-    _local[:] = [distributed.Client(cluster)]
+    _clients["local"] = distributed.Client(cluster, set_as_default=False)
     print(f"workers on this machine; dashboard at {cluster.dashboard_link}", file=sys.stderr)
-    return _local[0]
+    return _clients["local"]
 
 
 def _distributed() -> Any:
