@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from equipoise.cluster import workers
 
-@pytest.fixture(scope="session")
+
+@pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     with warnings.catch_warnings():
@@ -24,5 +26,6 @@ def client() -> Iterator[Any]:
         )
         made = distributed.Client(cluster)
     yield made
-    made.close()
+    for each in (made, *workers._clients.values()):
+        each.close()
     cluster.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.workers import results, submit
 
 CHUNK = 150  # rows of a block, so that a few hundred rows make several
@@ -364,3 +366,44 @@ def test_a_scheduler_that_is_not_there_is_one_clear_error(monkeypatch):
         eq.cluster.connect("tcp://127.0.0.1:9")
     with pytest.raises(eq.SettingError, match="client must be"):
         eq.cluster.connect(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_goes_is_one_clear_error(tmp_path):
+    """Files of lists are whole or not there, and the next run makes the others."""
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    )
+    own = distributed.Client(cluster, set_as_default=False)
+    pending = submit(own, time.sleep, 60)
+    cluster.close()
+    with pytest.raises(eq.ClusterError, match=r"the scheduler at .* is gone"):
+        results(own, pending)
+    own.close()
+    with pytest.raises(eq.ClusterError, match="the client is closed"):
+        eq.cluster.read(parts(tmp_path / "data", events(), []), client=own)
+
+
+def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
+    model = eq.EASE(l2=5.0).fit(local)
+    wanted = [*local.users[:5].tolist(), "nobody"]
+    call = {"client": data.client, "users_per_file": 3}
+    with pytest.raises(eq.UnknownIdError, match="nobody"):
+        eq.cluster.recommend_to(model, tmp_path / "lists", wanted, 4, **call)
+    names = {file.name for file in (tmp_path / "lists").iterdir()}
+    assert names <= {"lists.json", "part-000000.parquet"}
+
+
+def test_only_the_lower_triangle_is_held(data, rng):
+    train = eq.Interactions(rng.random((300, 120)) < 0.1)
+    solver = WorkerSolver(data.client, train, tile_rows=30)
+    weights, penalty = np.ones(300), np.full(120, 5.0)
+    tiles = solver.system(weights, penalty)
+    sizes = results(data.client, [submit(data.client, np.size, each) for each in tiles.values()])
+    assert sum(sizes) == 120 * (120 + 30) / 2
+    P = solver.solve(weights, penalty).P
+    A = train.matrix.toarray().astype(np.float64)
+    A = A.T @ A + np.diag(penalty)
+    bound = 10 * np.linalg.cond(A) * len(A) * np.finfo(np.float32).eps
+    assert np.linalg.norm(A @ P - np.eye(120)) < bound

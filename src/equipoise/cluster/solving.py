@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from equipoise.machine import free_memory
 from equipoise.matrix import Csr
 from equipoise.solve import dense
 from equipoise.solve.engine import Solved
-from equipoise.solve.tiled import accumulate, all_tasks, gram_tile, transform
+from equipoise.solve.tiled import accumulate, all_tasks, transform
 
 Tile = npt.NDArray[Any]
 Vector = npt.NDArray[np.float64]
@@ -96,12 +95,17 @@ class WorkerSolver:
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
         chunks = self._chunks(self.train.matrix, user_weights)
-        tasks = all_tasks(-(-self.train.n_items // self.rows))
-        return {
-            each.target: self._gram(chunks, tuple(map(self._span, each.target)), penalty)
-            for each in tasks
-            if each.kind == "gram"
-        }
+        spans = [self._span(number) for number in range(-(-self.train.n_items // self.rows))]
+        tiles: dict[Place, Any] = {}
+        for j, span in enumerate(spans):
+            strip = None
+            for chunk in chunks:
+                strip = submit(self.client, gram_strip, strip, chunk, span)
+            for i in range(j, len(spans)):
+                added = penalty[slice(*span)] if i == j else None
+                below = (spans[i][0] - span[0], spans[i][1] - span[0])
+                tiles[i, j] = submit(self.client, tile_of, strip, below, added, self.dtype)
+        return tiles
 
     def _span(self, number: int) -> Span:
         return number * self.rows, min((number + 1) * self.rows, self.train.n_items)
@@ -131,14 +135,6 @@ class WorkerSolver:
             for low, high in pairwise(bounds)
         ]
 
-    def _gram(self, chunks: list[Any], spans: Sequence[Span], penalty: Vector) -> Any:
-        """Sum a tile of the Gram matrix over the rows, and add the penalty to its diagonal."""
-        tile = None
-        for chunk in chunks:
-            tile = submit(self.client, gram_sum, tile, chunk, *spans)
-        added = penalty[slice(*spans[0])] if spans[0] == spans[1] else None
-        return submit(self.client, finished_tile, tile, added, self.dtype)
-
 
 def _rows(X: Csr, low: int, high: int) -> Any:
     start, stop = X.indptr[low], X.indptr[high]
@@ -146,24 +142,27 @@ def _rows(X: Csr, low: int, high: int) -> Any:
     return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
 
 
-def held(X: Csr, user_weights: Vector) -> tuple[Csr, Vector]:
+@task
+def held(X: Csr, user_weights: Vector) -> tuple[Tile, ...]:
     """Keep rows of the matrix, and the weights of their users, on a worker."""
-    return X, user_weights
+    return dense.gram_arrays(X, user_weights)
 
 
 @task
-def gram_sum(tile: Tile | None, chunk: tuple[Csr, Vector], rows: Span, columns: Span) -> Tile:
-    """Add a tile of X^T W X of some users to those before, in float64."""
-    X, user_weights = chunk
-    out = np.empty((rows[1] - rows[0], columns[1] - columns[0]))
-    gram_tile(X, X[:, rows[0] : rows[1]].tocsc(), user_weights, columns, out)
-    return out if tile is None else out + tile
+def gram_strip(strip: Tile | None, chunk: tuple[Tile, ...], span: Span) -> Tile:
+    """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
+    n_items = len(chunk[3]) - 1
+    out = np.zeros((span[1] - span[0], n_items - span[0]))
+    dense.fill_gram(chunk, span, out)
+    if strip is not None:
+        out += strip
+    return out
 
 
 @task
-def finished_tile(tile: Tile, added: Vector | None, dtype: str) -> Tile:
-    """Round a tile of the Gram matrix, and add the penalty to its diagonal."""
-    out = np.array(tile, dtype, order="C")
+def tile_of(strip: Tile, columns: Span, added: Vector | None, dtype: str) -> Tile:
+    """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
+    out = np.array(strip[:, columns[0] : columns[1]].T, dtype, order="C")
     if added is not None:
         out.flat[:: len(out) + 1] += added.astype(dtype)
     return out
