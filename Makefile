@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+SERVE := $(VENV)/.serve
 
-.PHONY: help demo cluster test check kernels slow paper lint format lock clean
+.PHONY: help demo serve cluster test check kernels slow paper lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -29,6 +30,19 @@ ROWS ?= 50000000
 cluster: $(CORE)  ## two workers on this machine, 50 million interactions; make cluster ROWS=2000000
 	$(PIP) install -c requirements.lock -e '.[cluster]'
 	$(BIN)/python benchmarks/cluster.py --interactions $(ROWS)
+
+$(SERVE): $(CORE)
+	$(PIP) install -c requirements.lock -e '.[serve]'
+	@touch $(SERVE)
+
+PORT ?= 8000
+MODELS := .serve
+FIT := $(BIN)/equipoise fit movielens-100k --min-rating 4
+serve: $(SERVE)  ## a page to try two models on, fitted on real data; make serve PORT=8000
+	@mkdir -p $(MODELS)
+	test -f $(MODELS)/dan/manifest.json || $(FIT) $(MODELS)/dan --l2 20 --dropout 0.7 --normalizer dan --alpha 0.3 --beta 0.2
+	test -f $(MODELS)/plain/manifest.json || $(FIT) $(MODELS)/plain --l2 400 --dropout 0
+	$(BIN)/equipoise serve dan=$(MODELS)/dan plain=$(MODELS)/plain --store sqlite:///$(MODELS)/events.db --port $(PORT) --open
 
 test: lint check kernels  ## everything CI runs
 

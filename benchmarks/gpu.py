@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(options.device, options.limit)
     sizes = options.sizes[:1] if options.quick else options.sizes
-    bench.solve(min(4_000, *sizes), "warm-up, pairs", options.block, options.strip)
+    bench.solve(min(sizes), "warm-up, pairs", options.block, options.strip)
     bench.rows.clear()
     if options.sweep:
         for block in (256, 512, 1024, 2048):

@@ -40,7 +40,14 @@ def sources(folder: Path) -> dict[str, Callable[[], eq.Interactions]]:
         "diginetica": lambda: sessions(folder / "diginetica" / "train_sessions.npz"),
         "retailrocket": lambda: sessions(folder / "retailrocket" / "train_sessions.npz"),
         "yoochoose": lambda: sessions(folder / "yoochoose1_64" / "train_sessions.npz"),
+        "online-retail": lambda: pairs("online-retail"),
+        "complete-journey": lambda: pairs("complete-journey"),
     }
+
+
+def pairs(name: str) -> eq.Interactions:
+    """Return which user bought what, without quantities."""
+    return eq.Signals().apply(eq.datasets.load(name))
 
 
 def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:

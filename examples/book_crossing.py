@@ -37,9 +37,10 @@ history = data.items[data.item_counts.argsort()[-3:]].tolist()
 found = models["EASE+DAN"].recommend([history], k=5)
 print([data.label(item) for item in history], "->", found.titles[0])
 
-# %% Fit on everything, and write ten books for each reader
+# %% Fit on everything, and write ten books for each reader, at most two of an author
 model = eq.EASE(normalizer=eq.DAN()).fit(data)
-count = model.recommend_to("book-crossing.parquet", k=10)
+rules = eq.Rules(at_most={"Book-Author": 2})
+count = model.recommend_to("book-crossing.parquet", k=10, rules=rules)
 print(f"{count:,} readers", pl.read_parquet("book-crossing.parquet").head(3))
 
 # %% One page on all of it

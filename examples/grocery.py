@@ -33,13 +33,17 @@ for name, model in models.items():
     result = eq.evaluate(model.fit(split.train), split.test)
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
-# %% Fit on everything, and write ten products for each household, groceries alone
+# %% Fit on everything, and write ten products for each household: groceries, two of a category
 model = eq.EASE(normalizer=eq.DAN()).fit(data)
-groceries = data.items[data.labels["department"].eq("GROCERY").fill_null(False).to_numpy()]
-count = model.recommend_to("grocery.parquet", k=10, candidates=groceries.tolist())
+rules = eq.Rules(include={"department": "GROCERY"}, at_most={"product_category": 2})
+count = model.recommend_to("grocery.parquet", k=10, rules=rules)
 print(f"{count:,} households", pl.read_parquet("grocery.parquet").head(3))
 
+# %% The same rules while judging: what they cost
+print("under the rules", eq.evaluate(models["EASE+DAN"], split.test, rules=rules)["ndcg@20"])
+
 # %% What goes with a product?
+groceries = data.items[data.labels["department"].eq("GROCERY").fill_null(False).to_numpy()]
 print(data.label(groceries[0]), "->", model.similar(groceries[0], k=5).titles[0])
 
 # %% New receipts: an update equals a new fit; their ids may be text where the model has numbers

@@ -39,9 +39,10 @@ results = {
 for name, result in results.items():
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
-# %% Fit on everything, and write ten items for each customer
+# %% Fit on everything, and write ten items for each customer, but no postage; unlike neighbours
 model = eq.EASE(normalizer=eq.DAN()).fit(data)
-count = model.recommend_to("online-retail.parquet", k=10)
+rules = eq.Rules(exclude={"Description": ["POSTAGE", "Manual"]}, diversity=0.2)
+count = model.recommend_to("online-retail.parquet", k=10, rules=rules, reasons=2)
 lists = pl.read_parquet("online-retail.parquet")
 print(f"{count:,} customers", lists.head(3))
 

@@ -155,3 +155,16 @@ def test_dropout_left_out_follows_l2(toy: Interactions) -> None:
     assert eq.EASE(l2=3.0).fit(toy).dropout_ == 0
     assert eq.EASE(l2=3.0, dropout="auto").fit(toy).dropout_ > 0
     assert eq.EASE().fit(toy).dropout_ > 0
+
+
+def test_the_neighbourhood_of_an_item_knn_follows_the_counts(synthetic: Interactions) -> None:
+    model = eq.ItemKNN().fit(synthetic)
+    per_user = synthetic.n_interactions / synthetic.n_users
+    per_item = synthetic.n_interactions / (synthetic.item_counts > 0).sum()
+    assert model.neighbours_ == max(round(per_user**0.5), 5)
+    assert model.shrink_ == min(per_item * (1 / 6), 10)
+    same = eq.ItemKNN(neighbours=model.neighbours_, shrink=model.shrink_).fit(synthetic)
+    np.testing.assert_array_equal(model.score(["u1"]), same.score(["u1"]))
+    assert eq.ItemKNN(neighbours=7).fit(synthetic).neighbours_ == 7
+    sparse = eq.ItemKNN().fit(Interactions(np.eye(9)))
+    assert (sparse.neighbours_, sparse.shrink_) == (5, 1 / 6)

@@ -325,7 +325,9 @@ def test_parts_that_cannot_be_evaluated_are_refused(drinks, part, error, reason)
 
 
 def test_a_model_that_is_not_fitted_is_refused(drinks):
-    with pytest.raises(NotFittedError, match=r"object has no item_index_"):
+    with pytest.raises(NotFittedError, match=r"call fit first"):
+        evaluate(eq.Popularity(), drinks[1])
+    with pytest.raises(SettingError, match="a fitted model, or a frame or file of lists"):
         evaluate(object(), drinks[1])
 
 

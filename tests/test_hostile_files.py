@@ -119,7 +119,7 @@ NORMALIZERS = {
 MODELS = {
     "RLAE": fitted(eq.RLAE(l2=1.0)),
     "EASE+DAN": fitted(eq.EASE(l2="auto", dropout=0.3, normalizer=eq.DAN())),
-    "EASE+LowPass": fitted(eq.EASE(l2=1.0, lowpass=eq.LowPass(rank=2))),
+    "EASE+LowPass": fitted(eq.EASE(l2=1.0, lowpass=eq.LowPass(rank=2, strength=0.2))),
     "EASE pruned": lambda: eq.EASE(l2=1.0).fit(data()).prune(2),
     "GFCF": fitted(eq.GFCF(n_factors=2)),
     "BSPM": fitted(eq.BSPM(n_factors=2)),

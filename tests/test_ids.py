@@ -86,16 +86,16 @@ def test_the_callers_array_is_neither_locked_nor_followed() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ([7], r"unknown item 7; pass unknown='skip'"),
-        (np.array([7, 1, 8]), r"unknown items 7, 8; pass"),
-        (range(10, 18), r"unknown items 10, 11, 12, 13, 14 and 3 more; pass"),
+        ([7], r"unknown item 7; check the id"),
+        (np.array([7, 1, 8]), r"unknown items 7, 8; check the id"),
+        (range(10, 18), r"unknown items 10, 11, 12, 13, 14 and 3 more; check the id"),
         (["01"], "unknown item '01'; the ids of this data are integers"),
         ([1.0], "unknown item 1.0; the ids of this data are integers"),
         ([True], "unknown item True"),
         ([None], "unknown item None; the ids of this data are integers"),
         ([[1]], r"unknown item \[1\]; the ids of this data are integers"),
-        ([2**70], "unknown item 1180591620717411303424; pass"),
-        (np.array([2**64 - 1], np.uint64), "unknown item 18446744073709551615; pass"),
+        ([2**70], "unknown item 1180591620717411303424; check the id"),
+        (np.array([2**64 - 1], np.uint64), "unknown item 18446744073709551615; check the id"),
     ],
 )
 def test_unknown_ids_are_named_with_the_remedy(wanted: object, message: str) -> None:

@@ -21,7 +21,7 @@ EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "d
 # Data flows down: a module may import from its own line and from those above it.
 ORDER = [
     ["errors"],
-    ["checks", "kernels", "machine"],
+    ["checks", "kernels", "machine", "names"],
     ["ids", "matrix"],
     ["events"],
     ["storage"],
@@ -37,7 +37,8 @@ ORDER = [
     ["ranking"],
     ["metrics", "resampling"],
     ["models"],
-    ["results", "evaluation", "comparison"],
+    ["results", "given_lists", "evaluation", "comparison", "client"],
+    ["estimation"],
     ["tuning"],
     ["report"],
     ["serve", "cluster"],

@@ -8,6 +8,7 @@ from polars.testing import assert_frame_equal
 from equipoise.errors import FileFormatError, UnknownIdError
 from equipoise.evaluation import evaluate
 from equipoise.results import Result
+from equipoise.split.parts import identity
 from tests.evaluated import Part, Popular, halves, make_drinks
 
 
@@ -23,7 +24,7 @@ def test_a_result_survives_a_round_trip(synthetic, tmp_path):
     back = Result.load(tmp_path / "result")
     assert back.to_dict() == result.to_dict()
     assert_frame_equal(back.per_user, result.per_user)
-    assert json.loads(back.to_json())["fingerprint"] == part.fingerprint
+    assert json.loads(back.to_json())["fingerprint"] == identity(part.target)
 
 
 def test_a_foreign_directory_is_no_result(tmp_path, toy):
@@ -46,7 +47,7 @@ def test_a_result_carries_what_is_needed_to_trust_it(drinks):
     model, part = drinks
     result = evaluate(model, part, 3)
     assert (result.name, result.protocol, result.part) == ("popular", "strong", "test")
-    assert result.fingerprint == part.fingerprint
+    assert result.fingerprint == identity(part.target)
     assert result.data_fingerprint == model.data_fingerprint_
     assert result.settings == {"name": "popular", "taste": 0.0}
     assert set(result.seconds) == {"rank", "metrics", "bootstrap"}
@@ -66,7 +67,8 @@ def test_a_result_tuned_on_its_test_part_says_so_everywhere(drinks):
 def test_tables_show_every_metric_once(drinks):
     result = evaluate(*drinks, k=[2, 3], metrics=["ndcg", "head_ndcg", "coverage"])
     lines = result.to_markdown().splitlines()
-    assert lines[0] == "**popular**, strong test part feedc0ffee00, 3 users."
+    where = f"strong test part {identity(drinks[1].target)}, 3 users."
+    assert lines[0] == f"**popular**, {where}"
     assert lines[2] == "| metric | over | @2 | @3 |"
     assert lines[6] == "| coverage | all | 0.6667 | 0.8333 |"
     assert lines[4].startswith("| ndcg | all | 0.")

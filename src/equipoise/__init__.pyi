@@ -4,6 +4,7 @@ from equipoise import cluster as cluster
 from equipoise import datasets as datasets
 from equipoise import metrics as metrics
 from equipoise import split as split
+from equipoise.client import Client as Client
 from equipoise.comparison import Comparison as Comparison
 from equipoise.comparison import compare as compare
 from equipoise.errors import ClusterError as ClusterError
@@ -17,6 +18,7 @@ from equipoise.errors import SettingError as SettingError
 from equipoise.errors import SolveError as SolveError
 from equipoise.errors import TooBigError as TooBigError
 from equipoise.errors import UnknownIdError as UnknownIdError
+from equipoise.estimation import leave_one_out as leave_one_out
 from equipoise.evaluation import evaluate as evaluate
 from equipoise.interactions import Interactions as Interactions
 from equipoise.models import BSPM as BSPM
@@ -52,6 +54,7 @@ from equipoise.normalize import NoNorm as NoNorm
 from equipoise.normalize import RandomWalk as RandomWalk
 from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
+from equipoise.ranking.rules import Rules as Rules
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
 from equipoise.signals import Signals as Signals

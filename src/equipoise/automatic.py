@@ -19,6 +19,7 @@ Auto = Literal["auto"]
 
 ALPHA_AT_NO_GINI, ALPHA_PER_GINI, LARGEST_ALPHA = 0.3, -0.1, 0.5
 BETA_AT_NO_HOMOPHILY, BETA_PER_HOMOPHILY, LARGEST_BETA = 0.2, 1.0, 0.5
+FEWEST_NEIGHBOURS, SHRINK_PER_COUNT, LARGEST_SHRINK = 5, 1 / 6, 10.0
 L2_PER_ROOT, ODDS_PER_FOURTH_ROOT, LARGEST_DROPOUT = 8.0, 8.0, 0.9
 
 
@@ -69,6 +70,27 @@ def penalty_from_counts(
     odds = ODDS_PER_FOURTH_ROOT * mean_weight / item_count**0.25
     l2 = L2_PER_ROOT * mean_weight * user_count**0.5
     return l2, min(odds / (1 + odds), LARGEST_DROPOUT)
+
+
+def neighbourhood_from_counts(item_count: float, user_count: float) -> tuple[int, float]:
+    """Return the automatic number of neighbours and the shrink of an item-kNN.
+
+    The longer the histories, the more of their items speak for the same item, and the more
+    neighbours can be kept before unrelated ones drown them: sqrt(k) for k items per user. Shrink
+    is a share of the mean count m of an item, so that it spares data whose counts are all small.
+
+    Parameters
+    ----------
+    item_count
+        Mean number of users of an item, over items that have any.
+    user_count
+        Mean number of items of a user, over users who have any.
+
+    >>> neighbourhood_from_counts(30, 100)
+    (10, 5.0)
+    """
+    neighbours = max(round(user_count**0.5), FEWEST_NEIGHBOURS)
+    return neighbours, float(min(SHRINK_PER_COUNT * item_count, LARGEST_SHRINK))
 
 
 def penalty_numbers(

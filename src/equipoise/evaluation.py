@@ -6,7 +6,6 @@ same numbers for lists that are there already, which is what a search needs.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -25,6 +24,7 @@ import equipoise
 from equipoise import metrics as formulas
 from equipoise.checks import count
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
+from equipoise.given_lists import GivenLists
 from equipoise.ids import IdIndex, as_list, some
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
@@ -40,11 +40,12 @@ from equipoise.metrics import (
     known,
     look_up,
 )
+from equipoise.ranking.rules import Rules, RulesLike, as_rules
 from equipoise.resampling import bootstrap_interval
 from equipoise.results import SCHEMA, Result
-from equipoise.split.parts import Part
+from equipoise.split.parts import Part, identity
 
-__all__ = ["ListMetrics", "Rankable", "Result", "evaluate"]
+__all__ = ["GivenPart", "ListMetrics", "Rankable", "Result", "evaluate"]
 
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -85,18 +86,15 @@ class GivenPart:
     protocol: str = "given"
     name: str = "test"
 
-    @property
-    def fingerprint(self) -> str:
-        """The same twelve hex digits as those of a part that holds this pair."""
-        both = f"{self.history.fingerprint} {self.target.fingerprint}"
-        return hashlib.sha256(both.encode()).hexdigest()[:12]
-
 
 def evaluate(
-    model: Rankable,
-    part: Part | tuple[Interactions, Interactions],
+    model: Rankable | Any,
+    part: Part | GivenPart | tuple[Interactions, Interactions],
     k: int | Iterable[int] = 20,
     *,
+    rules: RulesLike | None = None,
+    alpha: float | None = None,
+    train: Interactions | None = None,
     metrics: Sequence[str] | str | None = None,
     groups: Mapping[str, Any] | None = None,
     item_vectors: Any = None,
@@ -119,11 +117,17 @@ def evaluate(
     Parameters
     ----------
     model
-        Fitted; anything with the few names of `Rankable`.
+        Fitted; anything with the few names of `Rankable`. Or the lists of another system: a frame
+        or the path of a file with columns user, item, and rank or score.
     part
         ``split.test``, ``split.valid``, or a pair (history, target) with the same users.
     k
         One or more cut-offs.
+    rules, alpha
+        As for `Recommender.recommend`: the lists are those it would give.
+    train
+        For lists of another system: the data it learnt from, whose counts say what is head and
+        tail, popular and novel. Left out, metrics that need them are left out too.
     metrics
         Names without cut-off; left out: recall, ndcg, mrr, map, precision and hit; recall and
         ndcg by slice; coverage, gini, popularity, novelty, lift. A name may carry a slice:
@@ -167,11 +171,20 @@ def evaluate(
     count("batch_size", batch_size)
     count("bootstrap", bootstrap, 0)
     wanted = look_up(metrics, groups or ())
+    if not hasattr(model, "settings"):
+        name = name or "lists"
+        model = GivenLists(model, given, train, exclude_seen)
+        wanted = model.measurable(wanted, chosen=metrics is not None)
+        exclude_seen = model.hides_seen
     items = _model_items(model)
     history, target = _aligned(given, items)
     repeats = str(getattr(given, "repeats", "new"))
+    how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
+    how = {name: value for name, value in how.items() if value is not None}
     if exclude_seen is None:
         exclude_seen = repeats == "new" and given.protocol != "session"
+        if "rules" in how and how["rules"].seen is not None:
+            exclude_seen = how["rules"].seen == "exclude"
     measured = ListMetrics(
         history,
         target,
@@ -183,7 +196,13 @@ def evaluate(
     if "diversity" in measured.bases:
         measured.units = _units(item_vectors, items)
     seconds = {"rank": 0.0}
-    batches = _ranked(model, history, ks[-1], exclude_seen, batch_size, seconds, progress)
+    ranker, depth = model, min(ks[-1], len(items))
+
+    def rank(rows: Interactions) -> Lists:
+        ranked = ranker.rank(rows, depth, exclude_seen=exclude_seen, **how)
+        return _checked_lists(ranked, rows, depth, len(items))
+
+    batches = _ranked(rank, history, batch_size, seconds, progress)
     with limited(threads):
         started = time.perf_counter()
         per_user, exposure = measured.per_user(batches)
@@ -206,12 +225,12 @@ def evaluate(
         k=ks,
         protocol=given.protocol,
         part=given.name,
-        fingerprint=given.fingerprint,
+        fingerprint=identity(given.target),
         data_fingerprint=model.data_fingerprint_,
         n_users=history.n_users,
         n_items=len(items),
         exclude_seen=exclude_seen,
-        settings=model.settings(),
+        settings={**model.settings(), **_plain_options(how)},
         definitions={named.name: named.definition(measured.recall_form) for named in wanted},
         tuned_on_test=tuned_on_test,
         bootstrap=bootstrap,
@@ -259,7 +278,9 @@ class ListMetrics:
         self.units: Vectors | None = None  # item vectors, for "diversity"
 
     @classmethod
-    def of(cls, part: Part, counts: npt.NDArray[Any], names: Iterable[str]) -> ListMetrics:
+    def of(
+        cls, part: Part | GivenPart, counts: npt.NDArray[Any], names: Iterable[str]
+    ) -> ListMetrics:
         """Prepare metrics such as "ndcg@20" on a part over the items that are counted."""
         wanted = [at_cutoff(name) for name in names]
         out = cls(part.history, part.target, counts, wanted, protocol=part.protocol)
@@ -379,7 +400,7 @@ def _checked_part(part: Any) -> Part | GivenPart:
         if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):
             raise SettingError("a pair must be (history, target), both Interactions")
         part = GivenPart(*part)
-    if not all(hasattr(part, name) for name in ("history", "target", "protocol", "fingerprint")):
+    if not all(hasattr(part, name) for name in ("history", "target", "protocol", "name")):
         kind = type(part).__name__
         raise SettingError(f"evaluate needs split.test, split.valid or a pair, got {kind}")
     checked: Part | GivenPart = part
@@ -468,26 +489,27 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
     return units
 
 
+def _plain_options(how: dict[str, Any]) -> dict[str, Any]:
+    """Return what the lists were made under, to stand among the settings."""
+    return {k: v.settings() if isinstance(v, Rules) else float(v) for k, v in how.items()}
+
+
 def _ranked(
-    model: Rankable,
+    rank: Callable[[Interactions], Lists],
     history: Interactions,
-    k: int,
-    exclude_seen: bool,
     batch_size: int,
     seconds: dict[str, float],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Lists]:
     """Rank batch after batch, adding the time to ``seconds["rank"]``."""
-    n_items = len(model.item_counts_)
-    depth = min(k, n_items)
     for start in range(0, history.n_users, batch_size):
         stop = min(start + batch_size, history.n_users)
         whole = stop - start == history.n_users
         rows = history if whole else history.rows(np.arange(start, stop))
         began = time.perf_counter()
-        ranked = model.rank(rows, depth, exclude_seen=exclude_seen)
+        lists = rank(rows)
         seconds["rank"] += time.perf_counter() - began
-        yield _checked_lists(ranked, rows, depth, n_items)
+        yield lists
         if progress is not None:
             progress(stop, history.n_users)
 

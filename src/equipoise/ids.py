@@ -23,6 +23,7 @@ Unknown = Literal["error", "skip"]
 UNKNOWN = ("error", "skip")
 WHOLE = re.compile("0|-?[1-9][0-9]*")  # how an integer is written as text
 SHOWN = 5  # how many offending ids an error message names
+CHECK = "check the id"
 
 
 def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
@@ -168,19 +169,23 @@ class IdIndex:
         return self.values is other.values or np.array_equal(self.values, other.values)
 
     def position(self, wanted: Any) -> int:
-        """Position of one id; an unknown one is an error that names some of the known."""
+        """Position of one id; an unknown one is an error that names some known items."""
         if not is_id(wanted):
             raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
         found = self.positions(wanted, unknown="skip")
         if found[0] < 0:
-            hint = f"known are {some(self.values)}"
+            # an error may be shown to anyone, and ids of users are nobody else's business
+            hint = f"known are {some(self.values)}" if self.axis == "item" else CHECK
             raise UnknownIdError(self._not_found([wanted], found, hint))
         return int(found[0])
 
-    def positions(self, wanted: Any, *, unknown: Unknown = "error") -> npt.NDArray[np.int64]:
+    def positions(
+        self, wanted: Any, *, unknown: Unknown = "error", hint: str = CHECK
+    ) -> npt.NDArray[np.int64]:
         """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
 
         1 is "1", but neither 1.0 nor True nor "01". A text is one id, not a list of its letters.
+        The error ends in `hint`, which says what the caller takes.
         """
         choice("unknown", unknown, UNKNOWN)
         listed: Any = wanted
@@ -192,7 +197,6 @@ class IdIndex:
             listed = as_list(wanted)
             found = self._listed_positions(listed)
         if unknown == "error" and (found < 0).any():
-            hint = "pass unknown='skip' to leave them out"
             raise UnknownIdError(self._not_found(listed, found, hint))
         return found
 

@@ -315,7 +315,8 @@ class Interactions:
             return self
         new = index.positions(self.items, unknown="skip")
         if unknown == "error":
-            index.positions(self.items[(new < 0) & (self.item_counts > 0)])
+            hint = "pass unknown='skip' to leave them out"
+            index.positions(self.items[(new < 0) & (self.item_counts > 0)], hint=hint)
         labels = self.labels
         if labels is not None:
             old = self.item_index.positions(index.values, unknown="skip")
@@ -696,7 +697,8 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
     arrays: dict[str, npt.NDArray[Any]] = {
         "indptr": data.matrix.indptr.astype(np.int64),
         "indices": data.matrix.indices.astype(np.int32),
-        "weights": data.matrix.data,
+        # most data are 0/1: one number stands for all of them
+        "weights": data.matrix.data if (data.matrix.data != 1).any() else data.matrix.data[:1],
     }
     meta: dict[str, Any] = {
         "shape": [data.n_users, data.n_items],
@@ -739,8 +741,11 @@ def unpack(
     n_users, n_items = shape
     indptr = np.array(stored.array(f"{prefix}indptr", (n_users + 1,), "i"))
     pairs = (int(indptr[-1]),)
-    weights = np.array(stored.finite(f"{prefix}weights", pairs))
     indices = np.array(stored.array(f"{prefix}indices", pairs, "i"))
+    name = f"{prefix}weights"
+    same = name in stored.arrays and stored.arrays[name].shape == (1,) != pairs
+    weights = np.array(stored.finite(name, (1,) if same else pairs))
+    weights = np.full(pairs, weights[0]) if same else weights
     try:
         matrix = sp.csr_array((weights, indices, indptr), shape=(n_users, n_items))
     except ValueError as error:

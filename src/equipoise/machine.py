@@ -22,6 +22,7 @@ from equipoise.errors import SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+TIMES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 CGROUPS = (  # limit and use of the container, in the new and in the old layout
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -44,6 +45,18 @@ def parse_memory(text: str | float) -> int:
     if not size > 0:
         raise SettingError(f"memory must be > 0, got {text!r}")
     return int(size)
+
+
+def parse_time(name: str, text: str | float) -> float:
+    """Read a time such as "10m", "90s", "1.5h" or a number of seconds.
+
+    >>> parse_time("budget", "10m"), parse_time("budget", 90)
+    (600.0, 90.0)
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e-?\d+)?)\s*([smhd]?)\s*", str(text).lower())
+    if match is None or float(match[1]) <= 0:
+        raise SettingError(f"{name} must look like '10m', '90s' or 600, got {text!r}")
+    return float(match[1]) * TIMES[match[2]]
 
 
 def free_memory() -> int:

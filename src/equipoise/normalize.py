@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.automatic import Auto, alpha_from_gini, beta_from_homophily
-from equipoise.checks import number
+from equipoise.checks import choice, number
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
+from equipoise.names import NORMALIZERS
 from equipoise.statistics import gini, homophily
 
 Vector = npt.NDArray[np.float64]
@@ -79,6 +80,20 @@ class Normalizer:
         own, _, gamma = self.exponents()
         alpha = own if alpha is None else number("alpha", alpha)
         return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
+
+
+def as_normalizer(given: Any) -> Any:
+    """Return a normalizer, which may be given by its name; None is no normalization.
+
+    >>> as_normalizer("dan")
+    DAN(alpha='auto', beta='auto')
+    """
+    if isinstance(given, str):
+        name = choice("normalizer", given.lower(), NORMALIZERS)
+        return globals()[NORMALIZERS[name]]()
+    if not isinstance(given, Normalizer | None):
+        raise SettingError(f"normalizer must be a Normalizer or its name, got {given!r}")
+    return NoNorm() if given is None else given
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "n_users": pl.Int64,
 }
 FRAMES = ("table", "per_user")
+LEFT_OUT = {
+    "leave-one-out": "each user was left out of the fit, exactly, while it was ranked",
+    "leave-items-out": "the items to find were left out of the fit, exactly, user by user",
+}
+COMPANION = "the low-pass companion was fitted without groups of users, at most a tenth at a time"
 REPEATED = {"all": ", known items to be found too", "again": ", known items only to be found"}
 
 
@@ -69,7 +74,11 @@ class Result:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences a reader of the numbers must know."""
-        return (TUNED,) if self.tuned_on_test else ()
+        notes = [TUNED] if self.tuned_on_test else []
+        if self.protocol in LEFT_OUT:
+            notes.append(LEFT_OUT[self.protocol])
+            notes += [COMPANION] if self.settings.get("lowpass") else []
+        return tuple(notes)
 
     @property
     def values(self) -> dict[str, float]:

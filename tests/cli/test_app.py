@@ -24,7 +24,7 @@ EXPECTED = {
     *("demo", "plan", "stats", "split", "fit", "evaluate", "compare", "recommend", "similar"),
     *("explain", "update", "datasets", "doctor", "tune"),
 }
-ELSEWHERE = {"demo", "fetch", "tune", "report", "serve"}  # tested in their own files
+ELSEWHERE = {"demo", "fetch", "tune", "report", "serve", "experiment"}  # tested in their own files
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -99,7 +99,11 @@ REFUSED = [
     ("fit split {new} -m popularity --l2 3", 2, "--model popularity has no --l2"),
     ("fit split {new} -m item-knn -n dan", 2, "--model item-knn has no --normalizer"),
     ("fit split {new} -m item-knn --refine", 2, "ItemKNN is fitted without refine"),
-    ("fit split {new} --neighbours 1", 2, "--model ease has no --neighbours"),
+    (
+        "fit split {new} --neighbours 1",
+        2,
+        "neighbours is for --engine neighbourhood; leave it out",
+    ),
     ("fit split {new} --beta 0.1", 2, "--beta needs --normalizer user or dan, got none"),
     ("fit split {new} -n col --alpha 0.1", 2, "--alpha needs --normalizer item or dan, got col"),
     ("fit split {new} -n dan --alpha much", 2, "alpha must be a number, got 'much'"),
@@ -116,13 +120,13 @@ REFUSED = [
     ("recommend nowhere --user u1", 1, "nowhere is not a saved directory"),
     ("recommend model", 2, "give one of --user, --history and --all"),
     ("recommend model --all", 2, "--all needs --out"),
-    ("recommend model --all --out recs.csv", 2, "must end in .parquet"),
+    ("recommend model --all --out recs.xls", 2, "must end in .parquet"),
     ("recommend model --all --user u1 --out {new}", 2, "give one of --user, --history and --all"),
     ("recommend model --history ham", 1, "no item 'ham'; did you mean jam (Plum jam)?"),
     ("recommend model --history tea --user u1", 2, "give one of"),
     ("recommend model --history [tea", 2, "not a JSON list"),
     ("recommend model --session tea", 2, "--session needs slis, slit or slist"),
-    ("recommend model --user u1x", 1, "did you mean 'u1"),
+    ("recommend model --user u1x", 1, "knows no user 'u1x'; for a new user give --history"),
     ("recommend model --history tea -k 0", 2, "k must be"),
     ("similar model soft", 1, "did you mean bun (Bun [soft])?"),
     ("evaluate split", 2, "give MODEL and SPLIT, or --model and SPLIT"),
@@ -143,7 +147,6 @@ REFUSED = [
     ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN is fitted without dtype"),
     ("tune split titles.csv", 1, "titles.csv is a file"),
     ("tune split model", 1, "model is not empty"),
-    ("tune events.csv {new}", 1, "is not a saved split"),
     ("report events.csv --case-study zoe", 1, "the data have no user 'zoe'"),
     ("report events.csv -k 0", 2, "-k must be >= 1"),
     ("report events.csv --out .", 1, "is a folder"),

@@ -64,3 +64,32 @@ def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
     shown = run("compare", "result-ease", "result-dan").stdout
     assert "result-ease: EASE" in shown
     assert "no clear difference" in shown or "better" in shown or "worse" in shown
+
+
+def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> None:
+    found = answer("evaluate", "model", "--leave-one-out", "--users", 30, "-k", 5)
+    expected = eq.leave_one_out(eq.load(shop / "model"), 30, 5)
+    assert found["values"]["ndcg@5"] == expected["ndcg@5"]
+    assert found["protocol"] == "leave-one-out"
+    shown = run("evaluate", "model", "--leave-one-out").stdout
+    assert "leave-one-out of the training data" in shown
+    assert "left out of the fit, exactly" in shown
+    done = run("evaluate", "model", "split", "--leave-one-out")
+    assert "takes MODEL alone" in done.stderr
+
+
+def test_lists_rules_and_the_dial_are_evaluated(
+    tmp_path: Path, shop: Path, run: Run, answer: Answer
+) -> None:
+    split, model = eq.Split.load(shop / "split"), eq.load(shop / "model")
+    lists = model.recommend(split.test.history, k=5).to_frame()
+    lists.write_csv(tmp_path / "theirs.csv")
+    ours = answer("evaluate", "model", "split", "-k", 2)
+    theirs = answer("evaluate", tmp_path / "theirs.csv", "split", "-k", 2)
+    assert theirs["values"] == ours["values"]
+    assert theirs["name"] == "theirs"
+    (tmp_path / "rules.toml").write_text('exclude = ["tea"]\n')
+    ruled = answer("evaluate", "model", "split", "--rules", tmp_path / "rules.toml", "--dial", 0)
+    assert ruled["settings"]["rules"] == {"exclude": ["tea"]}
+    assert ruled["settings"]["alpha"] == 0
+    assert "theirs" in run("evaluate", tmp_path / "theirs.csv", "split").stdout

@@ -125,8 +125,34 @@ def test_update_works_in_place(answer: Answer, tmp_path: Path) -> None:
     assert eq.load(tmp_path / "model").interactions_.n_users == before + 1
 
 
-def test_a_yardstick_cannot_be_updated(run: Run, tmp_path: Path) -> None:
+def test_a_yardstick_is_updated_by_a_new_fit(run: Run, tmp_path: Path) -> None:
     run("fit", "split", tmp_path / "model", "-m", "popularity")
     done = run("update", tmp_path / "model", "--add", "new.csv")
+    assert done.exit_code == 0
+    assert "new" in eq.load(tmp_path / "model").interactions_.users
+
+
+def test_with_nothing_set_settings_are_chosen_and_told(
+    run: Run, tmp_path: Path, shop: Path
+) -> None:
+    done = run("fit", "events.csv", tmp_path / "model")
+    assert done.exit_code == 0, done.output
+    model = eq.load(tmp_path / "model")
+    assert "chosen: of 336 settings" in done.stdout
+    assert "on new users: ndcg@20 0." in done.stdout
+    assert model.estimate_ is not None
+    assert model.data_fingerprint_ == eq.read(shop / "events.csv").fingerprint
+
+
+def test_a_fit_that_chooses_answers_in_json(answer: Answer, tmp_path: Path) -> None:
+    found = answer("fit", "split", tmp_path / "model", "--trials", 2, "--prefer", "accuracy")
+    assert found["solves"] == 2
+    assert found["estimate"]["metric"] == "ndcg@20"
+    assert found["estimate"]["error"] > 0
+    assert found["chosen"].endswith("the best ndcg@20")
+
+
+def test_a_preference_beside_settings_is_refused(run: Run, tmp_path: Path) -> None:
+    done = run("fit", "split", tmp_path / "model", "--l2", 5, "--prefer", "tail")
     assert done.exit_code == 2
-    assert "fit it again" in done.stderr
+    assert "leave them out" in done.stderr

@@ -79,6 +79,69 @@ def test_recommend_to_all_users_writes_parquet(model: Any, tmp_path: Path, answe
     assert frame.columns[:4] == ["user", "item", "score", "rank"]
 
 
+def test_recommend_writes_what_the_name_of_the_file_says(
+    model: Any, tmp_path: Path, run: Run, answer: Answer
+) -> None:
+    for suffix, read in (("csv", pl.read_csv), ("jsonl", pl.read_ndjson)):
+        file = tmp_path / f"recs.{suffix}"
+        answer("recommend", "model", "--all", "--out", file, "-k", 2, "--why")
+        frame = read(file)
+        assert {"title", "source", "reasons", "because"} <= set(frame.columns)
+        expected = model.recommend(model.interactions_, k=2, reasons=2)
+        assert frame["item"].to_list() == [item for row in expected.items for item in row]
+    done = run("recommend", "model", "--all", "--out", tmp_path / "recs.xls")
+    assert done.exit_code == 2
+    assert "must end in .parquet, .csv, .jsonl" in done.stderr
+
+
+def test_rules_and_lists_of_items_come_from_files(
+    model: Any, tmp_path: Path, someone: str, answer: Answer
+) -> None:
+    (tmp_path / "rules.toml").write_text('pin = ["fig"]\nseen = "include"\n')
+    (found,) = answer(
+        "recommend", "model", "--user", someone, "--rules", tmp_path / "rules.toml", "-k", 3
+    )
+    assert found["items"][0]["item"] == "fig"
+    (tmp_path / "stock.csv").write_text("price,item_id\n1,fig\n2,jam\n3,new thing\n")
+    (tmp_path / "plain.txt").write_text("fig\njam\nnew thing\n")
+    pl.DataFrame({"item": ["fig", "jam"]}).write_parquet(tmp_path / "stock.parquet")
+    ask = ("recommend", "model", "--history", "tea")
+    for file in ("stock.csv", "plain.txt", "stock.parquet"):
+        (kept,) = answer(*ask, "--candidates", f"@{tmp_path / file}")
+        assert sorted(row["item"] for row in kept["items"]) == ["fig", "jam"]
+        (left,) = answer(*ask, "--exclude", f"@{tmp_path / file}")
+        assert not {"fig", "jam"} & {row["item"] for row in left["items"]}
+
+
+def test_unknown_users_and_items_are_separate_questions(run: Run, answer: Answer) -> None:
+    done = run("recommend", "model", "--user", "u9999")
+    assert done.exit_code == 1
+    assert "knows no user 'u9999'" in done.stderr
+    assert "did you mean" not in done.stderr
+    (popular,) = answer("recommend", "model", "--user", "u9999", "--unknown-users", "popular")
+    assert popular["source"] == "popular"
+    assert popular["items"][0]["score"] is None
+    assert answer("recommend", "model", "--user", "u9999", "--unknown-users", "skip") == []
+    ask = ("recommend", "model", "--history", "tea,plutonium")
+    assert "did you mean" in run(*ask[:-1], "te").stderr
+    (known,) = answer(*ask, "--unknown-items", "skip")
+    assert known["items"] == answer("recommend", "model", "--history", "tea")[0]["items"]
+    assert answer("explain", "model", "milk", *ask[2:], "--unknown-items", "skip")["sources"] == [
+        "tea"
+    ]
+
+
+def test_similar_items_of_the_whole_catalogue_go_to_a_file(
+    model: Any, tmp_path: Path, run: Run, answer: Answer
+) -> None:
+    found = answer("similar", "model", "--all", "--out", tmp_path / "similar.parquet", "-k", 3)
+    frame = pl.read_parquet(tmp_path / "similar.parquet")
+    assert found["items"] == frame["user"].n_unique() == model.interactions_.n_items
+    tea = frame.filter(user="tea")["item"].to_list()
+    assert tea == model.similar("tea", 3).items[0]
+    assert run("similar", "model").exit_code == run("similar", "model", "--all").exit_code == 2
+
+
 def test_text_is_no_id_where_ids_are_integers(tmp_path: Path, run: Run, answer: Answer) -> None:
     rows = [f"{user},{item}" for user in range(1, 9) for item in range(10, 14) if user % item % 3]
     (tmp_path / "numbers.csv").write_text("user,item\n" + "\n".join(rows) + "\n")

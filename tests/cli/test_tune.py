@@ -172,3 +172,23 @@ def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Ru
     assert done.exit_code == 1
     assert "is not the storage of a search" in done.stderr.replace("\n", " ")
     assert (tmp_path / "search.jsonl").read_text() == "my notes"
+
+
+def test_data_without_a_split_are_tuned_by_leave_one_out(tmp_path: Path, answer: Answer) -> None:
+    out = tmp_path / "tuned"
+    found = answer("tune", "events.csv", out, "--trials", 2, "--family", "ease")
+    assert found["estimate"]["n_users"] == 90
+    assert eq.load(out / "model").interactions_.n_users == 90
+    resumed = answer("tune", "events.csv", out, "--trials", 3, "--family", "ease", "--resume")
+    assert (resumed["resumed"], resumed["solves"]) == (2, 1)
+
+
+def test_the_chosen_settings_can_be_fitted_on_train_and_valid(
+    tmp_path: Path, shop: Path, answer: Answer
+) -> None:
+    out = tmp_path / "tuned"
+    answer("tune", "split", out, "--trials", 1, "--refit", "all")
+    split = eq.Split.load(shop / "split")
+    assert split.valid is not None
+    expected = split.train.n_users + split.valid.n_users
+    assert eq.load(out / "model").interactions_.n_users == expected

@@ -49,7 +49,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "EDLAE": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
     "RDLAE": lambda: eq.RDLAE(l2=1.0, diag_bound=0.3),
     "auto": lambda: eq.EASE(),
-    "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0)),
+    "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0, strength=0.2)),
     "pruned": lambda: eq.EASE(l2=2.0),
     "dual": lambda: eq.RLAE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3)),
 }
@@ -60,6 +60,7 @@ MODELS: dict[str, Callable[[], Recommender]] = {
     **LINEAR,
     "Popularity": lambda: eq.Popularity(),
     "ItemKNN": lambda: eq.ItemKNN(neighbours=80, shrink=1.0),
+    "ItemKNN auto": lambda: eq.ItemKNN(),
     "GFCF": lambda: eq.GFCF(n_factors=9),
     "GFCF linear": lambda: eq.GFCF(strength=0.0),
     "BSPM": lambda: eq.BSPM(n_factors=9, solver="rk4", merge="late"),
@@ -165,9 +166,16 @@ def test_fit_takes_a_sparse_matrix(name: str, model: Recommender, data: Interact
     np.testing.assert_array_equal(scores, model.score(data.users[:5]))
 
 
+def test_fit_takes_a_frame(name: str, model: Recommender, data: Interactions) -> None:
+    if model.ordered:
+        return  # frames have no order that fit could guess
+    again = made(name, data.to_frame().select("user", "item"))
+    assert again.interactions_.n_interactions == data.n_interactions
+
+
 def test_fit_refuses_what_is_no_interactions(name: str) -> None:
     for wrong in ([[1, 0]], np.eye(3), "data.csv", None):
-        with pytest.raises(DataError, match="fit needs Interactions or a sparse matrix of scipy"):
+        with pytest.raises(DataError, match="fit needs Interactions, a frame or a sparse matrix"):
             MODELS[name]().fit(wrong)
 
 
@@ -332,7 +340,7 @@ def test_contributions_add_up_to_the_score_exactly(model: Recommender, data: Int
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("alpha", [None, 0.5])
-@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9)])
+@pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=9, strength=0.2)])
 def test_contributions_add_up_in_the_precision_of_the_model(
     dtype: str, alpha: float | None, lowpass: eq.LowPass | None, synthetic: Interactions
 ) -> None:
@@ -373,7 +381,7 @@ def test_parquet_stream_holds_the_same_lists(
 ) -> None:
     assert model.recommend_to(tmp_path / "all.parquet", k=6, batch_size=37) == 300
     written = pl.read_parquet(tmp_path / "all.parquet")
-    assert written.equals(model.recommend(data, k=6).to_frame())
+    assert written.equals(model.recommend(data, k=6).to_frame(details=True))
     assert [file.name for file in tmp_path.iterdir()] == ["all.parquet"]
 
 
@@ -434,11 +442,46 @@ def test_dial_turns_lists_towards_the_tail_without_a_refit(
     assert means[0] > means[-1]
 
 
-def test_only_linear_autoencoders_have_an_update(model: Recommender, data: Interactions) -> None:
-    if isinstance(model, eq.models.LinearAutoencoder):
+def test_update_equals_a_refit_or_says_why_not(
+    name: str, model: Recommender, data: Interactions
+) -> None:
+    later = data.rows(np.arange(280, 300))
+    earlier = made(name, data.rows(np.arange(280)))
+    if name in TRAINED:
+        with pytest.raises(SettingError, match="has no update: training begins with random"):
+            earlier.update(later)
         return
-    with pytest.raises(SettingError, match="has no update; fit it again on the new data"):
-        model.update(data)
+    if name == "pruned":
+        with pytest.raises(SettingError, match="a pruned model cannot be updated"):
+            earlier.update(later)
+        return
+    assert earlier.update(later) is earlier
+    assert earlier.interactions_.users.tolist() == data.users.tolist()
+    if isinstance(model, eq.models.LinearAutoencoder):
+        return  # test_updating.py is about these
+    np.testing.assert_array_equal(earlier.score(data.users[:5]), model.score(data.users[:5]))
+    earlier.update(removed=data.users[280:])
+    back = made(name, data.rows(np.arange(280)))
+    np.testing.assert_array_equal(earlier.score(["u3"]), back.score(["u3"]))
+
+
+def test_settings_are_read_set_and_cloned_as_in_scikit_learn(
+    name: str, model: Recommender
+) -> None:
+    twin = model.clone()
+    assert type(twin) is type(model)
+    assert twin.settings() == model.settings()
+    assert not hasattr(twin, "interactions_")
+    params = model.get_params()
+    assert twin.set_params(**params).settings() == model.settings()
+    if "normalizer__alpha" in params:
+        assert twin.set_params(normalizer__alpha=0.25).normalizer.alpha == 0.25
+    with pytest.raises(SettingError, match="has no setting 'nonsense'; it has"):
+        model.set_params(nonsense=1)
+    assert hasattr(model, "interactions_")
+    from sklearn.base import clone
+
+    assert clone(model).settings() == model.settings()
 
 
 @given(

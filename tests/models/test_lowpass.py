@@ -64,7 +64,7 @@ def test_dial_moves_the_autoencoder_and_not_the_companion(synthetic: Interaction
 
 def test_update_equals_a_refit(synthetic: Interactions) -> None:
     old, new = synthetic.rows(np.arange(280)), synthetic.rows(np.arange(280, 300))
-    lowpass = eq.LowPass(rank=9)
+    lowpass = eq.LowPass(rank=9, strength=0.2)
     updated = both(eq.EASE, lowpass).fit(old, dtype="float64").update(new)
     refit = both(eq.EASE, lowpass).fit(updated.interactions_, dtype="float64")
     expected = refit.score(synthetic)
@@ -84,7 +84,7 @@ def test_pruned_models_keep_the_companion(synthetic: Interactions) -> None:
 def test_saved_models_keep_the_companion(
     synthetic: Interactions, tmp_path: Path, pruned: bool
 ) -> None:
-    model = both(eq.RLAE, eq.LowPass(rank=9, softness=1.0)).fit(synthetic)
+    model = both(eq.RLAE, eq.LowPass(rank=9, softness=1.0, strength=0.2)).fit(synthetic)
     model = model.prune(12) if pruned else model
     model.save(tmp_path / "model")
     loaded = eq.load(tmp_path / "model")
@@ -102,7 +102,7 @@ def test_settings_build_the_same_model() -> None:
 
 
 def test_contributions_are_the_scores_of_single_items(synthetic: Interactions) -> None:
-    model = both(eq.EASE, eq.LowPass(rank=9)).fit(synthetic, dtype="float64")
+    model = both(eq.EASE, eq.LowPass(rank=9, strength=0.2)).fit(synthetic, dtype="float64")
     item = model.recommend(["u3"], k=1).items[0][0]
     found = model.explain("u3", item)
     place = synthetic.item_index.positions([item])[0]
@@ -113,7 +113,7 @@ def test_contributions_are_the_scores_of_single_items(synthetic: Interactions) -
 
 def test_reused_solves_take_their_own_companion(synthetic: Interactions) -> None:
     plain = both(eq.EASE, None).fit(synthetic)
-    lowpass = eq.LowPass(rank=9)
+    lowpass = eq.LowPass(rank=9, strength=0.2)
     reused = both(eq.LAE, lowpass).reuse(plain)
     fitted = both(eq.LAE, lowpass).fit(synthetic)
     np.testing.assert_array_equal(reused.score(synthetic), fitted.score(synthetic))
@@ -160,3 +160,39 @@ def test_damaged_settings_are_refused(damage: Any) -> None:
     settings["lowpass"] = damage if not isinstance(damage, str) else {"name": damage}
     with pytest.raises(FileFormatError, match="low-pass companion is"):
         build(settings)
+
+
+def test_an_automatic_companion_is_left_out_where_it_does_not_pay(
+    synthetic: Interactions, tmp_path: Path
+) -> None:
+    # items drawn independently have no structure beyond their popularity
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=30, exponent=0.0)).fit(synthetic)
+    plain = eq.EASE(l2=5.0).fit(synthetic)
+    assert model.lowpass_ is not None
+    assert model.lowpass_.strength == 0
+    np.testing.assert_array_equal(model.score(synthetic), plain.score(synthetic))
+    model.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    assert again.settings() == model.settings()
+    assert again.settings(resolved=True)["lowpass"]["strength"] == 0
+    np.testing.assert_array_equal(again.score(synthetic), model.score(synthetic))
+
+
+def test_an_automatic_companion_is_taken_where_it_pays() -> None:
+    # ten groups of items, seen through few events: without much of a penalty, weights are noise
+    rng = np.random.default_rng(0)
+    chances = np.where(np.arange(400)[:, None] % 10 == np.arange(60) % 10, 0.3, 0.03)
+    data = eq.Interactions((rng.random((400, 60)) < chances).astype(np.float32))
+    model = eq.EASE(l2=0.01, lowpass=eq.LowPass(rank=10)).fit(data)
+    assert model.lowpass_ is not None
+    strength = model.lowpass_.strength
+    assert strength != "auto"
+    assert strength > 0
+    same = eq.EASE(l2=0.01, lowpass=eq.LowPass(rank=10, strength=strength)).fit(data)
+    np.testing.assert_array_equal(model.score(data), same.score(data))
+    assert f"strength={strength}" in model.summary()
+
+
+def test_a_companion_without_a_model_needs_a_strength(synthetic: Interactions) -> None:
+    with pytest.raises(SettingError, match="fitted as part of a model"):
+        eq.LowPass(rank=3).fit(synthetic, "float32")

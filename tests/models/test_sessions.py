@@ -246,7 +246,7 @@ def test_sessions_are_evaluated_step_by_step() -> None:
         (eq.SLIT, {"decay_position": -1.0}, "decay_position must be > 0"),
         (eq.SLIT, {"direction": "back"}, "direction must be"),
         (eq.SLIST, {"mix": 1.5}, "mix must lie"),
-        (eq.SLIST, {"normalizer": "dan"}, "normalizer must be"),
+        (eq.SLIST, {"normalizer": 3}, "normalizer must be"),
     ],
 )
 def test_wrong_settings_are_named(family: type, wrong: dict, message: str) -> None:

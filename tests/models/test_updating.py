@@ -191,7 +191,7 @@ def test_update_cut_short_at_any_stage_leaves_the_model_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old = synthetic.rows(np.arange(280))
-    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=5)).fit(old)
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=5, strength=0.2)).fit(old)
     state, before = dict(vars(model)), scored(model, old)
     owner, name, pays = stage
     original = getattr(owner, name)

@@ -98,15 +98,20 @@ class Browser:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return dict(answer["result"])
 
-    def open(self, page: Path, *, width: int = 1100, dark: bool = False) -> None:
-        """Load a file and wait until it is there."""
+    def open(self, page: Path | str, *, width: int = 1100, dark: bool = False) -> None:
+        """Load a file or an address and wait until it is there."""
         self.complaints, self.requests = [], []
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", media="screen", features=[scheme])
-        self.ask("Page.navigate", url=page.as_uri())
+        address = page if isinstance(page, str) else page.as_uri()
+        self.ask("Page.navigate", url="about:blank")
+        self.ask("Page.navigate", url=address)
         end = time.monotonic() + PATIENCE
-        while self.run("document.readyState + location.protocol") != "completefile:":
+        while self.run("document.readyState + location.protocol") not in (
+            "completefile:",
+            "completehttp:",
+        ):
             assert time.monotonic() < end, "the page did not load"
             time.sleep(0.02)
 

@@ -174,3 +174,11 @@ def test_settings_are_told_with_the_numbers_taken_from_the_data(split: eq.split.
     words = model.summary()
     assert "auto" not in words
     assert f"l2={model.l2_:.4g}" in words
+
+
+def test_a_model_with_figures_of_its_own_has_them_in_the_report(split: eq.split.Split) -> None:
+    model = eq.tune(eq.EASE, split.train, grid={"l2": [5.0, 50.0]}, users=40).model
+    choices = collect(split, model=model, **QUICK)["choices"]
+    value = model.estimate_["values"]["ndcg@20"]["value"]
+    (told,) = [sentence for sentence in choices if "left out one by one" in sentence]
+    assert f"ndcg@20 {value:.4f}" in told

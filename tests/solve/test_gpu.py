@@ -15,7 +15,7 @@ import equipoise as eq
 from equipoise.errors import MissingExtraError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.ranking.device import OnDevice
-from equipoise.ranking.ranker import top_k
+from equipoise.ranking.ranker import Boost, Only, top_k
 from equipoise.ranking.terms import Constant, Dense, LowRank
 from equipoise.solve import dense, gpu, torch_backend
 
@@ -169,6 +169,11 @@ def test_lists_equal_those_of_the_host(
         "exclude_seen": exclude_seen,
         "exclude": exclude,
         "candidates": rng.random(N_ITEMS) < 0.8,
+        "only": [
+            Only(sp.csr_array((rng.random(X.shape) < 0.7).astype(np.float32)), users)
+            for users in (None, rng.random(X.shape[0]) < 0.5)
+        ],
+        "boost": Boost(2.0 ** rng.integers(-2, 3, N_ITEMS), rng.integers(-3, 4, N_ITEMS) / 4),
     }
     more = [constant, LowRank(drawn(N_ITEMS, 6), drawn(6, N_ITEMS), source, target)]
     there = gpu.DeviceMatrix.from_host(P, torch.device("cpu"))

@@ -81,7 +81,7 @@ def test_engine_of_the_card_counts_one_matrix_and_little_more() -> None:
     # on the processor, where the same steps can run
     found = eq.plan(**GOWALLA, engine="gpu")
     assert found.engine == "gpu"
-    assert 4 * 40_981**2 < found.peak_bytes < 1.08 * 4 * 40_981**2
+    assert 4 * 40_981**2 < found.peak_bytes < 1.10 * 4 * 40_981**2
     with pytest.raises(TooBigError, match=r"in the gpu engine and 5 GB .* the dense engine"):
         eq.plan(**GOWALLA, engine="gpu", memory="5GB").require()
 
@@ -112,7 +112,10 @@ def test_more_memory_never_takes_longer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": "magic"}, "engine must be one of auto, dense, dual, tiled, gpu, got 'magic'"),
+        (
+            {"engine": "magic"},
+            "engine must be one of auto, dense, dual, tiled, gpu, neighbourhood, got 'magic'",
+        ),
         ({"device": "tpu"}, "device must be 'cpu', 'cuda' or 'cuda:1', got 'tpu'"),
         ({"engine": "dense", "device": "cuda"}, "the dense engine runs on device='cpu'"),
         ({"dtype": "float16"}, "dtype must be 'float32' or 'float64'"),
@@ -201,13 +204,13 @@ def test_companion_takes_no_more_memory_than_planned(
     data = drawn(n_users, n_items)
     size = Size(n_users, n_items, data.n_interactions, dtype, rank)
     data.fingerprint  # noqa: B018  computed once for all models
-    taken = peak_bytes(lambda: eq.LowPass(rank=rank).fit(data, dtype))
+    taken = peak_bytes(lambda: eq.LowPass(rank=rank, strength=0.2).fit(data, dtype))
     assert taken <= size.companion_bytes + size.data_bytes
     assert size.companion_bytes <= 3 * taken
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("companion", [None, eq.LowPass(rank=20)])
+@pytest.mark.parametrize("companion", [None, eq.LowPass(rank=20, strength=0.2)])
 @pytest.mark.parametrize(("coming", "leaving"), [(60, 0), (0, 60), (30, 30), (1, 0)])
 def test_update_takes_no_more_memory_than_planned(
     coming: int, leaving: int, companion: eq.LowPass | None, dtype: str
@@ -240,7 +243,7 @@ def test_companion_without_room_is_refused_before_the_solve(
 ) -> None:
     plain = eq.plan(synthetic, dtype="float32").peak_bytes
     monkeypatch.setattr(engine.dense, "weighted_gram", pytest.fail)
-    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40, strength=0.2))
     with pytest.raises(TooBigError, match="take a LowPass of a smaller rank than 40"):
         model.fit(synthetic, memory=plain + 1000)
 
@@ -249,7 +252,7 @@ def test_companion_of_a_model_on_a_card_needs_memory_of_the_machine(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Size, "companion_bytes", 10**12)  # more than the machine has free
-    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40))
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40, strength=0.2))
     with pytest.raises(TooBigError, match=r"LowPass of rank 40 needs .* take a smaller rank"):
         model.fit(synthetic, engine="gpu")
 

@@ -307,13 +307,14 @@ def test_model_fits_in_less_memory_than_its_inverse(
     """700 items: 1.96 MB for the inverse; the budget allows 1.9 MB, interactions included."""
     X = sp.csr_array((rng.random((200, 700)) < 0.02).astype(np.float32))
     data = Interactions(X, [f"u{n}" for n in range(200)], np.arange(700))
-    here = eq.EASE(l2=5.0, dropout=0.3).fit(data)
-    there = eq.EASE(l2=5.0, dropout=0.3).fit(data, memory="1.9MB", scratch=tmp_path / "tiles")
+    here = eq.EASE(l2=5.0, dropout=0.3).fit(data, engine="dense")
+    tight: dict[str, Any] = {"memory": "1.9MB", "scratch": tmp_path / "tiles", "engine": "tiled"}
+    there = eq.EASE(l2=5.0, dropout=0.3).fit(data, **tight)
     assert isinstance(there.inverse_, np.memmap)
     assert_same_lists(there.rank(data, 20), here.rank(data, 20), here.score(data), "float32")
     assert_close(there.weights_, here.weights_, "float32", scale=np.abs(here.weights_).max())
     with pytest.raises(DataError, match="another fit"):
-        eq.EASE(l2=6.0, dropout=0.3).fit(data, memory="1.9MB", scratch=tmp_path / "tiles")
+        eq.EASE(l2=6.0, dropout=0.3).fit(data, **tight)
 
 
 @pytest.mark.parametrize(

@@ -403,4 +403,4 @@ def test_a_split_with_a_valid_part_is_needed(split: Split, synthetic: Interactio
     with pytest.raises(DataError, match=r"no valid part .* valid=0\.1"):
         eq.tune(eq.EASE, dataclasses.replace(split, valid=None))
     with pytest.raises(SettingError, match="needs a split"):
-        eq.tune(eq.EASE, synthetic)  # type: ignore[arg-type]
+        eq.tune(eq.EASE, synthetic.matrix)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: in
 
 
 def test_companion_is_searched_beside_the_solve(split: Split) -> None:
-    model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(rank=5))
+    model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(rank=5, strength=0.2))
     found = eq.tune(model, split, trials=2)
     assert found.solves == 2
     assert found.trials.height == 2 * 6 * 4 * 2
@@ -94,7 +94,7 @@ def test_companion_is_searched_beside_the_solve(split: Split) -> None:
 
 
 def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
-    model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4))
+    model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.2))
     found = eq.tune(model, split, grid={"strength": [0.0, 0.3], "exponent": [0.1, 0.5], "l2": 5.0})
     assert found.solves == 1
     assert found.trials.height == 4

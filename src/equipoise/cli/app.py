@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from equipoise.cli import data, datasets, demo, doctor, evaluate, fit, recommend, report, tune
+from equipoise.cli import (
+    data,
+    datasets,
+    demo,
+    doctor,
+    evaluate,
+    fit,
+    recommend,
+    report,
+    serve,
+    tune,
+)
 from equipoise.cli.framework import Commands, hear_the_library
 
 app = typer.Typer(
@@ -40,7 +51,7 @@ def every(
     hear_the_library()
 
 
-for each in (demo, data, fit, tune, evaluate, recommend, report, doctor):
+for each in (demo, data, fit, tune, evaluate, recommend, report, serve, doctor):
     app.add_typer(each.app)
 app.add_typer(datasets.app, name="datasets")
 

@@ -48,15 +48,17 @@ LEGEND = {
 reads = functools.partial(option, panel="Reading")
 
 
-def find_users(data: Interactions, texts: list[str]) -> list[Any]:
-    """Return the ids of training users."""
+def find_users(data: Interactions, texts: list[str], *, known: bool = True) -> list[Any]:
+    """Return the ids of users, who must be `known`; no error names another user."""
+    if not known:
+        whole = data.users.dtype != object
+        return [int(text) if whole and text.isdecimal() else text for text in texts]
     users = [raw_id(data.user_index, text) for text in texts]
     for user, text in zip(users, texts, strict=True):
         if user not in data.user_index:
-            near = difflib.get_close_matches(text, [str(each) for each in data.users], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise UnknownIdError(
-                f"the model knows no user {text!r}; {hint}for a new user give --history"
+                f"the model knows no user {text!r}; for a new user give --history, or "
+                "--unknown-users popular"
             )
     return users
 
@@ -102,6 +104,55 @@ def _find_item(data: Interactions, text: str) -> Any:
     listed = [item if item == title else f"{item} ({title})" for item, title in shown]
     hint = f"did you mean {', '.join(listed)}?" if listed else "check the id"
     raise UnknownIdError(f"the model knows no item {text!r}; {hint}")
+
+
+def item_list(data: Interactions, text: str, *, skip: bool = False) -> list[Any]:
+    """Return the items in "a,b,c" or in the file of "@FILE"; unknown ones may be left out.
+
+    A file holds an id on each line, or is a table with a column of items. A list of what is in
+    stock has items that nobody used yet, so those of a file are always left out, and counted.
+    """
+    from_file = text.startswith("@")
+    listed = _ids_of_file(Path(text[1:]), data.item_index) if from_file else split_list(text)
+    if not (skip or from_file):
+        return find_items(data, listed)
+    found = []
+    for each in listed:
+        try:
+            found += find_items(data, [each]) if not from_file else [raw_id(data.item_index, each)]
+        except UnknownIdError:
+            continue
+    found = [item for item in found if item in data.item_index]
+    if len(found) < len(listed):
+        note(f"{len(listed) - len(found):,} of {len(listed):,} items are unknown to the model")
+    return found
+
+
+def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
+    """Return the items of a file as texts: those of its item column, or of its only column."""
+    import polars as pl
+
+    from equipoise.readers.columns import spelled_like
+
+    try:
+        if path.suffix == ".parquet":
+            frame = pl.read_parquet(path)
+        else:
+            separator = "\t" if path.suffix == ".tsv" else ","
+            how: dict[str, Any] = {"infer_schema": False, "has_header": False}
+            frame = pl.read_csv(path, separator=separator, **how)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{path} is not a list of items: {error}") from error
+    if path.suffix != ".parquet":
+        # the first line is a header unless an item is called so
+        names = tuple(str(cell) for cell in frame.row(0)) if frame.height else ()
+        headed = bool(spelled_like(names, "item")) or frame.width > 1
+        if headed and names[0] not in map(str, index.values):
+            frame = frame[1:].rename(dict(zip(frame.columns, names, strict=True)))
+    hits = spelled_like(tuple(frame.columns), "item") or frame.columns[:1]
+    if frame.width > 1 and len(hits) != 1:
+        raise DataError(f"{path} needs one column of items; it has {', '.join(frame.columns)}")
+    return [str(each) for each in frame[hits[0]].drop_nulls()]
 
 
 def split_list(text: str) -> list[str]:

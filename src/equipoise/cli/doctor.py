@@ -22,7 +22,15 @@ EXTRAS = {
     "neural": ("torch",),
     "tune": ("optuna",),
     "report": ("matplotlib", "jinja2"),
-    "serve": ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client"),
+    "serve": (
+        "fastapi",
+        "uvicorn",
+        "uvloop",
+        "httptools",
+        "sqlalchemy",
+        "psycopg",
+        "prometheus_client",
+    ),
     "cluster": ("dask", "distributed"),
 }
 

@@ -21,6 +21,7 @@ from equipoise.cli.framework import (
     show,
     working,
 )
+from equipoise.cli.recommend import RulesFile
 from equipoise.cli.settings import FitOptions, ModelOptions
 from equipoise.errors import SettingError
 
@@ -44,27 +45,48 @@ BEYOND = {
 @declare(app, "evaluate", "equipoise evaluate --model ease --l2 100 split")
 def evaluate(
     paths: Annotated[
-        list[str], typer.Argument(metavar="[MODEL] SPLIT", help="Saved model and saved split.")
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] [SPLIT]",
+            help="Saved model, or a file of lists (user, item, rank or score), and saved split.",
+        ),
     ],
     chosen: ModelOptions,
     options: FitOptions,
     k: Annotated[list[int] | None, option("A cut-off; repeatable. [20]", "-k")] = None,
     part: Annotated[Literal["valid", "test"], option("Which part to evaluate on.")] = "test",
+    rules: RulesFile = None,
+    dial: Annotated[
+        float | None, option("Evaluate with the popularity dial at this alpha.", "--dial")
+    ] = None,
     save: Annotated[Path | None, option("Folder to save the result in.")] = None,
     bootstrap: Annotated[int, option("Resamples for the intervals; 0: none.")] = 1000,
     tuned_on_test: Annotated[
         bool, option("Label: settings were chosen on this part.", "--tuned-on-test")
     ] = False,
+    left_out: Annotated[
+        bool, option("Of MODEL alone: on its own users, left out one by one.", "--leave-one-out")
+    ] = False,
+    users: Annotated[int, option("With --leave-one-out: how many users.")] = 2000,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a saved model on a split, or one that is fitted in place with --model."""
+    """Evaluate a saved model on a split, or one that is fitted in place with --model.
+
+    With --leave-one-out no split is needed: each user is ranked by the model as a fit without it
+    would have made it.
+    """
     from equipoise.evaluation import evaluate as measure
 
     if save is not None:
         check_out(save)
+    if left_out:
+        result, saved = _left_out(paths, chosen, options, users, k or [20], bootstrap)
+        _tell(result, saved.summary(), save, as_json)
+        return
     split, model = _loaded(paths, chosen, options)
-    if model.data_fingerprint_ != split.train.fingerprint:
+    title = str(model) if isinstance(model, Path) else model.summary()
+    if not isinstance(model, Path) and model.data_fingerprint_ != split.train.fingerprint:
         note(
             "warning: the model was not fitted on the train part of this split, so it may have "
             "seen what it is asked to find",
@@ -75,23 +97,53 @@ def evaluate(
         raise SettingError(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
-    with working(f"evaluating {model.summary()}") as progress:
+    with working(f"evaluating {title}") as progress:
         settings: dict[str, Any] = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
         settings |= {"threads": options.threads, "progress": progress}
+        settings |= {"rules": rules, "alpha": dial}
         if cluster is not None:
             from equipoise.cluster import evaluate as measure_there
 
             asked = model if len(paths) == 1 else paths[0]
             result = measure_there(asked, held_out, k or [20], client=cluster, **settings)
         else:
+            given = model.stem if isinstance(model, Path) else None
+            settings |= {"train": split.train, "name": given}
             result = measure(model, held_out, k=k or [20], **settings)
+    _tell(result, title, save, as_json)
+
+
+def _left_out(
+    paths: list[str],
+    chosen: ModelOptions,
+    options: FitOptions,
+    users: int,
+    k: list[int],
+    bootstrap: int,
+) -> tuple[Result, Recommender]:
+    """Evaluate a saved model on its own users."""
+    from equipoise.estimation import leave_one_out
+    from equipoise.models import load
+
+    if len(paths) != 1 or chosen.given:
+        raise SettingError("--leave-one-out takes MODEL alone, without a split and --model")
+    model = load(paths[0])
+    with working(f"leaving users out of {model.summary()}") as progress:
+        result = leave_one_out(
+            model, users, k, bootstrap=bootstrap, threads=options.threads, progress=progress
+        )
+    return result, model
+
+
+def _tell(result: Result, title: str, save: Path | None, as_json: bool) -> None:
+    """Save a result where asked to, and print it."""
     if save is not None:
         result.save(save)
         note(f"result saved in {save}")
     if as_json:
         emit(result.to_dict())
         return
-    say(f"{model.summary()}{' (tuned on test)' if tuned_on_test else ''}", "bold")
+    say(f"{title}{' (tuned on test)' if result.tuned_on_test else ''}", "bold")
     for cutoff in result.k:
         _show_result(result, cutoff)
     legend(
@@ -109,19 +161,21 @@ def evaluate(
 
 def _loaded(
     paths: list[str], chosen: ModelOptions, options: FitOptions
-) -> tuple[Split, Recommender]:
-    """Return the split and a fitted model: the saved one, or one fitted on its train part."""
+) -> tuple[Split, Recommender | Path]:
+    """Return the split and a fitted model, saved or fitted on its train part, or lists."""
     if len(paths) == 1:
         if not chosen.given:
             raise SettingError("give MODEL and SPLIT, or --model and SPLIT")
         model = chosen.build()
         split = require_split(paths[0])
-        options.fit(model, split.train)
+        options.fit(model, split.train, **chosen.solving(model))
         return split, model
     if len(paths) > 2:
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")
     if chosen.given:
         raise SettingError("a saved model has its settings; leave out --model and its options")
+    if Path(paths[0]).is_file():
+        return require_split(paths[1]), Path(paths[0])
     from equipoise.models import load
 
     return require_split(paths[1]), load(paths[0])
@@ -132,7 +186,10 @@ def _show_result(result: Result, k: int) -> None:
     from equipoise.results import REPEATED
 
     kind = "events" if result.protocol == "session" else "users"
-    title = f"{result.protocol} split, {result.part} part, {result.n_users:,} {kind}, lists of {k}"
+    where = f"{result.protocol} split, {result.part} part"
+    if result.protocol.startswith("leave-"):
+        where = f"{result.protocol} of the training data"
+    title = f"{where}, {result.n_users:,} {kind}, lists of {k}"
     title += REPEATED.get(result.repeats, "")
     found = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
     rows = [row for row in found.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
 from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
-from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions
+from equipoise.cli.settings import (
+    FitOptions,
+    ModelOptions,
+    PlanOptions,
+    agree_to_solve,
+    parse,
+)
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
     from equipoise.models import Recommender
+    from equipoise.tuning import Tuned
+
+Preference = Literal["tail", "balance", "accuracy"]
 
 app = typer.Typer()
 
@@ -27,6 +36,9 @@ def plan(
     users: Annotated[int | None, option("Number of users.")] = None,
     items: Annotated[int | None, option("Number of items.")] = None,
     interactions: Annotated[int | None, option("Number of interactions.")] = None,
+    neighbours: Annotated[
+        str | None, option("Of --engine neighbourhood: a number, or a time such as 2m.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
@@ -40,6 +52,7 @@ def plan(
         n_users=users,
         n_items=items,
         n_interactions=interactions,
+        neighbours=None if neighbours is None else parse(neighbours),
         **vars(options),
     )
     if as_json:
@@ -59,14 +72,31 @@ def fit(
     chosen: ModelOptions,
     options: FitOptions,
     reading: ReadOptions,
+    prefer: Annotated[
+        Preference | None, option("Without settings: what to choose them for. [balance]")
+    ] = None,
+    trials: Annotated[int | None, option("Without settings: number of solves. [7]")] = None,
+    budget: Annotated[
+        str | None, option("Without settings: time for all, such as 10m or 2h.")
+    ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Fit a model and save it; of a saved split the train part is used."""
+    """Fit a model and save it; of a saved split the train part is used.
+
+    With nothing set, the family and its settings are chosen by leave-one-out with a few solves,
+    and the model keeps an estimate of how good it is on new users. Any setting makes it one plain
+    fit.
+    """
     check_out(out)
+    searching: dict[str, Any] = {"prefer": prefer, "trials": trials, "budget": budget}
+    if chosen.given and any(value is not None for value in searching.values()):
+        raise SettingError(
+            "--prefer, --trials and --budget are for a fit that chooses its settings; leave them "
+            "out, or leave out the model's options"
+        )
     model = chosen.build()
     interactions = reading.load(data)
-    options.agree(model, interactions, yes)
     start = perf_counter()
     if reading.cluster is not None and options.outgrown(model, interactions):
         from equipoise.cluster import fit as fit_there
@@ -80,9 +110,26 @@ def fit(
                 dtype=options.dtype,
                 scratch=options.scratch,
             )
-    else:
-        options.fit(model, interactions)
-    _save(model, out, perf_counter() - start, as_json)
+        _save(model, out, perf_counter() - start, as_json)
+        return
+    if chosen.given or options.refine or options.engine == "neighbourhood":
+        near = chosen.solving(model)
+        options.agree(model, interactions, yes, **near)
+        options.fit(model, interactions, **near)
+        _save(model, out, perf_counter() - start, as_json)
+        return
+    from equipoise.cli.tune import watching
+    from equipoise.tuning import tune
+    from equipoise.tuning.search import FEW
+
+    how = {name: value for name, value in vars(options).items() if name != "refine"}
+    solving = {name: value for name, value in how.items() if name != "threads"}
+    if budget is None:
+        solves = trials or FEW
+        agree_to_solve(interactions, "choosing settings", solving, solves=solves, yes=yes)
+    with watching("ndcg@20") as watch:
+        found = tune(None, interactions, progress=watch, **searching, **how)
+    _save(found.model, out, perf_counter() - start, as_json, found)
 
 
 @declare(app, "update", "equipoise update model --add new.csv --out model-new")
@@ -95,14 +142,23 @@ def update(
         bool, option("Added weights take the place of those of the pair; else they add up.")
     ] = False,
     forget: Annotated[list[str] | None, option("A user to forget; repeatable.")] = None,
+    from_store: Annotated[
+        str | None, option("URL of the service's store, whose new events are added.")
+    ] = None,
+    tenant: Annotated[str, option("Whose events; with --from-store.")] = "default",
     out: Annotated[Path | None, option("Folder to write; MODEL if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add and remove interactions without a new fit; the result equals one."""
     from equipoise.models import load
 
+    if from_store is not None:
+        if add or remove or forget:
+            raise SettingError("--from-store stands alone; leave out --add, --remove and --forget")
+        _update_from_store(model, out, from_store, tenant, as_json)
+        return
     if not (add or remove or forget):
-        raise SettingError("nothing to do; give --add, --remove or --forget")
+        raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     check_out(out or model)
     fitted = load(model)
     added = reading.load(add) if add is not None else None
@@ -119,18 +175,56 @@ def update(
     _save(fitted, out or model, perf_counter() - start, as_json)
 
 
-def _save(model: Recommender, path: Path, seconds: float, as_json: bool) -> None:
-    """Save a model and say what was made."""
+def _update_from_store(
+    model: Path, out: Path | None, url: str, tenant: str, as_json: bool
+) -> None:
+    """Fold what the service has taken since into a saved model."""
+    from equipoise.cli.serve import require_extra
+
+    require_extra()
+    from equipoise.serve.folding import fold_saved
+    from equipoise.serve.store import Store
+
+    check_out(out or model)
+    store = Store(url)
+    with working(f"updating {model}"):
+        found = fold_saved(str(model), store, tenant, None if out is None else str(out))
+    store.close()
+    if as_json:
+        emit(found)
+        return
+    say(f"{found['events']:,} events and {found['forgotten']:,} users to forget taken in")
+    sizes = "{users:,} users, {items:,} items, {interactions:,} interactions".format(**found)
+    say(f"{'saved' if found['changed'] or out else 'nothing new'} in {found['path']}: {sizes}")
+
+
+def _save(
+    model: Recommender, path: Path, seconds: float, as_json: bool, found: Tuned | None = None
+) -> None:
+    """Save a model and say what was made, and how its settings were found."""
     from equipoise.machine import duration
 
     with working(f"saving {path}"):
         model.save(path)
     data = model.interactions_
+    audit = getattr(model, "audit_", {})
     if as_json:
         sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
         residual = getattr(model, "residual_", None)
         facts = {"settings": model.settings(), "seconds": seconds, "residual": residual}
+        facts |= {"audit": audit} if audit else {}
+        if found is not None:
+            estimate = found.estimate and vars(found.estimate)
+            facts |= {"chosen": found.sentence, "estimate": estimate, "solves": found.solves}
         emit({"path": str(path), **facts, **sizes, "data_fingerprint": data.fingerprint})
         return
     size = f"{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
-    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}\nsaved in {path}")
+    say(f"{model.summary()}\nfrom {size} in {duration(seconds)}")
+    if audit:
+        agrees = ", ".join(f"{name} {audit[name]:.3f}" for name in audit if name != "targets")
+        say(f"agreement with {audit['targets']:.0f} exact columns: {agrees}")
+    say(f"saved in {path}")
+    if found is not None:
+        say(f"chosen: {found.sentence}")
+    if found is not None and found.estimate is not None:
+        say(f"on new users: {found.estimate}")

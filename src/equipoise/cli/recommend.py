@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.data import find_items, find_users, split_list
+from equipoise.cli.data import find_items, find_users, item_list
 from equipoise.cli.framework import Cluster, Json, Saved, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
@@ -26,6 +26,12 @@ Sessions = Annotated[
     list[str] | None,
     option('Clicks in order, for a session model: "a,b,a"; repeatable.', "--session"),
 ]
+RulesFile = Annotated[
+    Path | None, option("TOML file of rules: what may be listed, and in what mixture.", "--rules")
+]
+UnknownItems = Annotated[
+    Literal["error", "skip"], option("Items the model does not know.", "--unknown-items")
+]
 Length = Annotated[int, option("Length of the list.", "-k")]
 Alpha = Annotated[float | None, option("The popularity dial: larger, more tail; no new fit.")]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="An item id or title.")]
@@ -39,14 +45,21 @@ def recommend(
     session: Sessions = None,
     all_users: Annotated[bool, option("All training users; with --out.", "--all")] = False,
     out: Annotated[
-        Path | None, option("Parquet file to write instead; with --cluster a folder.")
+        Path | None,
+        option("File to write instead: .parquet, .csv or .jsonl; with --cluster a folder."),
     ] = None,
     k: Length = 20,
     alpha: Alpha = None,
-    exclude: Annotated[str | None, option("Items to leave out: a,b,c.")] = None,
-    candidates: Annotated[str | None, option("Items to choose from: a,b,c.")] = None,
+    rules: RulesFile = None,
+    exclude: Annotated[str | None, option("Items to leave out: a,b,c, or @FILE.")] = None,
+    candidates: Annotated[str | None, option("Items to choose from: a,b,c, or @FILE.")] = None,
     with_seen: Annotated[bool, option("Keep items of the history.", "--with-seen")] = False,
     why: Annotated[bool, option("Name the strongest reasons.", "--why")] = False,
+    unknown_users: Annotated[
+        Literal["error", "popular", "skip"],
+        option("Users the model does not know.", "--unknown-users"),
+    ] = "error",
+    unknown_items: UnknownItems = "error",
     threads: Annotated[int | None, option("At most this many.")] = None,
     cluster: Cluster = None,
     as_json: Json = False,
@@ -59,20 +72,18 @@ def recommend(
         raise SettingError("give one of --user, --history and --all")
     if all_users and out is None:
         raise SettingError("--all needs --out FILE.parquet")
-    wanted = None if all_users else _wanted(fitted, user, history, session)
-    options: dict[str, Any] = {"alpha": alpha, "threads": threads}
+    skip = unknown_items == "skip"
+    wanted = None if all_users else _wanted(fitted, user, history, session, unknown_users, skip)
+    options: dict[str, Any] = {"alpha": alpha, "threads": threads, "rules": rules}
+    options |= {"unknown_users": unknown_users, "reasons": REASONS if why and out else 0}
     for name, text in (("exclude", exclude), ("candidates", candidates)):
         if text is not None:
-            options[name] = find_items(fitted.interactions_, split_list(text))
+            options[name] = item_list(fitted.interactions_, text, skip=skip)
     if with_seen:
         options["exclude_seen"] = False
     if cluster is not None and out is None:
         raise SettingError("--cluster writes a folder of Parquet files; give it with --out")
     if out is not None:
-        if cluster is None and out.suffix != ".parquet":
-            raise SettingError(f"--out must end in .parquet, got {out}")
-        if why:
-            raise SettingError("--why prints reasons; leave it out with --out")
         with working("recommending"):
             if cluster is None:
                 count = fitted.recommend_to(out, wanted, k, **options)
@@ -87,6 +98,7 @@ def recommend(
         return
     assert wanted is not None
     found = fitted.recommend(wanted, k, **options)
+    wanted = found.users if user else wanted
     lists = _lists(found)
     if why:
         with working("looking for reasons"):
@@ -107,6 +119,8 @@ def _wanted(
     user: list[str] | None,
     history: list[str] | None,
     session: list[str] | None,
+    unknown_users: str = "error",
+    skip: bool = False,
 ) -> list[Any]:
     """Return what to pass to `recommend`: ids of training users, or histories."""
     if session and not model.ordered:
@@ -116,8 +130,8 @@ def _wanted(
     if bool(user) == bool(histories):
         raise SettingError("give one of --user, --history and --all")
     if user:
-        return find_users(model.interactions_, user)
-    return [find_items(model.interactions_, split_list(text)) for text in histories]
+        return find_users(model.interactions_, user, known=unknown_users == "error")
+    return [item_list(model.interactions_, text, skip=skip) for text in histories]
 
 
 def strongest(explanation: Explanation) -> list[dict[str, Any]]:
@@ -137,7 +151,7 @@ def _lists(found: Recommendations) -> list[dict[str, Any]]:
     for place, user in enumerate(found.users):
         pairs = zip(found.items[place], found.scores[place], strict=True)
         rows: list[dict[str, Any]] = [
-            {"rank": rank, "item": item, "score": float(score)}
+            {"rank": rank, "item": item, "score": None if score != score else float(score)}
             for rank, (item, score) in enumerate(pairs, start=1)
         ]
         if found.titles is not None:
@@ -154,7 +168,8 @@ def _title(model: Recommender, wanted: Any, found: dict[str, Any]) -> str:
         named = ", ".join(data.label(item) for item in wanted[:4])
         who = f"for the history {named}{', ...' if len(wanted) > 4 else ''}"
     else:
-        who = f"for user {wanted} ({len(data.history(wanted)):,} items known)"
+        known = len(data.history(wanted)) if wanted in data.user_index else 0
+        who = f"for user {wanted} ({known:,} items known)"
     popular = "; nothing is known of this user, so these are the most popular items"
     return who + (popular if found["source"] == "popular" else "")
 
@@ -172,14 +187,35 @@ def _show_list(rows: list[dict[str, Any]], title: str) -> None:
 
 @declare(app, "similar", "equipoise similar model tea -k 5")
 def similar(
-    model: Saved, item: Item, k: Length = 20, alpha: Alpha = None, as_json: Json = False
+    model: Saved,
+    item: Annotated[
+        str | None, typer.Argument(metavar="[ITEM]", help="An item id or title.")
+    ] = None,
+    all_items: Annotated[bool, option("All items; with --out.", "--all")] = False,
+    out: Annotated[Path | None, option("File to write instead: .parquet, .csv or .jsonl.")] = None,
+    k: Length = 20,
+    alpha: Alpha = None,
+    rules: RulesFile = None,
+    as_json: Json = False,
 ) -> None:
-    """List the items that most follow from one item alone."""
+    """List the items that most follow from one item alone, or from each item of the catalogue."""
     from equipoise.models import load
 
+    if all_items == (item is not None) or (all_items and out is None):
+        raise SettingError("give ITEM, or --all with --out FILE.parquet")
     fitted = load(model)
+    if out is not None:
+        chosen = None if item is None else find_items(fitted.interactions_, [item])
+        with working("looking for similar items"):
+            count = fitted.similar_to(out, chosen, k, alpha=alpha, rules=rules)
+        if as_json:
+            emit({"path": str(out), "items": count})
+        else:
+            say(f"{count:,} lists written to {out}")
+        return
+    assert item is not None
     (wanted,) = find_items(fitted.interactions_, [item])
-    (found,) = _lists(fitted.similar(wanted, k, alpha=alpha))
+    (found,) = _lists(fitted.similar(wanted, k, alpha=alpha, rules=rules))
     if as_json:
         emit({"item": wanted, "similar": found["items"]})
     else:
@@ -194,6 +230,7 @@ def explain(
     history: Histories = None,
     session: Sessions = None,
     alpha: Alpha = None,
+    unknown_items: UnknownItems = "error",
     as_json: Json = False,
 ) -> None:
     """Tell what each item of a history adds to the score of an item."""
@@ -201,7 +238,7 @@ def explain(
 
     fitted = load(model)
     (explained,) = find_items(fitted.interactions_, [item])
-    wanted = _wanted(fitted, user, history, session)
+    wanted = _wanted(fitted, user, history, session, skip=unknown_items == "skip")
     if len(wanted) > 1:
         raise SettingError("explain takes one --user, --history or --session")
     found = fitted.explain(wanted[0], explained, alpha=alpha)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from equipoise.cli.framework import agree, note, option, working
 from equipoise.errors import SettingError
+from equipoise.names import NORMALIZERS, NormalizerName
 
 if TYPE_CHECKING:
     from equipoise.interactions import Interactions
@@ -28,21 +29,10 @@ ModelName = Literal[
     "multvae", "lightgcn", "xsimgcl",
 ]
 # fmt: on
-NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
-EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu"]
+EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
-# The class of each normalizer, and the exponents that it takes.
-NORMALIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "none": ("NoNorm", ()),
-    "rw": ("RandomWalk", ()),
-    "sym": ("Symmetric", ()),
-    "col": ("ColumnNorm", ("gamma",)),
-    "user": ("UserNorm", ("beta",)),
-    "item": ("ItemNorm", ("alpha",)),
-    "dan": ("DAN", ("alpha", "beta")),
-}
 SHORT = 1e12  # operations that need no question on any machine, nor a measurement
 choosing = functools.partial(option, panel="Model")
 running = functools.partial(option, panel="Run")
@@ -66,7 +56,10 @@ class ModelOptions:
         str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
     ] = None
     gamma: Annotated[str | None, choosing("Target items (col).")] = None
-    neighbours: Annotated[str | None, choosing("For item-knn and vsknn.")] = None
+    neighbours: Annotated[
+        str | None,
+        choosing("Of item-knn, vsknn, and of --engine neighbourhood: a number or a time."),
+    ] = None
     signals: Annotated[
         SignalName | None, choosing("What repeats and quantities of a pair are worth.")
     ] = None
@@ -100,6 +93,8 @@ class ModelOptions:
         kind = model_class(name)
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
         chosen = self._given("l2", "dropout", "diag_bound", "neighbours")
+        if "neighbours" not in taken and "neighbours" in kind.fit_options:
+            chosen.pop("neighbours", None)  # how to solve, not what: see `solving`
         normalizer = self._normalizer()
         if self.normalizer != "none":
             chosen["normalizer"] = normalizer
@@ -119,6 +114,11 @@ class ModelOptions:
         built: Recommender = kind(**chosen)
         return built
 
+    def solving(self, model: Recommender) -> dict[str, Any]:
+        """Return those options that say how this model is solved for."""
+        given = self._given("neighbours")
+        return {name: value for name, value in given.items() if not hasattr(model, name)}
+
     def _given(self, *names: str) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}
         return {name: parse(value) for name, value in values.items() if value is not None}
@@ -136,13 +136,14 @@ class ModelOptions:
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
 
-        kind, taken = NORMALIZERS[self.normalizer]
+        kinds = {name: getattr(normalize, kind) for name, kind in NORMALIZERS.items()}
         exponents = self._given("alpha", "beta", "gamma")
         for key in exponents:
-            if key not in taken:
-                takers = " or ".join(n for n, (_, takes) in NORMALIZERS.items() if key in takes)
-                raise SettingError(f"--{key} needs --normalizer {takers}, got {self.normalizer}")
-        built: Normalizer = getattr(normalize, kind)(**exponents)
+            takers = [name for name, kind in kinds.items() if hasattr(kind, key)]
+            if self.normalizer not in takers:
+                named = " or ".join(takers)
+                raise SettingError(f"--{key} needs --normalizer {named}, got {self.normalizer}")
+        built: Normalizer = kinds[self.normalizer](**exponents)
         return built
 
 
@@ -219,7 +220,7 @@ class PlanOptions:
     engine: Annotated[EngineName, running("Where the solve runs.")] = "auto"
     device: Annotated[str, running("cpu, or a GPU such as cuda.")] = "cpu"
     memory: Annotated[str | None, running("Budget, such as 6GB.")] = None
-    scratch: Annotated[Path | None, running("Folder for the tiled engine, to resume from.")] = None
+    scratch: Annotated[Path | None, running("Folder for solving on disk, to resume from.")] = None
 
 
 @dataclass(frozen=True)
@@ -229,13 +230,13 @@ class FitOptions(PlanOptions):
     threads: Annotated[int | None, running("At most this many.")] = None
     refine: Annotated[bool, running("Refine the solve (four times the cost).")] = False
 
-    def agree(self, model: Recommender, data: Interactions, yes: bool) -> None:
+    def agree(self, model: Recommender, data: Interactions, yes: bool, **more: Any) -> None:
         """Ask before a solve that takes long."""
         from equipoise.models.linear import LinearAutoencoder
 
         if isinstance(model, LinearAutoencoder):
             names = [each.name for each in dataclasses.fields(PlanOptions)]
-            options = {name: getattr(self, name) for name in names}
+            options = {name: getattr(self, name) for name in names} | more
             agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
 
     def outgrown(self, model: Recommender, data: Interactions) -> bool:
@@ -249,9 +250,9 @@ class FitOptions(PlanOptions):
         found = plan(data, dtype=self.dtype, memory=self.memory)
         return found.engine == "tiled" or not found.fits
 
-    def fit(self, model: Recommender, data: Interactions) -> None:
+    def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
-        options: dict[str, Any] = dict(vars(self))
+        options: dict[str, Any] = {**vars(self), **more}
         logger = logging.getLogger("equipoise")
         level = logger.level
         with working(f"fitting {model.summary()} on {data.n_items:,} items") as report:

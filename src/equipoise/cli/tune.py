@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from equipoise.cli.data import require_split
+from equipoise.cli.data import ReadOptions, open_split
 from equipoise.cli.framework import (
     REMINDER,
     Cluster,
@@ -47,13 +47,20 @@ FAMILIES = (
 
 @declare(app, "tune", "equipoise tune split tuned --family ease --trials 5")
 def tune(
-    split: Annotated[str, typer.Argument(metavar="SPLIT", help="Saved split with a valid part.")],
+    split: Annotated[
+        str,
+        typer.Argument(
+            metavar="SPLIT",
+            help="Saved split with a valid part, or DATA to choose by leave-one-out.",
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     options: PlanOptions,
+    reading: ReadOptions,
     family: Annotated[list[str] | None, option(FAMILIES)] = None,
-    metric: Annotated[str, option("What to make large on valid.")] = "ndcg@20",
+    metric: Annotated[str, option("What to make large.")] = "ndcg@20",
     objective: Annotated[list[str] | None, option("Beside the metric. [tail_ndcg@20]")] = None,
-    trials: Annotated[int, option("Number of solves.")] = 50,
+    trials: Annotated[int | None, option("Number of solves. [50 on a split, 7 on DATA]")] = None,
     budget: Annotated[str | None, option("Time for all, such as 10m or 2h.")] = None,
     paper: Annotated[bool, option("The grid of the DAN paper.", "--paper-grid")] = False,
     early_stop: Annotated[
@@ -61,11 +68,24 @@ def tune(
     ] = False,
     resume: Annotated[bool, option("Go on with the same search in OUT.", "--resume")] = False,
     seed: Annotated[int, option("Of the search.")] = 0,
+    refit: Annotated[
+        Literal["train", "all"], option("On a split: fit the chosen settings on this.")
+    ] = "train",
+    prefer: Annotated[
+        Literal["tail", "balance", "accuracy"] | None,
+        option("On DATA: what to choose for. [balance]"),
+    ] = None,
     threads: Annotated[int | None, option("At most this many.")] = None,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Search settings on the valid part of a split; OUT gets model, trials and frontier plot."""
+    """Search settings; OUT gets model, trials and frontier plot.
+
+    On a split its valid part decides. On DATA all of it stays in every fit, and users that are
+    left out one by one decide.
+    """
+    from equipoise.split import Split
+
     search: Any
     there: dict[str, Any] = {}
     if cluster is None:
@@ -75,10 +95,10 @@ def tune(
 
         there = {"client": cluster}
     _check_out(out, resume)
-    loaded = require_split(split)
+    loaded = open_split(split) or reading.load(split)
     with watching(metric) as watch:
         found = search(
-            family or ["ease"],
+            family or (["ease"] if isinstance(loaded, Split) else None),
             loaded,
             trials=trials,
             metric=metric,
@@ -88,6 +108,8 @@ def tune(
             early_stop=early_stop,
             storage=out / SEARCH,
             seed=seed,
+            refit=refit,
+            prefer=prefer,
             threads=threads,
             progress=watch,
             **there,
@@ -98,6 +120,8 @@ def tune(
         facts = {name: getattr(found, name) for name in ("best", "solves", "resumed", "complete")}
         points = {"points": found.trials.height, "front": found.frontier.to_dicts()}
         settings = {"settings": found.model.settings(), "seconds": found.seconds}
+        settings |= {"chosen": found.sentence}
+        settings |= {"estimate": found.estimate and vars(found.estimate)}
         emit({**facts, **points, **settings, **written})
         return
     _show(found, written)
@@ -137,10 +161,13 @@ def _show(found: Tuned, written: dict[str, str]) -> None:
     say(found.model.summary(), "bold")
     values = ", ".join(f"{name} {found.best[name]:.4f}" for name in found.objectives)
     before = f" and {found.resumed} from before" if found.resumed else ""
+    where = "users left out one by one" if found.estimate else "the valid part"
     say(
-        f"on the valid part: {values}\n{found.trials.height:,} settings from {found.solves} "
+        f"on {where}: {values}\n{found.trials.height:,} settings from {found.solves} "
         f"solves{before} in {duration(found.seconds)}"
     )
+    if found.estimate:
+        say(f"chosen: {found.sentence}\non new users: {found.estimate}")
     if not found.complete:
         say("the budget ran out: the same command with --resume goes on", "yellow")
     if len(found.objectives) > 1:

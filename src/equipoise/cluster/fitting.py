@@ -18,7 +18,6 @@ from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together
 from equipoise.solve.engine import plan
-from equipoise.split import Split
 from equipoise.tuning import Tuned
 from equipoise.tuning.ledger import key_of
 from equipoise.tuning.proposals import Point
@@ -95,7 +94,7 @@ def fit(
     return fitted
 
 
-def tune(model: Any, split: Split, *, client: Any = "local", **options: Any) -> Tuned:
+def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:
     """Find good settings with solves on the workers; ledger and answer are those of `tune`.
 
     The solves of a grid run side by side, each on a worker. With `early_stop`, and where Optuna
@@ -121,7 +120,7 @@ class _WorkerSolves(Solves):
         super().__init__(*given)
         self.client = client
         self.options = {name: each for name, each in self.options.items() if name != "threads"}
-        here = Solves(self.space, self.train, self.metrics, self.hides_seen, self.options)
+        here = Solves(self.space, self.criterion, self.options)
         self._given = submit(client, held_solves, here, secrets.token_hex(8))
         self._under_way: dict[str, Any] = {}
 

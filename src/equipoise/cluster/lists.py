@@ -92,16 +92,13 @@ class Remote:
         """Return the settings of the model."""
         return self.model.settings()
 
-    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
+    def rank(self, history: Interactions, k: int, **how: Any) -> Ranked:
         """Return the lists of all users; each task has some of them."""
         some = [
             history.rows(np.arange(start, min(start + self.batch, history.n_users)))
             for start in range(0, history.n_users, self.batch)
         ]
-        lists = [
-            submit(self.client, rank_some, str(self.folder), rows, k, exclude_seen)
-            for rows in some
-        ]
+        lists = [submit(self.client, rank_some, str(self.folder), rows, k, how) for rows in some]
         found = results(self.client, lists)
         return Ranked(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
@@ -140,9 +137,11 @@ def opened(folder: str) -> Recommender:
 
 
 @task
-def rank_some(folder: str, rows: Interactions, k: int, exclude_seen: bool) -> tuple[Any, Any, Any]:
+def rank_some(
+    folder: str, rows: Interactions, k: int, how: dict[str, Any]
+) -> tuple[Any, Any, Any]:
     """Return the lists of some users: items, scores and lengths."""
-    ranked = opened(folder).rank(rows, k, exclude_seen=exclude_seen)
+    ranked = opened(folder).rank(rows, k, **how)
     return ranked.items, ranked.scores, ranked.lengths
 
 
@@ -159,7 +158,7 @@ def recommend_to(
 ) -> int:
     """Write the k best items of any number of users to a folder of Parquet files.
 
-    A file holds what `Recommendations.to_frame` returns for `users_per_file` users, and appears
+    A file holds what `Recommender.recommend_to` writes for `users_per_file` users, and appears
     only when it is whole. Run again after an interruption, the same call makes the files that
     are missing; another call is refused. Returns the number of users.
 

@@ -143,13 +143,13 @@ def _rows(X: Csr, low: int, high: int) -> Any:
 
 
 @task
-def held(X: Csr, user_weights: Vector) -> tuple[Tile, ...]:
+def held(X: Csr, user_weights: Vector) -> dense.GramArrays:
     """Keep rows of the matrix, and the weights of their users, on a worker."""
     return dense.gram_arrays(X, user_weights)
 
 
 @task
-def gram_strip(strip: Tile | None, chunk: tuple[Tile, ...], span: Span) -> Tile:
+def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
     """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
     n_items = len(chunk[3]) - 1
     out = np.zeros((span[1] - span[0], n_items - span[0]))

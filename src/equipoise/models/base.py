@@ -20,22 +20,26 @@ import scipy.sparse as sp
 
 from equipoise.checks import count
 from equipoise.errors import DataError, NotFittedError, SettingError
-from equipoise.ids import IdIndex, Unknown, is_id
+from equipoise.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
 from equipoise.matrix import Csr
 from equipoise.models.histories import (
     Request,
-    empty_rows,
+    Unknowns,
+    cold_rows,
     history_events,
     history_rows,
     parse_asked,
+    rows_or_empty,
 )
 from equipoise.models.recommendations import (
     Explanation,
     Recommendations,
+    Strongest,
     add_up,
-    write_parquet,
+    strongest,
+    write_lists,
 )
 from equipoise.models.saving import (
     Shapes,
@@ -45,8 +49,13 @@ from equipoise.models.saving import (
     plain,
     save_model,
 )
+from equipoise.models.updating import changed_data
+from equipoise.ranking.mixture import mixed
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
+from equipoise.ranking.rules import RulesLike, as_rules
 from equipoise.ranking.terms import Constant, Term
+from equipoise.readers import read
+from equipoise.readers.frames import is_frame
 from equipoise.signals import SETTINGS, Background, Signals
 from equipoise.storage import Fields, Stored
 
@@ -113,12 +122,16 @@ class Recommender(ABC):
         The training data as they were given.
     arrays_
         What fitting learned beyond the data, by name; saved with the model.
+    estimate_
+        How good the model is on users left out of its fit, where `tune` has found out; saved with
+        the model, and None after any change of it.
     """
 
     signals: Signals | None = field(default=None, repr=False)
 
     interactions_: Interactions = field(init=False, repr=False)
     arrays_: dict[str, Any] = field(init=False, repr=False)
+    estimate_: dict[str, Any] | None = field(init=False, repr=False, default=None)
     _given: Interactions = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
     registry: ClassVar[dict[str, type[Recommender]]] = models
@@ -156,6 +169,7 @@ class Recommender(ABC):
         threads: int | None = None,
         refine: bool = False,
         precision: str = "auto",
+        neighbours: int | str | None = None,
         progress: Callable[[Any], Any] | None = None,
         valid: Any = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -170,7 +184,8 @@ class Recommender(ABC):
         Parameters
         ----------
         interactions
-            Training data: Interactions, or a sparse matrix of scipy, users x items.
+            Training data: Interactions, a frame that `eq.read` can read by itself, or a sparse
+            matrix of scipy, users x items.
         device
             "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
         dtype
@@ -178,14 +193,17 @@ class Recommender(ABC):
         engine
             Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
             "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
-            fastest that fits. Session models: "sparse" solves for an item
+            fastest that fits. "neighbourhood" predicts each item from a few others: approximate,
+            for catalogues too large for the rest, and only taken where asked for. Session models:
+            "sparse" solves for an item
             when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
-            All are exact.
+            All others are exact.
         memory
             Budget such as "6GB", of the machine or of the card; all that is free if left out.
         scratch
             Folder for the tiles and the result of the tiled engine, a temporary one if left out.
             A fit that was cut short goes on from there; the model needs it as long as it lives.
+            Of the neighbourhood engine: for what it has done so far, until it is done.
         threads
             Number of threads; None uses all.
         refine
@@ -194,6 +212,9 @@ class Recommender(ABC):
             How a card multiplies float32: "auto" by pairs of halves on its tensor cores, which is
             as accurate and about three times as fast, where it has them; "float32"; "tf32" with
             about 3 digits of a weight instead of 6.
+        neighbours
+            Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that a
+            fit may take. Left out: 200, or as many as the memory has room for.
         progress
             Called after each step of the tiled engine with its `Progress`, or after each epoch of
             a neural model with its `Epoch`; training ends where it returns True.
@@ -207,6 +228,7 @@ class Recommender(ABC):
         """
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
         self._given = _training_data(interactions)
+        self.estimate_ = None
         options = self._taken(given)
         if self.signals is None:
             _say_if_uneven(self._given)
@@ -233,11 +255,11 @@ class Recommender(ABC):
             )
         return weighed
 
-    def _rows_of(self, source: Interactions | list[Any], unknown: Unknown) -> Csr:
+    def _rows_of(self, source: Interactions | list[Any], unknown: Unknowns) -> Csr:
         """Return histories as rows over the model's items, weighed as the training data were."""
         items = self.item_index_
         if isinstance(source, Interactions):
-            source = source.with_items(items, unknown=unknown)
+            source = source.with_items(items, unknown=unknown.items)
             if self.signals is None:
                 return source.matrix
             events = source.own_events
@@ -295,16 +317,31 @@ class Recommender(ABC):
         normalizer = getattr(self, "normalizer_", None)
         return None if normalizer is None else float(normalizer.exponents()[0])
 
-    def update(
-        self,
-        added: Interactions | None = None,
-        removed: Any = None,
-        *,
-        replace: bool = False,
-    ) -> Self:
-        """Add and remove interactions, where a model can do that without a new fit."""
-        kind = type(self).__name__
-        raise SettingError(f"a {kind} has no update; fit it again on the new data")
+    @at_once
+    def update(self, added: Any = None, removed: Any = None, *, replace: bool = False) -> Self:
+        """Add and remove interactions by a new fit on the changed data.
+
+        Parameters
+        ----------
+        added
+            New pairs, as Interactions or a frame; their users and items may be new.
+        removed
+            Pairs to take out, as Interactions or a frame; or the id of a user to forget
+            altogether, or a list of such ids.
+        replace
+            Let the weight of an added pair take the place of the one that is there; otherwise
+            they add up, as if both tables had been read as one.
+        """
+        old, options = self.data_, self._refit_options()
+        new = changed_data(old, added, removed, replace=replace)
+        if new.fingerprint != old.fingerprint:
+            self._given = new
+            self._fit(self._weighed(new), **options)
+        return self
+
+    def _refit_options(self) -> dict[str, Any]:
+        """Return the options of the fit that `update` makes, or say why there is none."""
+        return {name: FIT_DEFAULTS[name] for name in self.fit_options}
 
     @property
     def item_index_(self) -> IdIndex:
@@ -360,6 +397,38 @@ class Recommender(ABC):
         'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
         """
         return in_words(self.settings(resolved=True))
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the settings by name, as scikit-learn asks for them.
+
+        With `deep`, also those of parts, such as "normalizer__alpha".
+        """
+        own = [each.name for each in dataclasses.fields(cast(Any, self)) if each.init]
+        values = {name: getattr(self, name) for name in own}
+        for name, part in list(values.items()) if deep else []:
+            if dataclasses.is_dataclass(part):
+                inner = {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+                values |= {f"{name}__{key}": value for key, value in inner.items()}
+        return values
+
+    @at_once
+    def set_params(self, **params: Any) -> Self:
+        """Change settings by their names in `get_params`; the model has to be fitted again."""
+        own: dict[str, Any] = {}
+        known = self.get_params()
+        for key, value in params.items():
+            if key not in known:
+                has = ", ".join(known) or "none"
+                raise SettingError(f"{type(self).__name__} has no setting {key!r}; it has {has}")
+            name, _, inner = key.partition("__")
+            part = own.get(name, getattr(self, name))
+            own[name] = dataclasses.replace(part, **{inner: value}) if inner else value
+        self.__dict__ = dataclasses.replace(cast(Any, self), **own).__dict__
+        return self
+
+    def clone(self) -> Self:
+        """Return a model with the same settings, not fitted."""
+        return cast(Self, dataclasses.replace(cast(Any, self)))
 
     @classmethod
     def prototype(cls) -> Self:
@@ -432,18 +501,18 @@ class Recommender(ABC):
         history: Interactions,
         k: int,
         *,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = True,
         alpha: float | None = None,
+        rules: RulesLike | None = None,
         threads: int | None = None,
     ) -> Ranked:
         """Rank items for the rows of `history`, by position; what `evaluate` works from.
 
-        An empty row is ranked by popularity, as in `recommend`.
+        A row without items, or with items alone that nobody used, is ranked by popularity, as in
+        `recommend`.
         """
-        request = self._request(history, "error")
-        return self._ranked(
-            self.terms(alpha), request, k, exclude_seen=exclude_seen, threads=threads
-        )
+        request = self._request(history, Unknowns())
+        return self._listed(request, self.terms(alpha), k, exclude_seen, rules, threads)
 
     @on_snapshot
     def recommend(
@@ -454,13 +523,18 @@ class Recommender(ABC):
         exclude_seen: bool | None = None,
         exclude: Any = None,
         candidates: Any = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
-        unknown: Unknown = "error",
+        reasons: int = 0,
+        unknown_users: str | None = None,
+        unknown_items: Unknown | None = None,
+        unknown: Unknown | None = None,
         threads: int | None = None,
     ) -> Recommendations:
         """Return the k best items for each user, as raw ids.
 
-        An empty history gets the items with most training users; `source` says so.
+        A user without a history, or with items alone that nobody used in training, gets the
+        items with most training users; `source` says so, and these items have no scores.
 
         Parameters
         ----------
@@ -472,19 +546,30 @@ class Recommender(ABC):
         exclude_seen
             Leave out the items of the history; left out: yes, except for session models.
         exclude
-            Item ids to leave out for all users, or a list of such lists, one per user.
+            Item ids to leave out for all users, a list of such lists, one per user, a mapping
+            from users to lists, or a mask over the items of the model.
         candidates
-            Item ids to choose from, for all users, or a list of such lists, one per user.
+            Items to choose from, in the same forms; users whom a mapping lacks choose from all.
+        rules
+            `Rules` on what may be listed and in what mixture, or the path of their TOML file.
         alpha
             The popularity dial: takes the place of the normalizer's alpha, no refit.
+        reasons
+            How many items of the history to name as reasons for each recommended item.
+        unknown_users
+            Users the model does not know are an error, left out with "skip", or get popular items
+            with "popular".
+        unknown_items
+            Items the model does not know are an error, or left out with "skip".
         unknown
-            Ids the model does not know are an error, or left out with "skip".
+            The same for users and items, where these two are left out.
         threads
             Number of threads; None uses all.
         """
-        request = self._request(users_or_histories, unknown)
-        request = request.limited(exclude, candidates, self.item_index_, unknown)
-        return self._answer(request, self.terms(alpha), k, exclude_seen, threads)
+        unknowns = Unknowns.of(unknown, unknown_users, unknown_items)
+        request = self._request(users_or_histories, unknowns)
+        request = request.limited(exclude, candidates, self.item_index_, unknowns)
+        return self._answer(request, self.terms(alpha), k, exclude_seen, rules, reasons, threads)
 
     @on_snapshot
     def recommend_to(
@@ -497,46 +582,115 @@ class Recommender(ABC):
         exclude_seen: bool | None = None,
         exclude: Any = None,
         candidates: Any = None,
+        rules: RulesLike | None = None,
         alpha: float | None = None,
-        unknown: Unknown = "error",
+        reasons: int = 0,
+        unknown_users: str | None = None,
+        unknown_items: Unknown | None = None,
+        unknown: Unknown | None = None,
         threads: int | None = None,
     ) -> int:
-        """Write the k best items of any number of users to a Parquet file, batch by batch.
+        """Write the k best items of any number of users to a file, batch by batch.
 
-        The file holds what `Recommendations.to_frame` returns. All training users are answered
+        The name says how: `.parquet`, `.csv` or `.jsonl`. The file holds what
+        ``Recommendations.to_frame(details=True)`` returns: user, item, score, rank, source, title
+        where there are labels, and the reasons where asked for. All training users are answered
         when none are named. Returns the number of users. Options as for `recommend`.
         """
         count("batch_size", batch_size)
+        unknowns = Unknowns.of(unknown, unknown_users, unknown_items)
         wanted = self._fitted if users_or_histories is None else users_or_histories
-        request = self._request(wanted, unknown)
-        request = request.limited(exclude, candidates, self.item_index_, unknown)
-        terms = self.terms(alpha)
+        request = self._request(wanted, unknowns)
+        request = request.limited(exclude, candidates, self.item_index_, unknowns)
+        terms, how = self.terms(alpha), (k, exclude_seen, as_rules(rules), reasons, threads)
 
         def batches() -> Iterator[pl.DataFrame]:
             for start in range(0, len(request), batch_size):
                 some = request.take(np.arange(start, min(start + batch_size, len(request))))
-                yield self._answer(some, terms, k, exclude_seen, threads).to_frame()
+                yield self._answer(some, terms, *how).to_frame(details=True)
 
-        write_parquet(path, batches())
+        write_lists(path, batches())
         return len(request)
 
     @on_snapshot
     def score(
-        self, histories: Any, *, alpha: float | None = None, unknown: Unknown = "error"
+        self,
+        histories: Any,
+        *,
+        alpha: float | None = None,
+        unknown_users: str | None = None,
+        unknown_items: Unknown | None = None,
+        unknown: Unknown | None = None,
     ) -> npt.NDArray[Any]:
         """Return the scores of all items for each user or history, users x items, dense.
 
-        Those of an empty history are the numbers of training users of each item.
+        Those of a user who gets popular items are the numbers of training users of each item.
         """
-        request = self._request(histories, unknown)
-        scores = score(self.terms(alpha), request.history, users=request.trained)
-        scores[empty_rows(request.history)] = self.item_counts_
+        request = self._request(histories, Unknowns.of(unknown, unknown_users, unknown_items))
+        cold = cold_rows(request.history, self.item_counts_)
+        warm = request.take(np.flatnonzero(~cold)) if cold.any() else request
+        found = score(self.terms(alpha), warm.history, users=warm.trained)
+        if not cold.any():
+            return found
+        scores = np.empty(request.history.shape, found.dtype)
+        scores[~cold], scores[cold] = found, self.item_counts_
         return scores
 
-    def similar(self, item: Any, k: int = 20, *, alpha: float | None = None) -> Recommendations:
-        """Return the items that most follow from this one alone, itself left out."""
-        self.item_index_.position(item)
-        return self.recommend({item: [item]}, k, exclude_seen=True, alpha=alpha)
+    def similar(
+        self,
+        items: Any,
+        k: int = 20,
+        *,
+        rules: RulesLike | None = None,
+        alpha: float | None = None,
+        unknown_items: Unknown | None = None,
+    ) -> Recommendations:
+        """Return the items that most follow from one alone, itself left out.
+
+        Parameters
+        ----------
+        items
+            An item, or a list of items, which gives a list of similar items for each.
+        k, rules, alpha, unknown_items
+            As for `recommend`.
+        """
+        alone = self._alone(items, unknown_items)
+        return self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
+
+    def similar_to(
+        self,
+        path: str | os.PathLike[str],
+        items: Any = None,
+        k: int = 20,
+        *,
+        batch_size: int = BATCH,
+        rules: RulesLike | None = None,
+        alpha: float | None = None,
+        unknown_items: Unknown | None = None,
+    ) -> int:
+        """Write the k most similar items of each item to a file, batch by batch.
+
+        The file is one of `recommend_to`, with the item each list is about in the column `user`.
+        All items are taken when none are named. Returns the number of items.
+        """
+        wanted = self.item_index_.values if items is None else items
+        alone = self._alone(wanted, unknown_items)
+        return self.recommend_to(
+            path, alone, k, batch_size=batch_size, rules=rules, alpha=alpha, exclude_seen=True
+        )
+
+    def _alone(self, items: Any, unknown_items: Unknown | None) -> dict[Any, list[Any]]:
+        """Return a history of one item for each item."""
+        if is_id(items):
+            if unknown_items != "skip":
+                self.item_index_.position(items)
+            items = [items]
+        listed = as_list(items)
+        for item in listed:
+            if not is_id(item):
+                raise DataError(f"similar takes one item id or a list of them, got {item!r}")
+        place = Unknowns.of(None, None, unknown_items).item_positions(listed, self.item_index_)
+        return {item: [item] for item in self.item_index_.values[place[place >= 0]].tolist()}
 
     @on_snapshot
     def explain(
@@ -545,7 +699,8 @@ class Recommender(ABC):
         item: Any,
         *,
         alpha: float | None = None,
-        unknown: Unknown = "error",
+        unknown_items: Unknown | None = None,
+        unknown: Unknown | None = None,
     ) -> Explanation:
         """Return what each item of a history adds to the score of an item.
 
@@ -555,18 +710,17 @@ class Recommender(ABC):
             Item ids, or the id of a training user.
         item
             The item to explain.
-        alpha, unknown
-            As for `recommend`; `unknown` is about the history.
+        alpha
+            As for `recommend`.
+        unknown_items, unknown
+            Items of the history the model does not know are an error, or left out with "skip".
         """
-        if not self.explains:
-            raise DataError(
-                f"{type(self).__name__} cannot explain a score, which is not a sum over the items "
-                "of the history; take a linear model for that"
-            )
+        self._require_explains()
         if isinstance(history, (Mapping, Interactions)):
             raise DataError("explain takes one history: item ids, or the id of a training user")
         target = self.item_index_.position(item)
-        rows = self._request(history if is_id(history) else [history], unknown).history
+        unknowns = Unknowns.of(None, None, unknown_items or unknown)
+        rows = self._request(history if is_id(history) else [history], unknowns).history
         if not rows.nnz:
             raise DataError("the history is empty, so there is nothing to explain; give items")
         sources = rows.indices
@@ -582,6 +736,13 @@ class Recommender(ABC):
         own = None if titles is None else titles[0]
         return Explanation(item, total, ids, shares.tolist(), own)
 
+    def _require_explains(self) -> None:
+        if not self.explains:
+            raise DataError(
+                f"{type(self).__name__} cannot explain a score, which is not a sum over the items "
+                "of the history; take a linear model for that"
+            )
+
     @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic."""
@@ -592,11 +753,11 @@ class Recommender(ABC):
         """Whether `recommend` leaves out items of the history unless told."""
         return True
 
-    def _request(self, wanted: Any, unknown: Unknown) -> Request:
+    def _request(self, wanted: Any, unknown: Unknowns) -> Request:
         """Return who is asked about, as rows over the model's items."""
         asked = parse_asked(wanted, self._fitted, unknown)
         if isinstance(asked.source, np.ndarray):
-            history: Csr = self._fitted.matrix[asked.source]
+            history = rows_or_empty(self._fitted.matrix, asked.source)
         else:
             history = self._rows_of(asked.source, unknown)
         return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
@@ -630,16 +791,66 @@ class Recommender(ABC):
         names, ids = data.labels.to_series(0).to_list(), data.items.tolist()
         return [[str(names[place] or ids[place]) for place in row] for row in rows]
 
+    def _listed(
+        self,
+        request: Request,
+        terms: list[Term],
+        k: int,
+        exclude_seen: bool | None,
+        rules: RulesLike | None,
+        threads: int | None,
+    ) -> Ranked:
+        """Rank items for the rows of a request, under the rules."""
+        checked = as_rules(rules)
+        options: dict[str, Any] = {"threads": threads}
+        options["exclude_seen"] = self._hides_seen if exclude_seen is None else exclude_seen
+        if checked is None:
+            return self._ranked(terms, request, k, **options)
+        found = checked.on(self._fitted)
+        request, options["boost"] = request.ruled(found), found.boost
+        if found.seen is not None:
+            options["exclude_seen"] = found.seen == "exclude"
+        if not found.mixes:
+            return self._ranked(terms, request, k, **options)
+        if found.diversity and not self.fold_in:
+            raise SettingError(
+                f"{type(self).__name__} knows no similarity of items, which diversity needs; "
+                "leave it out of the rules"
+            )
+        pins = np.zeros(len(self.item_index_), np.bool_)
+        pins[found.pins] = True
+        pinned = Ranked.empty(len(request), 0, np.dtype(np.float32))
+        if len(found.pins):
+            pinned = self._ranked(terms, request.within(pins), len(found.pins), **options)
+            pinned = pinned.in_order(found.pins)
+        rest = request.within(~pins)
+        count("k", k)
+
+        def rank(rows: npt.NDArray[np.int64], width: int) -> Ranked:
+            return self._ranked(terms, rest.take(rows), width, **options)
+
+        return mixed(rank, found, terms, pinned, k)
+
     def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
-        """Rank items for the rows of a request, empty ones by popularity."""
-        history, exclude = request.history, request.exclude
-        ranked = top_k(terms, history, k, users=request.trained, exclude=exclude, **options)
-        empty = empty_rows(history)
-        if len(empty):
-            popular = [Constant(self.item_counts_.astype(np.float32))]
-            hidden = None if exclude is None else exclude[empty]
-            ranked.put(empty, top_k(popular, history[empty], k, exclude=hidden, **options))
-        return ranked
+        """Rank items for the rows of a request, cold ones by popularity."""
+        cold = cold_rows(request.history, self.item_counts_)
+        popular: list[Term] = [Constant(self.item_counts_.astype(np.float32))]
+        groups = [(terms, np.flatnonzero(~cold)), (popular, np.flatnonzero(cold))]
+        parts = []
+        for scored_by, rows in groups if cold.any() else groups[:1]:
+            some = request.take(rows) if cold.any() else request
+            found = top_k(
+                scored_by,
+                some.history,
+                k,
+                exclude=some.exclude,
+                candidates=some.allowed,
+                only=some.only,
+                users=some.trained,
+                **options,
+            )
+            parts.append((rows, found))
+        return Ranked.joined(parts)
 
     def _answer(
         self,
@@ -647,24 +858,41 @@ class Recommender(ABC):
         terms: list[Term],
         k: int,
         exclude_seen: bool | None,
+        rules: RulesLike | None,
+        reasons: int,
         threads: int | None,
     ) -> Recommendations:
-        hide = self._hides_seen if exclude_seen is None else exclude_seen
-        parts = []
-        for some, allowed in request.by_candidates():
-            options = {"exclude_seen": hide, "candidates": allowed, "threads": threads}
-            parts.append((some, self._ranked(terms, request.take(some), k, **options)))
-        ranked = Ranked.joined(parts)
+        ranked = self._listed(request, terms, k, exclude_seen, rules, threads)
+        cold = cold_rows(request.history, self.item_counts_)
+        # counts of users are no scores of the model
+        ranked.scores[cold] = np.nan
         rows, scores = (
             [row[:length] for row, length in zip(table, ranked.lengths, strict=True)]
             for table in (ranked.items, ranked.scores)
         )
-        items = [self.item_index_.values[row].tolist() for row in rows]
-        titles = self._titles(rows)
-        source = np.full(len(request), "model", object)
-        source[empty_rows(request.history)] = "popular"
-        kinds = {"user": request.kind, "item": self.item_index_.kind}
-        return Recommendations(request.users, items, scores, source.tolist(), titles, kinds)
+        because: Strongest | None = None
+        if count("reasons", reasons, 0):
+            self._require_explains()
+            because = strongest(terms, request.history, rows, cold, reasons)
+        source = np.where(cold, "popular", "model").tolist()
+        return Recommendations(
+            request.users,
+            [self.item_index_.values[row].tolist() for row in rows],
+            scores,
+            source,
+            self._titles(rows),
+            *self._named(because),
+            {"user": request.kind, "item": self.item_index_.kind},
+        )
+
+    def _named(self, because: Strongest | None) -> tuple[Any, Any]:
+        """Return the ids and the titles of reasons."""
+        if because is None:
+            return None, None
+        ids = [[self.item_index_.values[each].tolist() for each in row] for row in because]
+        if self._fitted.labels is None:
+            return ids, None
+        return ids, [self._titles(row) for row in because]
 
 
 FIT_DEFAULTS = {
@@ -677,9 +905,12 @@ FIT_DEFAULTS = {
 def _training_data(given: Any) -> Interactions:
     if sp.issparse(given):
         return Interactions(given)
+    if is_frame(given):
+        return read(given)
     if not isinstance(given, Interactions):
         raise DataError(
-            "fit needs Interactions or a sparse matrix of scipy; make them with eq.read(...)"
+            "fit needs Interactions, a frame or a sparse matrix of scipy; make them with "
+            "eq.read(...)"
         )
     return given
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
+from equipoise.automatic import Auto, neighbourhood_from_counts
 from equipoise.checks import count, non_negative
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import SPARSE, Shapes
 from equipoise.ranking.terms import Constant, Sparse, Term
+from equipoise.storage import Fields, Stored
 
 
 @dataclass(kw_only=True, eq=False)
@@ -38,24 +40,58 @@ class ItemKNN(Recommender):
     Parameters
     ----------
     neighbours
-        How many similar items each item keeps; 20 to 500.
+        How many similar items each item keeps, 5 to 200; "auto" takes it from the data.
     shrink
-        Takes weight from similarities that rest on few users; 0 to 100.
+        Takes weight from similarities that rest on few users, 0 to 100; "auto" takes it from the
+        data.
+
+    Attributes
+    ----------
+    neighbours_, shrink_
+        These settings with their numbers, where "auto" was asked for.
     """
 
     search_space: ClassVar[SearchSpace] = {
-        "neighbours": (20, 50, 100, 200, 500),
-        "shrink": (0.0, 10.0, 50.0, 100.0),
+        "neighbours": (10, 20, 50, 100, 200),
+        "shrink": (0.0, 3.0, 10.0, 50.0),
     }
 
-    neighbours: int = 100
-    shrink: float = 10.0
+    neighbours: int | Auto = "auto"
+    shrink: float | Auto = "auto"
+
+    neighbours_: int = field(init=False, repr=False)
+    shrink_: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        count("neighbours", self.neighbours)
-        non_negative("shrink", self.shrink)
+        if self.neighbours != "auto":
+            count("neighbours", self.neighbours)
+        if self.shrink != "auto":
+            non_negative("shrink", self.shrink)
+
+    def search_start(self, data: Interactions) -> dict[str, Any]:
+        """Return the settings, "auto" as numbers from the data."""
+        neighbours, shrink = self._numbers(data)
+        return {"neighbours": neighbours, "shrink": shrink}
+
+    def search_point(self) -> dict[str, Any]:
+        """Return the settings with the numbers behind "auto"."""
+        found = {"neighbours": self.neighbours_, "shrink": self.shrink_}
+        return {**super().search_point(), **found}
+
+    def _numbers(self, data: Interactions) -> tuple[int, float]:
+        used = [int((each > 0).sum()) for each in (data.item_counts, data.user_counts)]
+        found = neighbourhood_from_counts(*(data.n_interactions / max(n, 1) for n in used))
+        return (
+            found[0] if self.neighbours == "auto" else int(self.neighbours),
+            found[1] if self.shrink == "auto" else float(self.shrink),
+        )
+
+    def _restore(self, state: Fields, stored: Stored) -> None:
+        super()._restore(state, stored)
+        self.neighbours_, self.shrink_ = self._numbers(self.interactions_)
 
     def _fit(self, data: Interactions) -> None:
+        self.neighbours_, self.shrink_ = self._numbers(data)
         X = data.matrix.copy()
         if self.signals is None:
             X.data[:] = 1
@@ -66,9 +102,9 @@ class ItemKNN(Recommender):
         squares = X.data.astype(np.float64) ** 2
         root = np.sqrt(np.bincount(X.indices, squares, minlength=data.n_items))
         row = np.repeat(np.arange(data.n_items), np.diff(similarity.indptr))
-        norm = root[row] * root[similarity.indices] + self.shrink
+        norm = root[row] * root[similarity.indices] + self.shrink_
         similarity.data = (similarity.data / norm).astype(np.float32)
-        self._keep(data, {"similarity": _largest_of_rows(similarity, self.neighbours)})
+        self._keep(data, {"similarity": _largest_of_rows(similarity, self.neighbours_)})
 
     def _shapes(self) -> Shapes:
         return {"similarity": SPARSE}

@@ -55,6 +55,9 @@ class GraphFilter(Recommender):
             raise DataError("fit needs at least one interaction")
         self._keep(data, self._learn(data))
 
+    def _refit_options(self) -> dict[str, Any]:
+        return {"dtype": self.dtype_}
+
     def _learn(self, interactions: Interactions) -> dict[str, Any]:
         """Return what has to be computed and saved, by name, in the precision `dtype_`."""
         return {}

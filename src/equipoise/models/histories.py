@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.checks import choice
 from equipoise.errors import DataError
 from equipoise.events import Events
-from equipoise.ids import IdIndex, Unknown, as_list, is_id
+from equipoise.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
-from equipoise.matrix import Csr
+from equipoise.matrix import Csr, segments
+from equipoise.ranking.ranker import Only
+from equipoise.ranking.rules import ItemRules
 from equipoise.ranking.terms import Rows
 
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+
+class Unknowns(NamedTuple):
+    """What to do about ids the model does not know."""
+
+    users: Literal["error", "popular", "skip"] = "error"
+    items: Unknown = "error"
+
+    @classmethod
+    def of(cls, both: Unknown | None, users: Any = None, items: Any = None) -> Self:
+        """Return the checked choices; `both` stands for those that are left out."""
+        if both is not None:
+            choice("unknown", both, UNKNOWN)
+        users, items = users or both or "error", items or both or "error"
+        choice("unknown_users", users, ("error", "popular", "skip"))
+        return cls(users, choice("unknown_items", items, UNKNOWN))
+
+    def user_positions(self, listed: Any, index: IdIndex) -> Positions:
+        """Positions of training users, -1 for those that are no error."""
+        hint = "pass unknown_users='popular' for popular items, or 'skip' to leave them out"
+        unknown: Unknown = "error" if self.users == "error" else "skip"
+        return index.positions(listed, unknown=unknown, hint=hint)
+
+    def item_positions(self, listed: Any, index: IdIndex) -> Positions:
+        """Positions of items, -1 for those that are left out."""
+        hint = "pass unknown_items='skip' to leave them out"
+        return index.positions(listed, unknown=self.items, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -32,7 +62,8 @@ class Asked:
     users, kind
         A name for each of them, and the type of a column of these names.
     source
-        Positions of training users, histories, or Interactions.
+        Positions of training users (-1: unknown, to be answered all the same), histories, or
+        Interactions.
     answered
         A flag for each user or history the caller passed: False where it was skipped.
     trained
@@ -46,7 +77,7 @@ class Asked:
     trained: Positions | None = None
 
 
-def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
+def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
     """Tell user ids, histories and Interactions apart.
 
     A single id or a list of ids means known users; a list of lists, a mapping from names to lists
@@ -62,11 +93,16 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknown) -> Asked:
         return Asked(users, _kind(users), histories, np.ones(len(users), np.bool_))
     listed = as_list(wanted)
     if _are_ids(listed, "user ids or histories (lists of item ids)"):
-        place = train.user_index.positions(listed, unknown=unknown)
-        answered = place >= 0
+        place = unknown.user_positions(listed, train.user_index)
+        answered = (place >= 0) | (unknown.users == "popular")
         place = place[answered]
-        users = train.users[place].tolist()
-        return Asked(users, train.user_index.kind, place, answered, place)
+        given = [_plain(user) for user, kept in zip(listed, answered, strict=True) if kept]
+        known = train.users[place].tolist() if len(train.users) else given
+        users = [own if at >= 0 else new for own, new, at in zip(known, given, place, strict=True)]
+        kind = train.user_index.kind
+        if (place < 0).any() and kind == pl.Int64:
+            kind = _kind(users)
+        return Asked(users, kind, place, answered, place)
     return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
 
 
@@ -82,8 +118,10 @@ class Request:
         A row for each user.
     allowed
         Mask of the items that may be listed for all users; None stands for all items.
-    exclude, candidates
-        Items that may not, and that alone may be listed, a row for each user.
+    exclude
+        Items that may not be listed, a row for each user.
+    only
+        Items that alone may be listed, a row for each user.
     """
 
     users: list[Any]
@@ -93,7 +131,7 @@ class Request:
     trained: Positions | None = None
     allowed: Mask | None = None
     exclude: Csr | None = None
-    candidates: Csr | None = None
+    only: tuple[Only, ...] = ()
 
     def __len__(self) -> int:
         return len(self.users)
@@ -102,83 +140,125 @@ class Request:
         """Return the users at these rows."""
         per_user: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows]
-            for name in ("history", "trained", "exclude", "candidates")
+            for name in ("history", "trained", "exclude")
         }
-        return replace(self, users=[self.users[row] for row in rows], **per_user)
+        only = tuple(each.take(rows) for each in self.only)
+        return replace(self, users=[self.users[row] for row in rows], only=only, **per_user)
 
-    def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknown) -> Self:
+    def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknowns) -> Self:
         """Return the request with item lists of the caller, each looked up once.
 
         One list for all users becomes a mask, which all of them share.
         """
-        each: dict[str, Csr] = {}
-        allowed = None
-        for name, given in (("exclude", exclude), ("candidates", candidates)):
+        out = self
+        for given, excludes in ((exclude, True), (candidates, False)):
             if given is None:
                 continue
-            found = _item_lists(given, self.answered, items, unknown)
+            found, rows = self._item_lists(given, items, unknown)
             if isinstance(found, np.ndarray):
-                mask = np.isin(np.arange(len(items)), found, invert=name == "exclude")
-                allowed = mask if allowed is None else allowed & mask
+                out = out.within(~found if excludes else found)
+            elif excludes:
+                out = out._without(found)
             else:
-                each[name] = found
-        exclude, candidates = each.get("exclude"), each.get("candidates")
-        return replace(self, allowed=allowed, exclude=exclude, candidates=candidates)
+                out = replace(out, only=(*out.only, Only(found, rows)))
+        return out
 
-    def by_candidates(self) -> Iterator[tuple[Positions, Mask | None]]:
-        """Rows of the users who choose from the same items, and these items as a mask."""
-        if self.candidates is None or not len(self):
-            yield np.arange(len(self)), self.allowed
-            return
-        groups: dict[bytes, list[int]] = {}
-        rows = np.split(self.candidates.indices, self.candidates.indptr[1:-1])
-        for row, listed in enumerate(rows):
-            groups.setdefault(listed.tobytes(), []).append(row)
-        for group in groups.values():
-            mask = np.zeros(self.candidates.shape[1], np.bool_)
-            mask[rows[group[0]]] = True
-            yield np.array(group), mask if self.allowed is None else mask & self.allowed
+    def ruled(self, rules: ItemRules) -> Self:
+        """Return the request with what rules allow, for all users and for each."""
+        out = self if rules.allowed is None else self.within(rules.allowed)
+        if rules.seen == "only":
+            out = replace(out, only=(*out.only, Only(self.history)))
+        if not rules.users:
+            return out
+        each = [rules.users.get(str(user), {}) for user in self.users]
+        for name in ("include", "exclude"):
+            rows = np.array([name in own for own in each], np.bool_)
+            if not rows.any():
+                continue
+            lists = [np.flatnonzero(own[name]) if name in own else () for own in each]
+            pairs = _pairs(lists, self.history.shape[1])
+            if name == "exclude":
+                out = out._without(pairs)
+            else:
+                out = replace(out, only=(*out.only, Only(pairs, rows)))
+        return out
+
+    def within(self, mask: Mask) -> Self:
+        """Return the request with these items alone, among those it allows."""
+        return replace(self, allowed=mask if self.allowed is None else self.allowed & mask)
+
+    def _without(self, pairs: Csr) -> Self:
+        return replace(self, exclude=pairs if self.exclude is None else self.exclude + pairs)
+
+    def _item_lists(
+        self, given: Any, items: IdIndex, unknown: Unknowns
+    ) -> tuple[Mask | Csr, Mask | None]:
+        """Return a mask for all users, or a row per user and which users have one."""
+        if isinstance(given, Mapping):
+            rows = np.array([user in given for user in self.users], np.bool_)
+            lists = [given.get(user, ()) for user in self.users]
+            return history_rows(lists, items, unknown), rows
+        listed = as_list(given)
+        if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
+            if len(listed) != len(items):
+                size = f"{len(listed)} flags for {len(items)} items"
+                raise DataError(f"got {size}; give one for each item of the model, or item ids")
+            return np.array(listed, np.bool_), None
+        if _are_ids(listed, "item ids or lists of item ids"):
+            mask = np.zeros(len(items), np.bool_)
+            mask[_item_positions(listed, items, unknown)] = True
+            return mask, None
+        known = self.answered
+        if len(listed) != len(known):
+            size = f"{len(listed)} lists of items for {len(known)} users"
+            raise DataError(f"got {size}; give one each, or a mapping from users to lists")
+        kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
+        return history_rows(kept, items, unknown), None
 
 
-def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Csr:
+def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
+    """Return rows of a matrix, an empty one where the place is negative."""
+    if (places >= 0).all():
+        return matrix[places]
+    starts, stops = matrix.indptr[places], matrix.indptr[places + 1]
+    taken, offsets = segments(starts, np.where(places >= 0, stops - starts, 0))
+    parts = matrix.data[taken], matrix.indices[taken], offsets
+    return sp.csr_array(parts, shape=(len(places), matrix.shape[1]))
+
+
+def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Csr:
     """Return one row per history, with a 1 for each of its items."""
-    rows = [_item_positions(history, items, unknown) for history in histories]
+    return _pairs([_item_positions(each, items, unknown) for each in histories], len(items))
+
+
+def _pairs(rows: Sequence[Any], n_items: int) -> Csr:
+    """Return rows of ones at these positions, which ascend."""
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    columns = np.concatenate([*rows, np.empty(0, np.int64)])
+    columns = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
     ones = np.ones(len(columns), np.float32)
-    return sp.csr_array((ones, columns, offsets), shape=(len(rows), len(items)))
+    return sp.csr_array((ones, columns, offsets), shape=(len(rows), n_items))
 
 
-def history_events(histories: Iterable[Any], items: IdIndex, unknown: Unknown) -> Events:
+def cold_rows(history: Csr, item_counts: npt.NDArray[Any]) -> Mask:
+    """Flags of the users without a history, or with items alone that nobody used in training."""
+    # `reduceat` gives an empty row the value of the next one, and needs one after the last
+    used = np.append(item_counts[history.indices] > 0, False)
+    found = np.logical_or.reduceat(used, history.indptr[:-1])
+    return np.asarray(~found | (np.diff(history.indptr) == 0))
+
+
+def history_events(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Events:
     """Return the items of each history in their order, repeats included, without times."""
-    rows = [items.positions(as_list(history), unknown=unknown) for history in histories]
+    rows = [unknown.item_positions(as_list(history), items) for history in histories]
     rows = [row[row >= 0] for row in rows]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
-def empty_rows(history: Csr) -> Positions:
-    """Rows of the users without a history."""
-    return np.flatnonzero(np.diff(history.indptr) == 0)
-
-
-def _item_positions(listed: Any, items: IdIndex, unknown: Unknown) -> Positions:
+def _item_positions(listed: Any, items: IdIndex, unknown: Unknowns) -> Positions:
     """Sorted positions of item ids, each once."""
-    place = items.positions(listed, unknown=unknown)
+    place = unknown.item_positions(listed, items)
     return np.unique(place[place >= 0])
-
-
-def _item_lists(given: Any, known: Mask, items: IdIndex, unknown: Unknown) -> Positions | Csr:
-    """Item ids for all users as positions, or lists of them as one row per known user."""
-    if isinstance(given, Mapping):
-        raise DataError("give item ids, or a list of such lists, one per user, not a mapping")
-    listed = as_list(given)
-    if _are_ids(listed, "item ids or lists of item ids"):
-        return _item_positions(listed, items, unknown)
-    if len(listed) != len(known):
-        raise DataError(f"got {len(listed)} lists of items for {len(known)} users; give one each")
-    kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
-    return history_rows(kept, items, unknown)
 
 
 def _are_ids(listed: list[Any], choice: str) -> bool:
@@ -187,6 +267,10 @@ def _are_ids(listed: list[Any], choice: str) -> bool:
     if any(ids) and not all(ids):
         raise DataError(f"pass either {choice}, not a mixture")
     return all(ids)
+
+
+def _plain(user: Any) -> Any:
+    return user.item() if isinstance(user, np.generic) else user
 
 
 def _kind(names: list[Any]) -> Any:

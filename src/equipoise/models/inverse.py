@@ -19,12 +19,14 @@ from equipoise import machine
 from equipoise.errors import FileFormatError, SettingError
 from equipoise.kernels import compiled
 from equipoise.models.saving import sparse_arrays, sparse_from
-from equipoise.models.updating import Change, LinearSystem, updated_array
+from equipoise.models.updating import Change, LinearSystem, gram_change, updated_array
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Dual, Sparse, Term
+from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.dual import DualMatrix, weighted_items
 from equipoise.solve.engine import Solved, move, require_host
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.neighbourhood import Columns, solve_again
 from equipoise.storage import Fields, Stored
 
 Work = Literal["reuse", "update", "prune"]
@@ -122,6 +124,15 @@ class Inverse(ABC):
     def solve_options(self) -> dict[str, Any]:
         """Return options of `fit` for solving again: any exact engine in the same precision."""
         return {"dtype": self.dtype.name}
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """How far an approximate form agreed with the exact one; empty where it is exact."""
+        return {}
+
+    def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
+        """Compare sampled columns of an approximate form with exact ones."""
+        raise SettingError("this model was solved exactly; residual_ says how accurately")
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield all rows, some at a time, each block with the number of its first row."""
@@ -305,6 +316,94 @@ class Pruned(Inverse):
                 "prune": "this model is pruned already",
             }[work]
         )
+
+
+class Neighbourhoods(Inverse):
+    """Columns on the supports of their targets; not symmetric."""
+
+    carries = Columns
+    kind = "neighbourhood"
+    matrix: Columns
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a sparse term."""
+        P = self.matrix
+        return Sparse(P.data, P.indices, P.indptr, source, target)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return the rows with zeros outside of the supports."""
+        found = np.asarray(self.matrix.off_diagonal[low:high].toarray())
+        own = np.arange(low, high)
+        found[own - low, own] = self.matrix.diagonal_[own]
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of neighbours, and how far they agree with exact columns."""
+        P = self.matrix
+        return {"inverse": self.kind, "neighbours": P.neighbours, "audit": P.audit}
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the parts of the sparse rows."""
+        return sparse_arrays(self.matrix, "inverse")
+
+    @classmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+        n_items = system.data.n_items
+        indptr = np.array(stored.array("inverse_indptr", (n_items + 1,), "i"), np.int64)
+        size = (int(indptr[-1]),)
+        if indptr[0] != 0 or (np.diff(indptr) < 0).any():
+            raise FileFormatError("its matrix 'inverse' is damaged: its rows do not ascend")
+        data = stored.mapped("inverse_data", size)
+        indices = stored.array("inverse_indices", size, "i", sizes=(4,))
+        audit = state.group("audit")
+        agreement = {name: audit.number(name) for name in audit}
+        diagonal = np.array(stored.finite("diagonal", (n_items,)), np.float64)
+        neighbours = state.whole("neighbours", least=1)
+        return cls(Columns(data, indices, indptr, diagonal, neighbours, agreement))
+
+    def to(self, device: str) -> Inverse:
+        """Return itself, on the host."""
+        if device != "cpu":
+            raise SettingError("a model of the neighbourhood engine ranks on device='cpu'")
+        return self
+
+    def require(self, work: Work) -> None:
+        """Refuse to prune: solving on fewer neighbours is better than cutting the weights."""
+        if work == "prune":
+            raise SettingError("this model is sparse already; fit it with fewer neighbours")
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """How far it agreed with exact columns when it was fitted."""
+        return self.matrix.audit
+
+    def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
+        """Compare sampled columns with exact ones."""
+        X = system.data.matrix
+        audit = Audit(self._checked(), X, system.user_weights, system.penalty, n_targets)
+        return {"residual": audit.residual(), **audit.agreement()}
+
+    def updated(self, change: Change) -> Solved | None:
+        """Solve anew for the targets whose supports the change touches."""
+        after = change.after
+        rows, _ = gram_change(change.before, after)
+        system = after.data.matrix, after.user_weights, after.penalty
+        found = solve_again(self._checked(), *system, np.unique(rows.indices).astype(np.int64))
+        return Solved(found, found.diagonal(), Audit(found, *system, TARGETS).residual())
+
+    def solve_options(self) -> dict[str, Any]:
+        """Return the options of this fit."""
+        near = {"engine": "neighbourhood", "neighbours": self.matrix.neighbours}
+        return {"dtype": self.dtype.name, **near}
+
+    def _checked(self) -> Columns:
+        """Return the columns, whose indices a large file did not have checked when loaded."""
+        indices, n_items = self.matrix.indices, self.shape[0]
+        if len(indices) and not 0 <= indices.min() <= indices.max() < n_items:
+            raise FileFormatError(
+                "the model is damaged: its weights name items that are not there"
+            )
+        return self.matrix
 
 
 def _unnamed(state: Fields) -> str:

@@ -10,6 +10,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,9 +31,9 @@ from equipoise.models.base import (
 )
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
-from equipoise.models.saving import restored_normalizer
+from equipoise.models.saving import restored_lowpass, restored_normalizer
 from equipoise.models.updating import LinearSystem, update_linear
-from equipoise.normalize import DAN, NoNorm, Normalizer
+from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
 from equipoise.signals import SETTINGS
 from equipoise.solve.engine import Solved, Solver, Solving, plan, solve
@@ -51,13 +52,15 @@ class LinearAutoencoder(Recommender):
     ----------
     solution_
         P in the form that its engine left it in (`equipoise.models.inverse`).
+    audit_
+        How far a model of the neighbourhood engine agrees with exact columns.
     inverse_
         The numbers of P, symmetric n x n; sparse after `prune`, a `DeviceMatrix` on a card.
     diagonal_
         Diagonal of P.
     penalty_
         Diagonal of L = l2*I + dropout/(1-dropout)*D_I, with D_I the raw item counts.
-    normalizer_, l2_, dropout_
+    normalizer_, l2_, dropout_, lowpass_
         These settings with their numbers, where "auto" was asked for.
     residual_
         Relative error of the solve on random vectors.
@@ -97,8 +100,7 @@ class LinearAutoencoder(Recommender):
 
     def __post_init__(self) -> None:
         check_penalty(self.l2, self.dropout)
-        if not isinstance(self.normalizer, Normalizer):
-            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        self.normalizer = as_normalizer(self.normalizer)
         if not isinstance(self.lowpass, LowPass | None):
             raise SettingError(f"lowpass must be a LowPass or None, got {self.lowpass!r}")
 
@@ -117,10 +119,12 @@ class LinearAutoencoder(Recommender):
         scratch: Any,
         refine: bool,
         precision: str,
+        neighbours: Any,
         progress: Any,
     ) -> None:
         how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
         how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
+        how["neighbours"] = neighbours
         if data.signed and self.lowpass is not None:
             raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         normalizer = self.normalizer.resolve(data)
@@ -218,7 +222,9 @@ class LinearAutoencoder(Recommender):
 
         The dial turns W alone; the companion has an exponent of its own.
         """
-        more = [] if self.companion_ is None else [self.companion_.term]
+        more: list[Term] = []
+        if self.companion_ is not None and self.companion_.settings.strength != 0:
+            more.append(self.companion_.term)
         return [self.solution_.term(*self.scales(alpha)), *more]
 
     @on_snapshot
@@ -253,17 +259,38 @@ class LinearAutoencoder(Recommender):
         return W
 
     @property
+    def audit_(self) -> dict[str, float]:
+        """Agreement of a neighbourhood model with exact columns at its fit; empty for others."""
+        return self.solution_.agreement
+
+    @on_snapshot
+    def audit(self, targets: int = 16) -> dict[str, float]:
+        """Solve for sampled targets exactly and return how far this model agrees with that.
+
+        Of the neighbourhood engine alone: `weights` and `scores` are mean cosines of a target's
+        weights and of its scores for its users, `overlap@20` is that of the lists that follow from
+        one item, `residual` what is left of the equations on the supports.
+
+        Raises
+        ------
+        SolveError
+            If the residual shows that the weights do not solve these equations.
+        """
+        data = self._fitted
+        system = LinearSystem(data, self.normalizer_.user_weights(data), self.penalty_)
+        return self.solution_.audit(system, count("targets", targets))
+
+    @property
+    def lowpass_(self) -> LowPass | None:
+        """The companion's settings, with the number behind "auto"; None without one."""
+        return None if self.companion_ is None else self.companion_.settings
+
+    @property
     def _lowpass_rank(self) -> int:
         return 0 if self.lowpass is None else self.lowpass.rank
 
     @at_once
-    def update(
-        self,
-        added: Interactions | None = None,
-        removed: Any = None,
-        *,
-        replace: bool = False,
-    ) -> Self:
+    def update(self, added: Any = None, removed: Any = None, *, replace: bool = False) -> Self:
         """Add and remove interactions; the result equals a refit.
 
         The new inverse is made beside the old one, so an update takes about the memory of a fit.
@@ -272,13 +299,8 @@ class LinearAutoencoder(Recommender):
 
         Parameters
         ----------
-        added
-            New pairs; their users and items may be new.
-        removed
-            Pairs to take out, or a list of user ids to forget altogether.
-        replace
-            Let the weight of an added pair take the place of the one that is there; otherwise
-            they add up, as if both tables had been read as one.
+        added, removed, replace
+            As for `Recommender.update`.
         """
         update_linear(self, added, removed, replace=replace)
         return self
@@ -294,6 +316,7 @@ class LinearAutoencoder(Recommender):
         keep = min(count("keep", keep), max(len(self.item_index_) - 1, 1))
         source, target = self.scales()
         pruned = copy.copy(self)
+        pruned.estimate_ = None
         pruned.solution_, squares = self.solution_.pruned(source, keep)
         weight = target.astype(np.float64) ** 2
         total, kept = (float((column * weight).sum()) for column in squares.T)
@@ -305,6 +328,7 @@ class LinearAutoencoder(Recommender):
         state: dict[str, Any] = {"normalizer": self.normalizer_, "residual": self.residual_}
         state |= {"l2": self.l2_, "dropout": self.dropout_}
         state |= {} if self.loss_ is None else {"loss": self.loss_}
+        state |= {} if self.lowpass_ is None else {"lowpass": self.lowpass_}
         arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
         arrays |= self.solution_.arrays()
         arrays |= {} if self.companion_ is None else self.companion_.arrays()
@@ -325,7 +349,8 @@ class LinearAutoencoder(Recommender):
         loss = state.group("loss") if "loss" in state else None
         system = LinearSystem(data, normalizer.user_weights(data), penalty)
         inverse = Inverse.restored(state, stored, system).matrix
-        companion = None if self.lowpass is None else self.lowpass.restored(data, stored)
+        lowpass = restored_lowpass(state, self.lowpass)
+        companion = None if lowpass is None else lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
         self._take(data, normalizer, numbers, penalty, solved, companion)
         self.loss_ = None if loss is None else {name: loss.number(name) for name in loss}
@@ -369,8 +394,6 @@ class LinearAutoencoder(Recommender):
         solved: Solved,
         companion: Companion | None = None,
     ) -> None:
-        if companion is None and self.lowpass is not None:
-            companion = self.lowpass.fit(data, solved.P.dtype.name)
         self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
@@ -379,6 +402,18 @@ class LinearAutoencoder(Recommender):
         self.diagonal_ = np.array(solved.diagonal, np.float64)
         self.penalty_ = penalty
         self.loss_ = None
+        self.estimate_ = None
+        if companion is None and self.lowpass is not None:
+            self.companion_ = fit_companion(self, self.lowpass)
+
+
+def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
+    """Fit the companion of a model that has its solve, with a number for its strength."""
+    from equipoise.models.leaving_out import companion_strength
+
+    if lowpass.strength == "auto":
+        lowpass = replaced(lowpass, strength=companion_strength(model, lowpass))
+    return lowpass.fit(model.interactions_, model.inverse_.dtype.name)
 
 
 def fit_together(
@@ -431,7 +466,7 @@ class LAE(LinearAutoencoder):
         p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. Left
         out, it is automatic where `l2` is and 0 where `l2` is a number.
     normalizer
-        How users and items are weighted, such as `DAN(alpha, beta)`.
+        How users and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     lowpass
         A `LowPass` companion that adds the large-scale structure of the data; None for none.
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.automatic import Auto
 from equipoise.checks import count, non_negative, number
-from equipoise.errors import FileFormatError
+from equipoise.errors import FileFormatError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.normalize import power
 from equipoise.ranking.terms import LowRank
@@ -30,7 +31,8 @@ class LowPass:
     rank
         Number of singular vectors, 100 to 1000.
     strength
-        Weight beside the autoencoder, 0.1 to 0.4.
+        Weight beside the autoencoder, 0.1 to 0.4. "auto" tries a few on users that are left out
+        of the fit, and takes 0 unless one of them is clearly better than none.
     exponent
         e, 0 to 0.5: smaller values keep more of the long tail. The dial `alpha` does not move it.
     softness
@@ -49,7 +51,7 @@ class LowPass:
     """
 
     rank: int = 512
-    strength: float = 0.2
+    strength: float | Auto = "auto"
     exponent: float = 0.5
     softness: float = 0.0
     user_exponent: float = 0.5
@@ -59,11 +61,15 @@ class LowPass:
         count("rank", self.rank)
         for name in ("exponent", "user_exponent", "item_exponent"):
             number(name, getattr(self, name))
-        for name in ("strength", "softness"):
-            non_negative(name, getattr(self, name))
+        non_negative("softness", self.softness)
+        if self.strength != "auto":
+            non_negative("strength", self.strength)
 
     def fit(self, interactions: Interactions, dtype: str) -> Companion:
-        """Return the companion of these data; the SVD is shared with other models."""
+        """Return the companion of these data; the SVD is shared with other models.
+
+        A strength that is "auto" has no number yet: a model finds it, with `leaving_out`.
+        """
         found = spectrum(
             interactions,
             self.rank,
@@ -91,7 +97,9 @@ class Companion:
     """A fitted `LowPass`: the spectrum of the data, and the term that it gives."""
 
     def __init__(self, settings: LowPass, interactions: Interactions, found: Spectrum) -> None:
-        self.found = found
+        if settings.strength == "auto":
+            raise SettingError("a LowPass with strength 'auto' is fitted as part of a model")
+        self.settings, self.found = settings, found
         counts = sums(interactions)[1]
         dtype = found.right.dtype
         relative = found.values.astype(np.float64) / (found.values[0] if found.values[0] else 1)

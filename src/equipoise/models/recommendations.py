@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import scipy.sparse as sp
 from polars.io.plugins import register_io_source
 
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
+from equipoise.matrix import Csr
+from equipoise.ranking.ranker import score_items
+from equipoise.ranking.terms import Term
+
+PAIRS = 1 << 20  # contributions computed at a time
+FORMATS = {".parquet": "sink_parquet", ".csv": "sink_csv", ".jsonl": "sink_ndjson"}
+
+JOINT = "; "  # between the reasons in one text
+
+Strongest = list[list[npt.NDArray[np.int64]]]  # positions, for each item of each list
 
 
 @dataclass(frozen=True)
@@ -29,11 +40,15 @@ class Recommendations:
     items
         Raw item ids, a list per user; shorter than k where fewer candidates are left.
     scores
-        The scores of these items.
+        The scores of these items; NaN where the source is "popular", which has none.
     source
         "model", or "popular" where the user has no history the model knows.
     titles
         Display names of the items, where the data came with labels.
+    reasons
+        Items of the history that add most to the score of each item, where they were asked for.
+    reason_titles
+        Display names of these.
     kinds
         Types of the columns of `to_frame`, which lists without items do not tell.
     """
@@ -43,6 +58,8 @@ class Recommendations:
     scores: list[npt.NDArray[Any]]
     source: list[str]
     titles: list[list[str]] | None = field(default=None, repr=False)
+    reasons: list[list[list[Any]]] | None = field(default=None, repr=False)
+    reason_titles: list[list[list[str]]] | None = field(default=None, repr=False)
     kinds: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -51,8 +68,10 @@ class Recommendations:
     def to_frame(self, *, details: bool = False) -> pl.DataFrame:
         """One row per recommended item: user, item, score, rank (from 1).
 
-        With ``details=True`` also `source`, and `title` where there are labels. Names of
-        histories are integers where all of them are, else text.
+        Popular items in place of those of the model have no score (null). With ``details=True``
+        also `source`, `title` where there are labels, and where reasons were asked for `reasons`,
+        a list of items, and `because`, their titles in one text. Names of histories are integers
+        where all of them are, else text.
         """
         lengths = [len(row) for row in self.items]
         as_text = self.kinds.get("user") == pl.String
@@ -60,7 +79,9 @@ class Recommendations:
         columns: dict[str, Any] = {
             "user": _repeat(users, lengths),
             "item": [item for row in self.items for item in row],
-            "score": np.concatenate([*self.scores, np.empty(0, np.float32)]),
+            "score": pl.Series(
+                np.concatenate([*self.scores, np.empty(0, np.float32)]), nan_to_null=True
+            ),
             "rank": [rank + 1 for length in lengths for rank in range(length)],
         }
         kinds = {"rank": pl.Int64, **self.kinds}
@@ -70,6 +91,12 @@ class Recommendations:
             if self.titles is not None:
                 columns["title"] = [title for row in self.titles for title in row]
                 kinds["title"] = pl.String
+            if self.reasons is not None:
+                columns["reasons"] = [each for row in self.reasons for each in row]
+                kinds["reasons"] = pl.List(self.kinds["item"])
+                names = self.reason_titles or self.reasons
+                columns["because"] = [JOINT.join(map(str, each)) for row in names for each in row]
+                kinds["because"] = pl.String
         return pl.DataFrame(columns, schema_overrides=kinds)
 
     def _repr_html_(self) -> str:
@@ -138,24 +165,77 @@ def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float
     return moved
 
 
-def write_parquet(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
-    """Write frames of one schema to a Parquet file as they come; memory holds one at a time."""
+def strongest(
+    terms: Sequence[Term],
+    history: Csr,
+    lists: Sequence[npt.NDArray[Any]],
+    skipped: npt.NDArray[np.bool_],
+    most: int,
+) -> Strongest:
+    """Return the items of each history that add most to the score of each listed item.
+
+    Only items that add something are returned, the strongest first, and none for users who are
+    skipped. W is gathered for pairs of such items, a row for each distinct item of the histories.
+    """
+    varying = [term for term in terms if term.constant is None]
+    sources, place = np.unique(history.indices, return_inverse=True)
+    ones, offsets = np.ones(len(sources), np.float32), np.arange(len(sources) + 1)
+    alone: Csr = sp.csr_array((ones, sources, offsets), shape=(len(sources), history.shape[1]))
+    ends, n_listed = history.indptr.tolist(), [len(row) for row in lists]
+    sizes = np.where(skipped | (not varying), 0, np.diff(history.indptr) * n_listed)
+    chunk = np.cumsum(sizes) // PAIRS
+    out: Strongest = []
+    for number in np.unique(chunk):
+        users: list[int] = np.flatnonzero(chunk == number).tolist()
+        spans = {user: slice(ends[user], ends[user + 1]) for user in users if sizes[user]}
+        rows = [np.repeat(place[span], n_listed[user]) for user, span in spans.items()]
+        items = [np.tile(lists[user], span.stop - span.start) for user, span in spans.items()]
+        parts: Any = np.empty(0)
+        if spans:
+            parts = score_items(varying, alone, np.concatenate(rows), np.concatenate(items))
+        at = 0
+        for user in users:
+            if user not in spans:
+                out.append([np.empty(0, np.int64)] * n_listed[user])
+                continue
+            own, weight = history.indices[spans[user]], history.data[spans[user]]
+            block = parts[at : at + sizes[user]].reshape(-1, n_listed[user]) * weight[:, None]
+            at += sizes[user]
+            order = np.argsort(-block, axis=0, kind="stable")[:most]
+            added = np.take_along_axis(block, order, axis=0) > 0
+            out.append([own[o[a]].astype(np.int64) for o, a in zip(order.T, added.T, strict=True)])
+    return out
+
+
+def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
+    """Write frames of one schema to a file as they come; memory holds one at a time."""
     target = Path(path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")
-    first = next(batches, None)
+    if target.suffix not in FORMATS:
+        raise SettingError(
+            f"{target} must end in {', '.join(FORMATS)}, which says how to write it"
+        )
+    frames = map(_flat, batches) if target.suffix == ".csv" else batches
+    first = next(frames, None)
     if first is None:
         raise DataError("there is no user to recommend to; name at least one")
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
         yield first
-        yield from batches
+        yield from frames
 
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
-        register_io_source(source, schema=first.schema).sink_parquet(fresh)
+        getattr(register_io_source(source, schema=first.schema), FORMATS[target.suffix])(fresh)
         os.replace(fresh, target)
     except OSError as error:
         raise DataError(f"could not write {target}: {error.strerror or error}") from error
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame without lists, which a CSV file cannot hold."""
+    lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
+    return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join(JOINT))

@@ -17,7 +17,7 @@ from equipoise.interactions import Interactions, pack, unpack
 from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
 from equipoise.signals import Signals
-from equipoise.storage import Fields, Stored, load_directory, write_directory
+from equipoise.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
 
 if TYPE_CHECKING:
     from equipoise.models.base import Recommender
@@ -48,6 +48,8 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         "state": plain(state),
         "train": data.meta,
     }
+    if model.estimate_ is not None:
+        meta["estimate"] = model.estimate_
 
     def restore(stored: Stored) -> None:
         found = _restored(stored)
@@ -78,7 +80,23 @@ def _restored(stored: Stored) -> Recommender:
     model._given = unpack(stored, meta.group("train"), TRAIN)
     model.interactions_ = model._weighed(model._given)
     model._restore(meta.group("state"), stored)
+    if "estimate" in meta:
+        model.estimate_ = _restored_estimate(meta.group("estimate"))
     return model
+
+
+def _restored_estimate(saved: Fields) -> dict[str, Any]:
+    """Return the figures of a model on users left out of its fit."""
+    facts: dict[str, Any] = {
+        name: saved.text(name) for name in ("protocol", "version", "part", "data")
+    }
+    facts |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
+    values = saved.group("values")
+    figures = {name: values.group(name) for name in values}
+    facts["values"] = {
+        name: {key: figure.number(key) for key in figure} for name, figure in figures.items()
+    }
+    return facts
 
 
 def build(settings: Any) -> Recommender:
@@ -142,6 +160,18 @@ def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer
     ]
     if not all(np.isfinite(vector).all() for vector in vectors):
         raise FileFormatError(f"its normalizer {found!r} gives weights that are not finite")
+    return found
+
+
+def restored_lowpass(state: Fields, asked: LowPass | None) -> LowPass | None:
+    """Return the companion's settings of a fitted model; older ones have them as asked for."""
+    if asked is None:
+        return None
+    found: LowPass = asked
+    if "lowpass" in state:
+        found = _build_part("low-pass companion", state["lowpass"], [LowPass])
+    if found.strength == "auto":
+        raise FileFormatError("its low-pass companion has no strength")
     return found
 
 

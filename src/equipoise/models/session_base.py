@@ -10,10 +10,10 @@ import numpy as np
 
 from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
-from equipoise.ids import SHOWN, Unknown, as_list
+from equipoise.ids import SHOWN, as_list
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender, on_snapshot
-from equipoise.models.histories import Request, parse_asked
+from equipoise.models.histories import Request, Unknowns, parse_asked, rows_or_empty
 from equipoise.models.recommendations import Recommendations
 from equipoise.ranking.ranker import Ranked
 
@@ -51,14 +51,14 @@ class SessionModel(Recommender):
     def _hides_seen(self) -> bool:
         return not self.repeats
 
-    def _request(self, wanted: Any, unknown: Unknown) -> Request:
+    def _request(self, wanted: Any, unknown: Unknowns) -> Request:
         """Return session ids, lists of clicks or Interactions as rows over the model's items.
 
         Interactions without an order of events give their weights as they are.
         """
         train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
         if isinstance(asked.source, Interactions):
-            data = asked.source.with_items(train.item_index, unknown=unknown)
+            data = asked.source.with_items(train.item_index, unknown=unknown.items)
             if data.sequences is None:
                 return Request(asked.users, asked.kind, data.matrix, asked.answered)
             clicks, given = data.sequences, asked.source.sequences
@@ -66,7 +66,10 @@ class SessionModel(Recommender):
             _warn_of_skipped(len(given.items) - len(clicks.items), [])
         elif isinstance(asked.source, np.ndarray):
             assert train.sequences is not None
-            clicks = train.sequences.take(asked.source)
+            known = asked.source >= 0
+            own = self._weigh(train.sequences.take(asked.source[known]))
+            rows = rows_or_empty(own, np.where(known, np.cumsum(known) - 1, -1))
+            return Request(asked.users, asked.kind, rows, asked.answered)
         else:
             clicks = _clicks(asked.source, train, unknown)
         return Request(asked.users, asked.kind, self._weigh(clicks), asked.answered)
@@ -77,12 +80,11 @@ class SessionModel(Recommender):
         history: Interactions,
         k: int,
         *,
-        exclude_seen: bool = False,
-        alpha: float | None = None,
-        threads: int | None = None,
+        exclude_seen: bool | None = False,
+        **options: Any,
     ) -> Ranked:
         """Rank items for the rows of `history`, by position; what `evaluate` works from."""
-        return super().rank(history, k, exclude_seen=exclude_seen, alpha=alpha, threads=threads)
+        return super().rank(history, k, exclude_seen=exclude_seen, **options)
 
     @on_snapshot
     def recommend(
@@ -91,12 +93,7 @@ class SessionModel(Recommender):
         k: int = 20,
         *,
         session: Any = None,
-        exclude_seen: bool | None = None,
-        exclude: Any = None,
-        candidates: Any = None,
-        alpha: float | None = None,
-        unknown: Unknown = "error",
-        threads: int | None = None,
+        **options: Any,
     ) -> Recommendations:
         """Return the k best next items for each session, as raw ids.
 
@@ -106,34 +103,23 @@ class SessionModel(Recommender):
             As for other models, except that the order of the clicks and their repeats count.
         session
             One session, a list of item ids in the order of the clicks; in place of the above.
-        exclude_seen
-            Leave out the items of the session; if not given, only where `repeats` is False.
-        unknown
-            Ids the model does not know are an error, or skipped with "skip": the log names them,
-            and the clicks around them move together.
-        k, exclude, candidates, alpha, threads
-            As for other models.
+        k, options
+            As for other models. `exclude_seen` is left to `repeats` if not given. Items that are
+            skipped with ``unknown_items="skip"`` are named by the log, and the clicks around them
+            move together.
         """
         if (session is None) == (users_or_histories is None):
             raise SettingError("give either session=[...] or users or histories")
-        return super().recommend(
-            users_or_histories if session is None else [as_list(session)],
-            k,
-            exclude_seen=exclude_seen,
-            exclude=exclude,
-            candidates=candidates,
-            alpha=alpha,
-            unknown=unknown,
-            threads=threads,
-        )
+        wanted = users_or_histories if session is None else [as_list(session)]
+        return super().recommend(wanted, k, **options)
 
 
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknown) -> Events:
+def _clicks(sessions: list[Any], train: Interactions, unknown: Unknowns) -> Events:
     """Return the clicks of each session in their order, repeats included."""
     rows, skipped = [], []
     for listed in sessions:
         clicks = as_list(listed)
-        place = train.item_index.positions(clicks, unknown=unknown)
+        place = unknown.item_positions(clicks, train.item_index)
         skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
         rows.append(place[place >= 0])
     _warn_of_skipped(len(skipped), skipped)

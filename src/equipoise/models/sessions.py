@@ -37,7 +37,7 @@ from equipoise.models.session_solver import (
     solve_all,
     time_weights,
 )
-from equipoise.normalize import NoNorm, Normalizer, Vector
+from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
@@ -97,8 +97,7 @@ class SessionRegression(SessionModel):
         checks.fraction("dropout", self.dropout, one=False)
         if self.l2 == 0 and self.dropout == 0:
             raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
-        if not isinstance(self.normalizer, Normalizer):
-            raise SettingError(f"normalizer must be a Normalizer, got {self.normalizer!r}")
+        self.normalizer = as_normalizer(self.normalizer)
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
         self._check_decay("decay_inference", "decay_time")
 
@@ -269,6 +268,10 @@ class SessionRegression(SessionModel):
                 parts.append((rows, super()._ranked(terms, some, k, **options)))
         return Ranked.joined(parts)
 
+    def _refit_options(self) -> dict[str, Any]:
+        engine = "sparse" if self.dense_ is None else "dense"
+        return {**super()._refit_options(), "engine": engine, "dtype": self.dtype_}
+
     def _weigh(self, clicks: Events) -> Any:
         return recency(clicks, self._fitted.n_items, self._number("decay_inference"))
 
@@ -381,7 +384,7 @@ class SLIS(SessionRegression):
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
-        How sessions and items are weighted, such as `DAN(alpha, beta)`.
+        How sessions and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     row_norm
         Inputs are scaled to sum 1 ("l1") or length 1 ("l2"), which discounts long sessions; None
         leaves them.

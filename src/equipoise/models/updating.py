@@ -7,6 +7,7 @@ A = X^T W X + L, and the Woodbury identity carries them over to P = A^-1.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
 from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
+from equipoise.readers import read
+from equipoise.readers.frames import is_frame
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
 from equipoise.solve.engine import Size, Solved, update_cost
 
@@ -136,20 +139,24 @@ def _updated(
 
 
 def changed_data(
-    old: Interactions, added: Interactions | None, removed: Any, *, replace: bool = False
+    old: Interactions, added: Any, removed: Any, *, replace: bool = False
 ) -> Interactions:
     """Return the data after the change; users left without items are gone, items stay."""
     new = old
+    added, removed = (read(each) if is_frame(each) else each for each in (added, removed))
     if removed is not None:
         if not isinstance(removed, Interactions):
-            removed = old.rows(np.unique(old.user_index.positions(removed)))
+            if isinstance(removed, Mapping):
+                raise DataError("removed must be Interactions, a frame or user ids, not a mapping")
+            hint = "only users of the training data can be forgotten"
+            removed = old.rows(np.unique(old.user_index.positions(removed, hint=hint)))
         strange = removed.difference(old)
         if strange.n_interactions:
             raise DataError(f"{strange.n_interactions:,} pairs to remove are not in the data")
         new = new.difference(removed)
     if added is not None:
         if not isinstance(added, Interactions):
-            raise DataError("added must be Interactions; make them with eq.read(...)")
+            raise DataError("added must be Interactions or a frame; make them with eq.read(...)")
         new = new.union(added, replace=replace)
     if not new.n_interactions:
         raise DataError("the update would leave no interactions")

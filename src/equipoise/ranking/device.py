@@ -24,17 +24,30 @@ def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
     n_users, n_items = job.history.shape
     ranked = Ranked.empty(n_users, job.k, scorer.dtype)
     barred = send(np.flatnonzero(~job.allowed), scorer.device)
+    boost = job.boost
+    scales = [] if boost is None else [scorer.send(each) for each in (boost.factor, boost.bonus)]
     bad = []
     step = max(1, SCORES // (scorer.dtype.itemsize * max(n_items, 1)))
     for low in range(0, n_users, step):
         rows, part = np.arange(low, min(low + step, n_users)), slice(low, low + step)
         batch = scorer.scores(job.history[part])
+        if scales:
+            factor, bonus = scales
+            batch = scorer.torch.where(batch > 0, batch * factor, batch / factor) + bonus
         for matrix in job.hidden:
             cells = matrix[part].tocoo()
             places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
             batch[tuple(places)] = -np.inf
         if len(barred):
             batch[:, barred] = -np.inf
+        for only in job.only:
+            cells = only.pairs[part].tocoo()
+            places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
+            hidden = scorer.torch.ones_like(batch, dtype=scorer.torch.bool)
+            hidden[tuple(places)] = False
+            if only.users is not None:
+                hidden &= send(only.users[part], scorer.device)[:, None]
+            batch.masked_fill_(hidden, -np.inf)
         values, positions = (part.cpu().numpy() for part in _best(batch, job.k))
         bad.append(rows[np.isnan(values[:, 0])])
         listed = values > -np.inf
@@ -90,14 +103,14 @@ class _Scorer:
         # a term that is on the device already comes first
         here = sorted((f for _, f in factors if f is not None), key=lambda f: f[1] is not None)
         self.device = here[0][0].device
-        self._here = [tuple(map(self._send, parts)) for parts in here]
+        self._here = [tuple(map(self.send, parts)) for parts in here]
         self._host = [term for term, parts in factors if parts is None]
 
     def scores(self, history: Csr) -> Tensor:
         """Return the scores of all items for some histories."""
         total = self.sums(history.indptr, history.indices, history.data)
         if self._host:
-            total.add_(self._send(score(self._host, history)))
+            total.add_(self.send(score(self._host, history)))
         return total
 
     def sums(
@@ -105,7 +118,7 @@ class _Scorer:
     ) -> Tensor:
         """Return the scores of the terms on the device."""
         starts, places = (send(part.astype(np.int64), self.device) for part in (indptr, indices))
-        weights = self._send(values)
+        weights = self.send(values)
         total = None
         for matrix, right, source, target in self._here:
             # each score is summed item by item in the order of the history, as on the host
@@ -121,7 +134,7 @@ class _Scorer:
             total = part if total is None else total.add_(part)
         return total
 
-    def _send(self, array: Any) -> Tensor:
+    def send(self, array: Any) -> Tensor:
         """Return an array on the device in the precision of the sums; tensors are there."""
         if not isinstance(array, np.ndarray):
             return array

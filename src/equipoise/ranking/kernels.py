@@ -141,6 +141,42 @@ def add_rows(
 
 
 @compiled
+def add_to_sums(
+    sums: Floats,
+    size: int,
+    matrix: Floats,
+    low: int,
+    indices: Positions,
+    weights: Floats,
+    start: int,
+    stop: int,
+) -> None:
+    """Add weighted rows to the sums of every source, four at a time and each in its turn."""
+    place = start
+    while place + 4 <= stop:
+        r0 = matrix[indices[place], low : low + size]
+        r1 = matrix[indices[place + 1], low : low + size]
+        r2 = matrix[indices[place + 2], low : low + size]
+        r3 = matrix[indices[place + 3], low : low + size]
+        for source in range(len(sums)):
+            total, weight = sums[source], weights[source]
+            w0, w1, w2, w3 = weight[place], weight[place + 1], weight[place + 2], weight[place + 3]
+            for j in range(size):
+                value = total[j] + w0 * r0[j]
+                value = value + w1 * r1[j]
+                value = value + w2 * r2[j]
+                total[j] = value + w3 * r3[j]
+        place += 4
+    while place < stop:
+        row = matrix[indices[place], low : low + size]
+        for source in range(len(sums)):
+            total, factor = sums[source], weights[source, place]
+            for j in range(size):
+                total[j] = total[j] + factor * row[j]
+        place += 1
+
+
+@compiled
 def add_product(
     scores: Floats, low: int, left: Floats, right: Floats, target: Floats, everything: Positions
 ) -> None:
@@ -265,6 +301,35 @@ def mask_items(
         while place < stops[user] and indices[place] < low + width:
             scores[user, indices[place] - low] = -np.inf
             place += 1
+
+
+@compiled
+def keep_items(
+    scores: Floats, low: int, starts: Offsets, stops: Offsets, indices: Positions
+) -> None:
+    """Set to minus infinity what `mask_items` would leave; a start below 0 leaves all."""
+    width = scores.shape[1]
+    for user in range(scores.shape[0]):
+        if starts[user] < 0:
+            continue
+        done = 0
+        for place in range(starts[user], stops[user]):
+            column = min(indices[place] - low, width)
+            if column >= done:
+                scores[user, done:column] = -np.inf
+                done = column + 1
+        scores[user, done:] = -np.inf
+
+
+@compiled
+def boost_items(scores: Floats, low: int, factor: Floats, bonus: Floats) -> None:
+    """Multiply scores by a factor, by which negative ones are divided, and add a bonus."""
+    for user in range(scores.shape[0]):
+        row = scores[user]
+        for j in range(len(row)):
+            scale = factor[low + j]
+            value = row[j] * scale if row[j] > 0 else row[j] / scale
+            row[j] = value + bonus[low + j]
 
 
 @compiled

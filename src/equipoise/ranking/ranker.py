@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,44 @@ from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.kernels import Floats, Offsets, Positions
 from equipoise.machine import count, limited, run
 from equipoise.matrix import Csr, as_positions, segments
-from equipoise.ranking.kernels import mask_items, select, sort_heaps
+from equipoise.ranking.kernels import boost_items, keep_items, mask_items, select, sort_heaps
 from equipoise.ranking.terms import Adder, Rows, Term
 
 SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
 CHUNK = 4096  # users in a chunk, at most
 TILE = 1 << 19  # bytes of scores in a tile
 BLOCK = 2048  # columns: narrow enough for the cache, wide enough to stream
+WIDE = 1 << 16  # columns of sparse terms, which have little to add in a narrow block
 SMALL = 4_000_000  # additions below which threads cost more than they give
 
 Mask = tuple[Offsets, Offsets, Positions]
+
+
+@dataclass(frozen=True, eq=False)
+class Only:
+    """Users x items: stored pairs alone may be listed, for the users under the mask.
+
+    Other users may be shown every item; None stands for all users.
+    """
+
+    pairs: Csr
+    users: npt.NDArray[np.bool_] | None = None
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Self:
+        """Return the users at these rows."""
+        return type(self)(self.pairs[rows], None if self.users is None else self.users[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Boost:
+    """A factor > 0 and a bonus for the score of each item.
+
+    A positive score is multiplied by the factor and a negative one divided by it, so that a
+    factor above 1 raises both; the bonus is added then.
+    """
+
+    factor: npt.NDArray[np.float64]
+    bonus: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +95,22 @@ class Ranked:
         names = ("items", "scores", "lengths")
         return cls(*(np.concatenate([getattr(p, n) for _, p in parts])[order] for n in names))
 
+    def in_order(self, items: npt.NDArray[np.int64]) -> Ranked:
+        """Put the lists into this order of their items."""
+        place = np.full(max(items.max(initial=0), self.items.max(initial=0)) + 2, len(items))
+        place[items] = np.arange(len(items))
+        order = np.argsort(place[self.items], axis=1, kind="stable")  # -1 is the last place
+        shown = np.take_along_axis(self.items, order, axis=1)
+        return Ranked(shown, np.take_along_axis(self.scores, order, axis=1), self.lengths)
+
     def put(self, users: npt.NDArray[np.int64], lists: Ranked) -> None:
         """Take over the lists of these users."""
         self.items[users] = lists.items
         self.scores[users] = lists.scores
         self.lengths[users] = lists.lengths
 
-    def part(self, users: slice) -> Ranked:
-        """View the lists of some users."""
+    def part(self, users: slice | npt.NDArray[Any]) -> Ranked:
+        """Return the lists of some users; views of them for a slice."""
         return Ranked(self.items[users], self.scores[users], self.lengths[users])
 
 
@@ -86,6 +122,8 @@ def top_k(
     exclude_seen: bool = True,
     exclude: Csr | None = None,
     candidates: npt.NDArray[np.bool_] | None = None,
+    only: Sequence[Only] = (),
+    boost: Boost | None = None,
     users: npt.NDArray[np.int64] | None = None,
     threads: int | None = None,
 ) -> Ranked:
@@ -108,6 +146,10 @@ def top_k(
         Users x items; stored pairs are left out, whatever their value.
     candidates
         Mask of the items that may be listed, for all users.
+    only
+        Pairs that alone may be listed, for some users or all.
+    boost
+        Changes the scores by item before they are compared.
     users
         Positions of the training users that the rows belong to, -1 for other users; for terms
         that know more of these than the history.
@@ -132,7 +174,11 @@ def top_k(
     if allowed.shape != (n_items,) or allowed.dtype != np.bool_:
         found = f"{allowed.dtype} {allowed.shape}"
         raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
-    job = Job(terms, history, hidden, allowed, min(k, n_items), users)
+    for each in only:
+        if each.pairs.shape != history.shape:
+            raise DataError(f"only must have shape {history.shape}, got {each.pairs.shape}")
+    kept = [Only(_canonical(each.pairs), each.users) for each in only]
+    job = Job(terms, history, hidden, allowed, min(k, n_items), users, kept, boost)
     with limited(threads):
         elsewhere = next((term.rank_job for term in terms if term.rank_job is not None), None)
         ranked, bad = job.rank() if elsewhere is None else elsewhere(job)
@@ -249,6 +295,10 @@ class Job:
         Length of the lists, at most the number of items.
     known
         Positions of the training users that the rows belong to, -1 for other users.
+    only
+        Pairs that alone may be listed, in canonical form.
+    boost
+        Changes the scores by item before they are compared.
     """
 
     terms: Sequence[Term]
@@ -257,13 +307,14 @@ class Job:
     allowed: npt.NDArray[np.bool_]
     k: int
     known: npt.NDArray[np.int64] | None = None
+    only: Sequence[Only] = ()
+    boost: Boost | None = None
 
     @property
     def width(self) -> int:
         """Columns of a block."""
-        whole = all(term.whole_rows for term in self.terms)
-        n_items = len(self.allowed)
-        return max(n_items if whole else min(BLOCK, n_items), 1)
+        wide = all(term.wide_blocks for term in self.terms)
+        return max(min(WIDE if wide else BLOCK, len(self.allowed)), 1)
 
     def rank(self) -> tuple[Ranked, npt.NDArray[np.int64]]:
         """Return the lists, and the rows that have a NaN among their scores."""
@@ -303,8 +354,9 @@ class Job:
         for at in range(0, len(users), step):
             some = slice(at, at + step)
             add = adders(self.terms, self.history, users[some], self.known)
+            add += self._boosts(dtype)
             masks = self._masks(users[some], barred)
-            tiles.append((add, masks, lists.part(some), bad[some]))
+            tiles.append((add, masks, self._kept(users[some]), lists.part(some), bad[some]))
         room = np.empty(min(step, len(users)) * width, dtype)
         for low in range(0, n_items, width):
             if self.allowed[low : low + width].any():
@@ -313,6 +365,23 @@ class Job:
         sort_heaps(lists.items, lists.scores, lists.lengths)
         ranked.put(users, lists)
         return users[bad]
+
+    def _boosts(self, dtype: np.dtype[Any]) -> list[Adder]:
+        """Return what comes after the sums."""
+        if self.boost is None:
+            return []
+        scales = self.boost.factor.astype(dtype), self.boost.bonus.astype(dtype)
+        return [lambda block, low: boost_items(block, low, *scales)]
+
+    def _kept(self, users: npt.NDArray[np.int64]) -> list[Mask]:
+        kept: list[Mask] = []
+        for only in self.only:
+            ends = only.pairs.indptr.astype(np.int64, copy=False)
+            starts = ends[users]
+            if only.users is not None:
+                starts = np.where(only.users[users], starts, -1)
+            kept.append((starts, ends[users + 1], only.pairs.indices))
+        return kept
 
     def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:
         masks: list[Mask] = []
@@ -331,6 +400,7 @@ def _offer(
     base: Floats,
     adders: list[Adder],
     masks: list[Mask],
+    kept: list[Mask],
     lists: Ranked,
     bad: npt.NDArray[np.bool_],
 ) -> None:
@@ -341,6 +411,8 @@ def _offer(
         add(block, low)
     for starts, stops, indices in masks:
         mask_items(block, low, starts, stops, indices)
+    for starts, stops, indices in kept:
+        keep_items(block, low, starts, stops, indices)
     select(block, low, lists.items, lists.scores, lists.lengths, bad)
 
 

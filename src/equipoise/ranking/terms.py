@@ -50,7 +50,7 @@ class Term(ABC):
     """A summand of the scoring matrix; a model may bring its own kind."""
 
     constant: npt.NDArray[Any] | None = None  # scores that no history changes; added first
-    whole_rows = False  # whether all items at once are cheaper than blocks of them
+    wide_blocks = False  # whether many items at once are cheaper than few
     rank_job: Callable[[Any], Any] | None = None  # makes all lists, where a term is on a device
 
     @property
@@ -159,7 +159,7 @@ class Sparse(ScaledTerm):
     target: npt.NDArray[Any]
     zero_diagonal: bool = True
 
-    whole_rows = True
+    wide_blocks = True
 
     def __post_init__(self) -> None:
         _check_floats(self.data, "the data of a sparse term")
@@ -328,7 +328,7 @@ class Constant(Term):
 
     scores: npt.NDArray[Any]
 
-    whole_rows = True
+    wide_blocks = True
 
     def __post_init__(self) -> None:
         _check_floats(self.scores, "the scores of a constant term")

@@ -19,6 +19,11 @@ T = TypeVar("T")
 MISSING = ("NAType", "NaTType")  # of pandas, which may not be installed
 
 
+def is_frame(source: Any) -> bool:
+    """Whether this is a frame of polars, pandas or arrow."""
+    return isinstance(source, pl.LazyFrame) or bool(nw.dependencies.is_into_dataframe(source))
+
+
 def object_source(source: Any, name: str = "the frame") -> Source:
     """Turn a frame, a mapping of columns or a list of rows into a source."""
     if isinstance(source, Mapping):

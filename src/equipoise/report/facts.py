@@ -119,6 +119,7 @@ def collect(
     else:
         main, seconds, note = _given(model, split, clock)
         title = f"Your model, {_title(main)}"
+        choices += _own_figures(model)
     add(title, main, seconds)
     with clock("turn the dial"):
         dial = _dial(main, split, k)
@@ -216,6 +217,20 @@ def _given(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender,
         again = model.vary({}).fit(split.train)
     why = "the given model's settings, fitted anew on the train part: it had seen other users"
     return again, clock.seconds["fit your model"], why
+
+
+def _own_figures(model: Recommender) -> list[str]:
+    """Return the leave-one-out figures that a model carries, as a sentence; none without them."""
+    kept = model.estimate_
+    if kept is None:
+        return []
+    words = [
+        f"{name} {figure['value']:.4f} [{figure['low']:.4f}, {figure['high']:.4f}]"
+        for name, figure in kept["values"].items()
+        if "ndcg" in name and figure.keys() == {"value", "low", "high"}
+    ]
+    users = f"{kept['n_users']:,} of its own users, left out one by one"
+    return [f"the given model as it was fitted, on {users}: {', '.join(words)}"]
 
 
 def _title(model: Recommender) -> str:

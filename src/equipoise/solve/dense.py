@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float64]
+GramArrays = tuple[Array, Array, Array, Array, Array, Array, Vector]
 
 TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
 # The largest sizes that were seen to work on two threads, with a margin
@@ -89,7 +90,7 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
     return out
 
 
-def gram_arrays(X: Csr, user_weights: Vector) -> tuple[Array, ...]:
+def gram_arrays(X: Csr, user_weights: Vector) -> GramArrays:
     """Return X by rows and by columns, as `fill_gram` works on it."""
     # CSC whose values are the places of the same entries in CSR: from there on, user u's row
     # holds just the items j >= i
@@ -105,7 +106,7 @@ def gram_arrays(X: Csr, user_weights: Vector) -> tuple[Array, ...]:
     )
 
 
-def fill_gram(arrays: tuple[Array, ...], span: Span, out: Array) -> None:
+def fill_gram(arrays: GramArrays, span: Span, out: Array) -> None:
     """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first."""
     low, high = span
     stripes = min(STRIPES * machine.count(), high - low)

@@ -70,10 +70,14 @@ class DualMatrix:
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         """Return some rows of P, dense."""
-        some = np.asarray(self.items[low:high] @ self.core) / self.penalty[low:high, None]
+        return self.gathered(np.arange(low, high))
+
+    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return the rows of P at these positions, dense."""
+        some = np.asarray(self.items[positions] @ self.core) / self.penalty[positions, None]
         rows = -np.asarray(self.items @ some.T).T / self.penalty
-        rows[np.arange(high - low), np.arange(low, high)] = self.diagonal()[low:high]
-        return rows.astype(self.dtype)
+        rows[np.arange(len(positions)), positions] = self.diagonal()[positions]
+        return np.ascontiguousarray(rows.astype(self.dtype))
 
     def __matmul__(self, right: npt.NDArray[Any]) -> Vector:
         scaled = (right.T / self.penalty).T

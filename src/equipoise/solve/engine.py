@@ -1,4 +1,4 @@
-"""One door to all exact engines: plan the bytes, operations and seconds, then solve.
+"""One door to all engines: plan the bytes, operations and seconds, then solve.
 
 `plan` says what a fit takes before anything is allocated, and which engine it would use; `Solver`
 solves there, and keeps the Gram matrix from one penalty to the next where the memory allows.
@@ -21,15 +21,17 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import svd
+from equipoise import machine, svd
+from equipoise.checks import count as whole
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, gigabytes, parse_memory
-from equipoise.solve import dense, dual, gpu, tiled, torch_backend
+from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
+from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
+from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.tiled import SolveProgress
 
-ENGINES = ("auto", "dense", "dual", "tiled", "gpu")
+ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
 
 
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
@@ -48,6 +50,15 @@ CARD_SHARE = 0.85  # of a large product's rate
 # and with four lists between 3 and 4
 DUAL_ITEMS_PER_USER = 4
 DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either way
+
+
+NEIGHBOURS = 200  # where neither a number nor a budget says how many
+
+
+NEAR_SPEED = 0.3  # of the dense engine's rate, with a lookup as so many operations:
+
+
+LOOKUP = 40
 
 
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
@@ -101,7 +112,8 @@ class Cost:
     disk_bytes: int = 0
     moved_bytes: int = 0
     tile_rows: int = 0
-    flops: float | None = None
+    neighbours: int = 0
+    flops: float | None = None  # of an engine that solves something smaller
 
 
 def dense_cost(size: Size) -> Cost:
@@ -150,6 +162,31 @@ def tiled_cost(size: Size, budget: int) -> Cost:
     )
 
 
+def neighbourhood_cost(size: Size, neighbours: int, *, on_disk: bool = False) -> Cost:
+    """The strongest entries of each row of A, in memory or in a file, and the columns of P twice.
+
+    The entries are gone when the columns become rows, and so they are when the result is checked.
+    """
+    n, pair = size.n_items, 4 + size.itemsize
+    neighbours = min(neighbours, max(n - 1, 1))
+    kept = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
+    entries, columns = n * kept * pair, n * neighbours * pair
+    threads = machine.count()
+    solving = (0 if on_disk else entries) + (0 if on_disk else columns) + 28 * n * threads
+    turning = 2 * columns
+    checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
+    work = max(solving, turning, checking, columns + size.companion_bytes)
+    each = (neighbours + 1.0) ** 3 / 3 + LOOKUP * neighbours * kept
+    pairs = LOOKUP * size.n_interactions**2 / size.n_users
+    return Cost(
+        peak_bytes=work + size.data_bytes,
+        speed=NEAR_SPEED,
+        disk_bytes=entries + columns if on_disk else 0,
+        neighbours=neighbours,
+        flops=n * each + pairs,
+    )
+
+
 def gpu_cost(size: Size) -> Cost:
     """One n x n array on the card, and strips beside it."""
     peak = gpu.needed_bytes(size.n_users, size.n_items, size.n_interactions, size.dtype)
@@ -163,7 +200,7 @@ class Plan:
     Parameters
     ----------
     engine
-        The engine that would run: "dense", "dual", "tiled" or "gpu".
+        The engine that would run: "dense", "dual", "tiled", "gpu" or "neighbourhood".
     n_items
         Number of items.
     dtype
@@ -180,6 +217,8 @@ class Plan:
         Disk a tiled solve needs, and has.
     tile_rows
         Rows of its tiles.
+    neighbours
+        Items beside the target in a support of the neighbourhood engine; 0 for an exact engine.
     nearest
         What would fit instead; empty if this fits.
     speed, moved_bytes
@@ -196,6 +235,7 @@ class Plan:
     disk_bytes: int = 0
     disk_free_bytes: int = 0
     tile_rows: int = 0
+    neighbours: int = 0
     nearest: str = ""
     speed: float = field(default=1.0, repr=False)
     moved_bytes: int = field(default=0, repr=False)
@@ -221,6 +261,8 @@ class Plan:
         if self.fits:
             return
         items, engine = f"{self.n_items:,} items need", f"{self.engine} engine and"
+        if self.neighbours:
+            items = f"{self.n_items:,} items with {self.neighbours:,} neighbours need"
         if self.peak_bytes <= self.budget_bytes:
             remedy = "make room there or give a scratch folder on a larger disk"
             raise TooBigError(
@@ -229,6 +271,8 @@ class Plan:
             )
         largest = int((0.95 * self.budget_bytes / np.dtype(self.dtype).itemsize) ** 0.5)
         remedy = f"keep at most {largest:,} items with data.filter(min_item=...)"
+        if self.neighbours:
+            remedy = "give more memory, or keep fewer items with data.filter(min_item=...)"
         remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
         remedy = "leave engine at 'auto'" if self.engine == "dual" else remedy
         raise TooBigError(
@@ -239,8 +283,9 @@ class Plan:
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
         disk = f"{gigabytes(self.disk_bytes)} of disk, " if self.disk_bytes else ""
+        near = f", {self.neighbours:,} neighbours (approximate)" if self.neighbours else ""
         return (
-            f"{self.engine} engine, {self.n_items:,} items, {self.dtype}: "
+            f"{self.engine} engine, {self.n_items:,} items{near}, {self.dtype}: "
             f"{gigabytes(self.peak_bytes)} of {gigabytes(self.budget_bytes)} ({verdict}), {disk}"
             f"{self.flops / 1e12:.3g} Tflop, about {duration(self.seconds)}"
         )
@@ -258,6 +303,7 @@ def plan(
     device: str = "cpu",
     scratch: str | os.PathLike[str] | None = None,
     lowpass_rank: int = 0,
+    neighbours: int | str | None = None,
 ) -> Plan:
     """Tell bytes, operations and seconds of a fit; nothing is allocated.
 
@@ -276,12 +322,17 @@ def plan(
         "dense", "dual" (a system of users x users), "tiled" (on disk) or "gpu"; "auto" takes the
         card where `device` names one, else the dual engine where users are few beside the items,
         else the dense one, or tiles when that does not fit. All of them are exact.
+        "neighbourhood" is not, and never taken unless asked for: each item is predicted from
+        `neighbours` others.
     device
         "cpu", or a card such as "cuda" or "cuda:1".
     scratch
         Folder for the tiles; None is the one for temporary files.
     lowpass_rank
         Rank of a `LowPass` companion, which is fitted after the solve; 0 without one.
+    neighbours
+        Of the neighbourhood engine: their number, or a time such as "2m" that a fit may take. Left
+        out: 200, or as many as the memory has room for.
 
     Examples
     --------
@@ -309,9 +360,13 @@ def plan(
     if device != "cpu":
         if not (isinstance(device, str) and device.startswith("cuda")):
             raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
-        if engine in ("dense", "tiled"):
+        if engine in ("dense", "tiled", "neighbourhood"):
             raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
     size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
+    if engine == "neighbourhood":
+        return _near(size, neighbours, memory, scratch)
+    if neighbours is not None:
+        raise SettingError("neighbours is for engine='neighbourhood'; leave it out")
     on_card = device != "cpu" or engine == "gpu"
     if on_card:
         # the processor takes the place of a card where tests run the same steps
@@ -344,6 +399,48 @@ def _plan(engine: str, size: Size, cost: Cost, budget: int, **more: Any) -> Plan
     return Plan(engine=engine, budget_bytes=budget, **known, **costs, **more)
 
 
+def _near(
+    size: Size,
+    neighbours: int | str | None,
+    memory: str | float | None,
+    scratch: str | os.PathLike[str] | None,
+) -> Plan:
+    """Plan the neighbourhood engine; its entries of A are on disk where memory is short."""
+    budget = parse_memory(memory) if memory is not None else free_memory()
+    free = free_disk(scratch)
+
+    def made(number: int, on_disk: bool = False) -> Plan:
+        cost = neighbourhood_cost(size, number, on_disk=on_disk)
+        return _plan("neighbourhood", size, cost, budget, disk_free_bytes=free)
+
+    def best(number: int) -> Plan:
+        whole = made(number)
+        return whole if whole.fits and scratch is None else made(number, on_disk=True)
+
+    def largest(fits: Callable[[Plan], bool]) -> int:
+        low, high = 0, min(NEIGHBOURS, max(size.n_items - 1, 1))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(best(middle)) else (low, middle - 1)
+        return low
+
+    if neighbours is None:
+        return best(largest(lambda plan: plan.fits) or 1)
+    if isinstance(neighbours, str):
+        limit = parse_time("neighbours", neighbours)
+        number = largest(lambda plan: plan.fits and plan.seconds <= limit)
+        if not number:
+            least = duration(best(1).seconds)
+            raise SettingError(f"{neighbours!r} is too short: even 1 neighbour takes {least}")
+        return best(number)
+    found = best(whole("neighbours", neighbours))
+    if found.fits:
+        return found
+    room = largest(lambda plan: plan.fits)
+    advice = f"neighbours={room} fits" if room else ""
+    return replace(found, nearest=advice)
+
+
 def _tiled(size: Size, budget: int, scratch: str | os.PathLike[str] | None) -> Plan:
     cost = tiled_cost(size, budget)
     return _plan("tiled", size, cost, budget, disk_free_bytes=free_disk(scratch))
@@ -359,6 +456,13 @@ def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) ->
     if tiles.fits:
         need = f"{gigabytes(tiles.disk_bytes)} of disk, about {duration(tiles.seconds)}"
         return f"engine='tiled' fits on device='cpu' ({need})"
+    near = _near(size, None, budget, scratch)
+    if near.fits:
+        need = f"{gigabytes(near.peak_bytes)}, about {duration(near.seconds)}"
+        return (
+            f"engine='neighbourhood' with neighbours={near.neighbours} fits, which is approximate "
+            f"({need})"
+        )
     if size.lowpass_rank and _fitting(replace(size, lowpass_rank=0), budget, scratch):
         return f"take a LowPass of a smaller rank than {size.lowpass_rank:,}"
     return ""
@@ -400,6 +504,7 @@ class SolveOptions(TypedDict, total=False):
     scratch: str | os.PathLike[str] | None
     refine: bool
     precision: str
+    neighbours: int | str | None
     progress: Callable[[SolveProgress], None] | None
 
 
@@ -410,11 +515,13 @@ class Solved:
     Parameters
     ----------
     P
-        Symmetric n x n array: in memory, mapped from a file, a `DeviceMatrix` or a `DualMatrix`.
+        Symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix` or
+        the `Columns` of the neighbourhood engine.
     diagonal
         Diagonal of P.
     residual
-        Relative size of (A P - I) v over random vectors v.
+        Relative size of (A P - I) v over random vectors v; of `Columns` over sampled targets, on
+        their supports.
     """
 
     P: Any
@@ -462,6 +569,7 @@ class Solver:
         scratch: str | os.PathLike[str] | None = None,
         refine: bool = False,
         precision: str = "auto",
+        neighbours: int | str | None = None,
         progress: Callable[[SolveProgress], None] | None = None,
         lowpass_rank: int = 0,
         keep_gram: bool = True,
@@ -475,16 +583,18 @@ class Solver:
             device=device,
             scratch=scratch,
             lowpass_rank=lowpass_rank,
+            neighbours=neighbours,
         )
         self.plan.require()
         logger.info("%s", self.plan)
         self.engine = self.plan.engine
         if precision != "auto" and self.engine != "gpu":
             raise SettingError("precision is for a card; leave it out on device='cpu'")
-        if scratch is not None and self.engine != "tiled" and engine != "auto":
+        on_disk = self.engine in ("tiled", "neighbourhood")
+        if scratch is not None and not on_disk and engine != "auto":
             raise SettingError(f"scratch is for the tiled engine, not for {self.engine}")
-        if refine and self.engine == "tiled":
-            raise SettingError("the tiled engine cannot refine; fit with dtype='float64'")
+        if refine and on_disk:
+            raise SettingError(f"the {self.engine} engine cannot refine; fit with dtype='float64'")
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
         self._refine, self._scratch, self._progress = refine, scratch, progress
@@ -508,6 +618,8 @@ class Solver:
         """Return P for these weights and this penalty; the last result is overwritten."""
         if self.engine == "tiled":
             return self._tiled(user_weights, penalty)
+        if self.engine == "neighbourhood":
+            return self._near(user_weights, penalty)
         if self.engine == "dual":
             return self._dual(user_weights, penalty)
         same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
@@ -531,6 +643,40 @@ class Solver:
         P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
+    def _near(self, user_weights: Vector, penalty: Vector) -> Solved:
+        problem = _problem(self.train, user_weights, penalty)
+        folder = self._folder(problem)
+        X = self.train.matrix
+        found = neighbourhood.solve(
+            X,
+            user_weights,
+            penalty,
+            self.plan.neighbours,
+            dtype=self.dtype,
+            on_disk=self.plan.disk_bytes > 0,
+            scratch=folder,
+            problem=problem,
+            progress=self._progress,
+        )
+        # a search has no use for the comparison with exact columns, which takes longer
+        audit = Audit(found, X, user_weights, penalty, TARGETS)
+        residual = audit.residual()
+        found = replace(found, audit={} if self._repeats else audit.agreement())
+        return Solved(found, found.diagonal(), residual)
+
+    def _folder(self, problem: dict[str, Any]) -> Path | None:
+        """Return the scratch folder; where there are more solves, a folder for each problem.
+
+        So a solve that was cut short is found again.
+        """
+        if self._scratch is None or not self._repeats:
+            return None if self._scratch is None else Path(self._scratch)
+        scratch: Path = Path(self._scratch) / str(problem["vectors"])[:16]
+        if self._P not in (None, scratch):
+            shutil.rmtree(self._P, ignore_errors=True)
+        self._P = scratch
+        return scratch
+
     def _dual(self, user_weights: Vector, penalty: Vector) -> Solved:
         if self._gram is None or not np.array_equal(self._gram.user_weights, user_weights):
             self._gram = dual.Dual(self.train.matrix, user_weights, self.device)
@@ -539,13 +685,7 @@ class Solver:
 
     def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)
-        scratch = self._scratch
-        if self._repeats and scratch is not None:
-            # a folder for each problem: a solve that was cut short is found again
-            scratch = Path(scratch) / problem["vectors"][:16]
-            if self._P not in (None, scratch):
-                shutil.rmtree(self._P, ignore_errors=True)
-            self._P = scratch
+        scratch = self._folder(problem)
         mapped, diagonal, residual = tiled.invert(
             self.train.matrix,
             user_weights,

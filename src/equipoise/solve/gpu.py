@@ -42,7 +42,7 @@ PAIR_STRIP = 4096
 PAIR_INNER = 4096  # terms of a sum on tensor cores, which round it towards zero at every step
 PAIR_LEAST = 512  # smallest side of a product that repays the splitting
 PAIR_SCALE = 16.0  # halves reach from 6e-8 to 65,504: room for factors up to 4,000
-PAIR_SHARE = 0.02  # of the matrix: room for the pairs of a product
+PAIR_SHARE = 0.04  # of the matrix: room for the pairs of a product
 PAIR_BYTES = 16  # of a number in two pairs, one of them in the making
 PRECISIONS = ("auto", "float32", "tf32")
 REFINE_COLUMNS = 512
@@ -122,6 +122,13 @@ class DeviceMatrix:
         """Yield the rows in order, some at a time, on the host."""
         for low, high in strips((0, len(self)), COPY_ROWS):
             yield self.rows(low, high)
+
+    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return the rows at these positions, on the host."""
+        where = send(positions.astype(np.int64), self.values.device)
+        found = np.array(self.values[where].cpu().numpy())
+        found[np.arange(len(positions)), positions] = self.diagonal()[positions]
+        return found
 
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""

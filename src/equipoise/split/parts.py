@@ -177,6 +177,14 @@ def _restored(stored: Stored) -> Split:
     return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes)
 
 
+def identity(target: Interactions) -> str:
+    """Return twelve hex digits of who is to find what: users, items and pairs, not weights."""
+    digest = hashlib.sha256(cell_keys(target.matrix).tobytes())
+    for ids in (target.users, target.items):
+        digest.update(repr(ids.tolist()).encode())
+    return digest.hexdigest()[:12]
+
+
 def _digest(*fingerprints: str) -> str:
     return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()[:12]
 

@@ -94,16 +94,23 @@ def strong(
             notes += counted(int((~enough).sum()), "user", why)
             held = held.rows(enough)
             if order == "random":
-                n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
-                drawn = ranks(held, rng.random(held.n_interactions))
-                hidden = drawn >= n_shown[entry_rows(held.matrix)]
-                parts[name] = Part(held.entries(~hidden), held.entries(hidden), "strong", name)
+                cut = shown_and_hidden(held, history, rng.random(held.n_interactions))
+                parts[name] = Part(*cut, "strong", name)
             else:
                 parts[name] = _last_shown(held, 1 - history, name, notes)
     by_time = ("users are held out regardless of time",) if order == "time" else ()
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+
+
+def shown_and_hidden(
+    held: Interactions, history: float, key: npt.NDArray[np.floating]
+) -> tuple[Interactions, Interactions]:
+    """Return each user's share of the pairs with the smallest keys, and the others."""
+    n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
+    hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
+    return held.entries(~hidden), held.entries(hidden)
 
 
 def _last_shown(held: Interactions, share: float, name: str, notes: list[str]) -> Part:

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.machine import duration
+from equipoise.tuning.criterion import Estimate
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,11 @@ class Tuned:
     Attributes
     ----------
     model
-        The best settings, fitted on the train part.
+        The chosen settings, fitted: on the train part, or on what `tune` was told.
     best
-        These settings, with the metric on the valid part.
+        These settings, with their metrics on the valid part or on users that were left out.
     trials
-        Every point that was judged: family, settings, metrics on the valid part, and the number
-        of the solve it was read off.
+        Every point that was measured: family, settings, metrics, and the number of its solve.
     frontier
         The points that no other point beats in all objectives.
     objectives
@@ -61,6 +61,11 @@ class Tuned:
         Whether everything planned was done; False where the budget ran out.
     fit_seconds, seconds
         Time of the last fit, and of this run with it.
+    estimate
+        By leave-one-out: what the model is worth on new users, with its standard error and
+        corrected for the choice; None on a split, whose test part tells.
+    sentence
+        What was chosen, why, and what was given for what.
     """
 
     model: Any
@@ -73,6 +78,8 @@ class Tuned:
     complete: bool
     fit_seconds: float
     seconds: float
+    estimate: Estimate | None = None
+    sentence: str = ""
 
     def __repr__(self) -> str:
         best = ", ".join(
@@ -82,6 +89,7 @@ class Tuned:
         return (
             f"Tuned: {best}\n  {self.trials.height:,} settings from "
             f"{self.solves + self.resumed} solves in {duration(self.seconds)}"
+            + (f"\n  {self.estimate}" if self.estimate else "")
         )
 
 

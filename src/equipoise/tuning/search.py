@@ -5,23 +5,26 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import polars as pl
 
-from equipoise.checks import count
+from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import ListMetrics
+from equipoise.estimation import leave_one_out, summary_of
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, limited
+from equipoise.machine import duration, free_memory, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
+from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
+from equipoise.models.linear import LinearAutoencoder
 from equipoise.split.parts import Split
+from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.proposals import (
     CoordinateSearch,
@@ -31,20 +34,20 @@ from equipoise.tuning.proposals import (
     import_optuna,
 )
 from equipoise.tuning.result import SearchProgress, Tuned, frontier
-from equipoise.tuning.shared_ranking import rank_together
 from equipoise.tuning.space import Space
 
 logger = logging.getLogger(__name__)
 
+Refit = Literal["train", "all"]
+FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def tune(
-    model: Any,
-    split: Split,
+    model: Any = None,
+    split: Split | Interactions | None = None,
     *,
-    trials: int = 50,
+    trials: int | None = None,
     metric: str = "ndcg@20",
     objectives: Sequence[str] = ("tail_ndcg@20",),
     grid: Any = None,
@@ -53,29 +56,38 @@ def tune(
     storage: Any = None,
     resume: bool = True,
     seed: int = 0,
+    refit: Refit = "train",
+    prefer: Prefer | None = None,
+    users: int = USERS,
     device: str = "cpu",
     dtype: str = "float32",
     engine: str = "auto",
     memory: str | float | None = None,
     scratch: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    neighbours: int | str | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> Tuned:
-    """Find good settings on the valid part of a split, and fit them on its train part.
+    """Find good settings, on the valid part of a split or by leave-one-out, and fit them.
 
     One solve is made for each beta, l2 and dropout; every alpha, gamma, diag_bound and family is
     read off it. Of session models every alpha and decay_inference is read off one fit; neural
     models stop on the valid part. The test part is not looked at.
 
+    ``eq.tune(data)`` needs no split: all data stay in every fit, and points are measured on
+    training users that are left out of it exactly, as in `leave_one_out`. The solve of the chosen
+    point is the model, and `Tuned.estimate` says what it is worth on new users.
+
     Parameters
     ----------
     model
         A class or its name (alpha, beta, l2 and dropout are searched), a model (its normalizer
-        decides which exponents there are), or a list of either, which share their solves.
+        decides which exponents there are), or a list of either, which share their solves. Left
+        out: EASE, RLAE and LAE with a `DAN`.
     split
-        With a valid part.
+        A split with a valid part; or Interactions, to tune linear autoencoders by leave-one-out.
     trials
-        Number of solves, unless a grid says which.
+        Number of solves, unless a grid says which; left out: 50 on a split, 7 by leave-one-out.
     metric
         What to make large on the valid part, such as "ndcg@20" or "recall@50".
     objectives
@@ -101,8 +113,18 @@ def tune(
     resume
         Whether to continue a search that the storage holds; False refuses it.
     seed
-        For Optuna. The same seed gives the same search, interrupted or not.
-    device, dtype, engine, memory, scratch, threads
+        For Optuna, and for the users that are left out. The same seed gives the same search,
+        interrupted or not.
+    refit
+        On a split: "train" fits the chosen settings on the train part, as papers do; "all" on
+        the train and valid parts together, which is what you would use.
+    prefer
+        By leave-one-out: "accuracy" takes the best point; "balance" (left out: this one) the best
+        in the second objective among those within one standard error of the best, user by user;
+        "tail" among those within two.
+    users
+        By leave-one-out: how many users to leave out.
+    device, dtype, engine, memory, scratch, threads, neighbours
         As for `fit`, for every solve or fit of the search and for the last one. On a card the Gram
         matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
@@ -116,16 +138,19 @@ def tune(
     >>> found = eq.tune([eq.EASE, eq.LAE], split, grid={"l2": [1, 10], "alpha": [0, 0.3]})
     >>> found.solves, found.trials.height
     (2, 8)
+    >>> found = eq.tune(data, metric="ndcg@5", objectives="tail_ndcg@5")
+    >>> found.solves, found.model.data_fingerprint_ == data.fingerprint
+    (7, True)
     """
     return search_with(Solves, **locals())
 
 
 def search_with(
     solves: Callable[..., Solves],
-    model: Any,
-    split: Split,
+    model: Any = None,
+    split: Split | Interactions | None = None,
     *,
-    trials: int = 50,
+    trials: int | None = None,
     metric: str = "ndcg@20",
     objectives: Sequence[str] = ("tail_ndcg@20",),
     grid: Any = None,
@@ -134,79 +159,122 @@ def search_with(
     storage: Any = None,
     resume: bool = True,
     seed: int = 0,
+    refit: Refit = "train",
+    prefer: Prefer | None = None,
+    users: int = USERS,
     threads: int | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
     **how: Any,
 ) -> Tuned:
     """Search as `tune` does; `solves` says who makes the solves."""
     started = time.perf_counter()
+    if split is None and isinstance(model, (Split, Interactions)):
+        model, split = None, model
+    extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
+    goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
+    trials = count("trials", _default_trials(split) if trials is None else trials)
+    criterion = _criterion(split, goals, refit, prefer, users, seed)
+    train = criterion.train
+    space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train)
+    for each in space.models:
+        if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
+            kind = type(each).__name__
+            raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
+    options = {**how, "threads": threads}
+    options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
+    if "valid" in space.models[0].fit_options:
+        options["valid"] = cast(Split, split).valid  # a neural model stops where it is best there
+    limit = parse_budget(budget)
+    header = {
+        **criterion.identity,
+        "metrics": [*criterion.goals, *criterion.columns],
+        **space.identity(),
+        "dtype": how.get("dtype", FIT_DEFAULTS["dtype"]),
+        "seed": seed,
+    }
+    made = solves(space, criterion, options)
+    search = Search(criterion, space, options, made, limit, started, progress)
+    with Ledger(storage, header, resume=resume) as ledger, limited(threads):
+        complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
+        best = search.best()
+        fitted = search.kept(best)
+        made.release()  # the last fit needs the memory
+        before = time.perf_counter()
+        if fitted is None:
+            fitted = space.model(best)
+            whole = _whole(split) if refit == "all" and isinstance(split, Split) else train
+            fitted.fit(whole, **options)
+        seconds = time.perf_counter() - before
+        if isinstance(criterion, OnLeftOut):
+            part = criterion.part.history, criterion.part.target
+            cutoff = at_cutoff(metric)[1]
+            judged = leave_one_out(fitted, k=cutoff, part=part, seed=seed)
+            fitted.estimate_ = summary_of(judged)
+    return _tuned(search, fitted, best, complete, seconds)
+
+
+def _default_trials(split: Any) -> int:
+    return 50 if isinstance(split, Split) else FEW
+
+
+def _criterion(
+    split: Any, goals: dict[str, float], refit: Refit, prefer: Prefer | None, users: int, seed: int
+) -> OnPart | OnLeftOut:
+    choice("refit", refit, ("train", "all"))
+    if isinstance(split, Interactions):
+        if refit == "all":
+            raise SettingError("without a split all data are in the fit; leave out refit")
+        chosen: Prefer = "balance" if prefer is None else prefer
+        return OnLeftOut(split, goals, choice("prefer", chosen, REACH), users, seed)
     if not isinstance(split, Split):
-        raise SettingError("tune needs a split; make one with eq.split.strong(data, valid=0.1)")
+        raise SettingError(
+            "tune needs a split or Interactions; make one with eq.split.strong(data, valid=0.1)"
+        )
+    if prefer not in (None, "accuracy"):
+        raise SettingError("prefer is for leave-one-out; give Interactions instead of a split")
     if split.valid is None:
         raise DataError(
             "the split has no valid part to tune on; make one with valid=0.1, as in "
             "eq.split.strong(data, valid=0.1)"
         )
-    count("trials", trials)
-    extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
-    goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
-    metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
-    space = Space.of(model, grid, split.train)
-    options = {
-        name: value
-        for name, value in {**how, "threads": threads}.items()
-        if value != FIT_DEFAULTS.get(name)
-    }
-    if "valid" in space.models[0].fit_options:
-        options["valid"] = split.valid  # a neural model stops where it is best there
-    limit = parse_budget(budget)
-    header = {
-        "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
-        "protocol": split.valid.protocol,
-        "metrics": list(goals),
-        **space.identity(),
-        "dtype": how.get("dtype", FIT_DEFAULTS["dtype"]),
-        "seed": seed,
-    }
-    made = solves(space, split.train, metrics, split.valid.hides_seen, options)
-    search = Search(split, space, goals, options, made, limit, started, progress)
-    with Ledger(storage, header, resume=resume) as ledger, limited(threads):
-        complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
-        made.release()  # the last fit needs the memory
-        best = search.best()
-        before = time.perf_counter()
-        fitted = space.model(best).fit(split.train, **options)
-        seconds = time.perf_counter() - before
-    return _tuned(search, fitted, best, complete, seconds)
+    return OnPart(split, goals)
+
+
+def _whole(split: Split) -> Interactions:
+    """Return all that may be learnt from once settings are chosen: train and valid."""
+    assert split.valid is not None
+    whole = split.train
+    for side in (split.valid.history, split.valid.target):
+        whole = whole.union(side.difference(whole))
+    return whole
+
+
+class Solve(NamedTuple):
+    """The points that one solve served, and the time of the fit and of everything."""
+
+    points: list[Point]
+    fit_seconds: float
+    seconds: float
 
 
 class Solves:
-    """Makes solves: fits every model that the settings of one serve, and measures their lists.
+    """Makes solves: fits every model that the settings of one serve, and measures them.
 
     Parameters
     ----------
     space
         What is searched.
-    train
-        Training data.
-    metrics
-        What is measured, and on which users.
-    hides_seen
-        Whether lists leave out what a user has.
+    criterion
+        What models are measured on.
     options
         Of every fit.
     """
 
     def __init__(
-        self,
-        space: Space,
-        train: Interactions,
-        metrics: ListMetrics,
-        hides_seen: bool,
-        options: dict[str, Any],
+        self, space: Space, criterion: OnPart | OnLeftOut, options: dict[str, Any]
     ) -> None:
-        self.space, self.train, self.metrics = space, train, metrics
-        self.hides_seen, self.options = hides_seen, options
+        self.space, self.criterion, self.options = space, criterion, options
+        self.last: Any = None  # a model of the last solve, valid until the next one
         self._fit: Callable[[Sequence[Any]], None] | None = None
 
     def expect(self, points: Sequence[Point]) -> None:
@@ -220,24 +288,21 @@ class Solves:
             options = dict(self.options)
             if "scratch" in options:
                 options["scratch"] = self._scratch
-            self._fit = models[0].shared_fit(models, self.train, **options)
+            self._fit = models[0].shared_fit(models, self.criterion.train, **options)
         self._fit(models)
         fit_seconds = time.perf_counter() - start
-        lists = rank_together(
-            models,
-            self.metrics.history,
-            self.metrics.ks[-1],
-            exclude_seen=self.hides_seen,
-        )
         points = [
-            {**model.search_point(), **self.metrics.measure(found), "prototype": number}
-            for number, model, found in zip(numbers, models, lists, strict=True)
+            {**model.search_point(), **found, "prototype": number}
+            for number, model, found in zip(
+                numbers, models, self.criterion.measure(models), strict=True
+            )
         ]
+        self.last = models[0]
         return Solve(points, fit_seconds, time.perf_counter() - start)
 
     def release(self) -> None:
         """Give back the memory and the disk of the solves."""
-        self._fit = None
+        self._fit = self.last = None
         if "scratch" in self.options:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -247,39 +312,31 @@ class Solves:
         return Path(self.options["scratch"]) / "search"
 
 
-class Solve(NamedTuple):
-    """The points that one solve served, and the time of the fit and of everything."""
-
-    points: list[Point]
-    fit_seconds: float
-    seconds: float
-
-
 class Search:
     """One search: what is solved, what came of it and when to stop.
 
-    `goals` are metrics with 1 where they should be large and -1 where small; the first decides.
     `options` go to every solve and fit. `limit` is in seconds since `started`.
     """
 
     def __init__(
         self,
-        split: Split,
+        criterion: OnPart | OnLeftOut,
         space: Space,
-        goals: dict[str, float],
         options: dict[str, Any],
         solves: Solves,
         limit: float | None,
         started: float,
         progress: Callable[[SearchProgress], None] | None,
     ) -> None:
-        self.split, self.space, self.goals, self.made = split, space, goals, solves
+        self.criterion, self.space, self.train = criterion, space, criterion.train
+        self.goals, self.made = criterion.goals, solves
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
-        self.metric = next(iter(goals))
+        self.metric = next(iter(self.goals))
         self.solves = self.resumed = 0
         # of most models only a first fit can tell how long they take
-        self._fit_seconds = space.models[0].fit_seconds(split.train, **options)
+        self._fit_seconds = space.models[0].fit_seconds(self.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
+        self._kept: tuple[Point, Any] | None = None  # a fitted model of the chosen solve so far
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
         if limit is not None and limit < 2 * self._fit_seconds:
@@ -322,14 +379,16 @@ class Search:
         solved = sorted(  # a grid may have been walked in any order, and in several sittings
             self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
         )
-        return max((point for _, each in solved for point in each["points"]), key=self._value)
+        points = [point for _, each in solved for point in each["points"]]
+        best: Point = points[self.criterion.choose(points)]
+        return best
 
     def _grid(self, early_stop: bool) -> Iterator[Point]:
         if not early_stop:
             points = list(self.space.outer())
             self.made.expect([each for each in points if key_of(each) not in self.ledger.solves])
             return iter(points)
-        start = self.space.start(self.split.train)
+        start = self.space.start(self.train)
         self._walk = CoordinateSearch(
             self.space.axes, start, lambda outer: self._value(self._best_of(outer))
         )
@@ -337,7 +396,7 @@ class Search:
 
     def _proposals(self, trials: int, seed: int) -> Iterator[Point]:
         """Yield what is proposed until there are enough solves."""
-        first = self.space.start(self.split.train)
+        first = self.space.start(self.train)
         proposals: RangeProposals | GridProposals
         if self.space.in_ranges:
             proposals = RangeProposals(first, seed)
@@ -364,6 +423,25 @@ class Search:
         self._longest = max(self._longest, found.seconds)
         self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
         self.solves += 1
+        by_users = isinstance(self.criterion, OnLeftOut)
+        if by_users and self.made.last is not None and self.best() in found.points:
+            self._keep(outer, self.made.last)
+
+    def _keep(self, outer: Point, model: Any) -> None:
+        """Keep the solve of the best point so far, where the memory has room for a second one."""
+        self._kept = None
+        P = model.inverse_
+        if type(P) is np.ndarray and P.nbytes < free_memory() / 2:
+            model.inverse_ = P.copy()
+            self._kept = outer, model
+
+    def kept(self, point: Point) -> Recommender | None:
+        """Return the model of a point if its solve was kept; it needs no other fit."""
+        if self._kept is None or any(point[n] != v for n, v in self._kept[0].items()):
+            return None
+        model: Any = self.space.model(point)
+        found: Recommender = model.reuse(self._kept[1])
+        return found
 
     def _late(self) -> bool:
         if self.limit is None:
@@ -404,12 +482,7 @@ def parse_budget(budget: str | float | None) -> float | None:
     >>> parse_budget("10m"), parse_budget(90)
     (600.0, 90.0)
     """
-    if budget is None:
-        return None
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e-?\d+)?)\s*([smhd]?)\s*", str(budget).lower())
-    if match is None or float(match[1]) <= 0:
-        raise SettingError(f"budget must look like '10m', '90s' or 600, got {budget!r}")
-    return float(match[1]) * UNITS[match[2]]
+    return None if budget is None else parse_time("budget", budget)
 
 
 def _sign(name: str) -> float:
@@ -423,17 +496,19 @@ def _sign(name: str) -> float:
 def _tuned(
     search: Search, fitted: Recommender, best: Point, complete: bool, fit_seconds: float
 ) -> Tuned:
+    hidden = {"prototype", *search.criterion.columns}
     rows = [
-        {**{name: value for name, value in point.items() if name != "prototype"}, "solve": number}
+        {**{name: value for name, value in point.items() if name not in hidden}, "solve": number}
         for number, solved in enumerate(search.ledger.solves.values())
         for point in solved["points"]
     ]
+    points = [point for each in search.ledger.solves.values() for point in each["points"]]
     names = list(search.goals)
     trials = pl.DataFrame(rows, infer_schema_length=None)
     trials = trials.select(pl.exclude(*names, "solve"), *names, "solve")
     return Tuned(
         model=fitted,
-        best={name: value for name, value in best.items() if name != "prototype"},
+        best={name: value for name, value in best.items() if name not in hidden},
         trials=trials,
         frontier=frontier(trials, names, list(search.goals.values())),
         objectives=tuple(names),
@@ -442,4 +517,23 @@ def _tuned(
         complete=complete,
         fit_seconds=fit_seconds,
         seconds=time.perf_counter() - search.started,
+        estimate=search.criterion.estimate(points),
+        sentence=_sentence(search, best, points),
+    )
+
+
+def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
+    """Say what was chosen, why, and what was given for what."""
+    names = list(search.goals)
+    how = "users left out one by one" if search.criterion.columns else "the valid part"
+    values = ", ".join(f"{name} {best[name]:.4f}" for name in names)
+    said = f"of {len(points):,} settings, {best['family']} has {values} on {how}"
+    top = max(points, key=search._value)
+    if best is top or len(names) < 2:
+        return f"{said}: the best {names[0]}"
+    given = abs(top[names[0]] - best[names[0]]) / max(abs(top[names[0]]), 1e-300)
+    gained = abs(best[names[1]] - top[names[1]]) / max(abs(top[names[1]]), 1e-300)
+    return (
+        f"{said}: {100 * given:.1f}% of {names[0]} below the best, which may be chance, was given "
+        f"for {100 * gained:.0f}% of {names[1]}"
     )

@@ -22,8 +22,8 @@ from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
-from equipoise.models.histories import empty_rows
-from equipoise.ranking.kernels import mask_items, select, sort_heaps
+from equipoise.models.histories import Unknowns, cold_rows
+from equipoise.ranking.kernels import add_to_sums, mask_items, select, sort_heaps
 from equipoise.ranking.ranker import BLOCK, TILE, adders
 from equipoise.ranking.terms import Dense, ScaledTerm
 
@@ -66,14 +66,15 @@ def rank_together(
             parts.setdefault(place, []).append(lists)
     out |= {place: np.concatenate(lists) for place, lists in parts.items()}
     for members in groups.values():
+        first = models[members[0][0]]
         dense = isinstance(members[0][1], Dense)
         kind: Callable[..., Lists] = _by_rows if dense else _by_sources
-        rows = models[members[0][0]]._rows_of(history, "error")
+        rows = first._rows_of(history, Unknowns())
         lists = kind([term for _, term in members], rows, depth)
-        empty = empty_rows(rows)
+        empty = np.flatnonzero(cold_rows(rows, first.item_counts_))
         if len(empty):
             # they are ranked by popularity, which the term does not know
-            lists[:, empty] = models[members[0][0]].rank(history.rows(empty), depth).items
+            lists[:, empty] = first.rank(history.rows(empty), depth).items
         out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
     return [out[place] for place in range(len(models))]
 
@@ -177,7 +178,7 @@ def _fill(
         for user in range(len(users)):
             start, stop = indptr[users[user]], indptr[users[user] + 1]
             sums[:, :size] = 0
-            _add(sums, size, matrix, low, indices, weights, start, stop)
+            add_to_sums(sums, size, matrix, low, indices, weights, start, stop)
             first = start
             while first < stop and indices[first] < low:
                 first += 1
@@ -200,39 +201,3 @@ def _fill(
                 )
     for which in range(len(targets)):
         sort_heaps(items[which], scores[which], lengths[which])
-
-
-@compiled
-def _add(
-    sums: Any,
-    size: int,
-    matrix: Any,
-    low: int,
-    indices: Any,
-    weights: Any,
-    start: int,
-    stop: int,
-) -> None:
-    """Add weighted rows to the sums of every source, four at a time and each in its turn."""
-    place = start
-    while place + 4 <= stop:
-        r0 = matrix[indices[place], low : low + size]
-        r1 = matrix[indices[place + 1], low : low + size]
-        r2 = matrix[indices[place + 2], low : low + size]
-        r3 = matrix[indices[place + 3], low : low + size]
-        for source in range(len(sums)):
-            total, weight = sums[source], weights[source]
-            w0, w1, w2, w3 = weight[place], weight[place + 1], weight[place + 2], weight[place + 3]
-            for j in range(size):
-                value = total[j] + w0 * r0[j]
-                value = value + w1 * r1[j]
-                value = value + w2 * r2[j]
-                total[j] = value + w3 * r3[j]
-        place += 4
-    while place < stop:
-        row = matrix[indices[place], low : low + size]
-        for source in range(len(sums)):
-            total, factor = sums[source], weights[source, place]
-            for j in range(size):
-                total[j] = total[j] + factor * row[j]
-        place += 1

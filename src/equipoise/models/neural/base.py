@@ -25,6 +25,7 @@ from equipoise.errors import (
     DataError,
     FileFormatError,
     MissingExtraError,
+    SettingError,
     SolveError,
 )
 from equipoise.interactions import Interactions
@@ -392,6 +393,13 @@ class NeuralModel(Recommender):
             checks.count("patience", self.patience)
         checks.count("seed", self.seed, least=0)
         checks.positive("learning_rate", self.learning_rate)
+
+    def _refit_options(self) -> dict[str, Any]:
+        kind = type(self).__name__
+        raise SettingError(
+            f"a {kind} has no update: training begins with random numbers and would give another "
+            "model; fit it again on the new data"
+        )
 
     def _fit(
         self,

@@ -1,0 +1,183 @@
+"""The neighbourhood engine: accuracy on Gowalla and Yelp2018, time and memory on synthetic data.
+
+    python benchmarks/neighbourhood.py real gowalla strong --neighbours 100
+    python benchmarks/neighbourhood.py real yelp2018 strong --neighbours 100 --lowpass 0.4
+    python benchmarks/neighbourhood.py synthetic --items 1000000
+
+Prints one JSON document. Seconds are those of the clock and of the processors: on a machine that
+does other work too, the second are what one can compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import equipoise as eq
+from equipoise.solve import neighbourhood
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+METRICS = ("recall@20", "ndcg@20", "tail_ndcg@20")
+# EASE+DAN as in the tables of the paper, and on the weak splits as in paper/companion_weak.toml
+SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("gowalla", "strong"): {"l2": 20, "dropout": 0.6, "alpha": 0.2, "beta": 0.3},
+    ("yelp2018", "strong"): {"l2": 20, "dropout": 0.7, "alpha": 0.3, "beta": 0.3},
+    ("gowalla", "weak"): {"l2": 5, "dropout": 0.5, "alpha": 0.0, "beta": 0.7},
+}
+
+
+def clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def since(start: tuple[float, float]) -> dict[str, float]:
+    wall, processors = (after - before for after, before in zip(clocks(), start, strict=True))
+    return {"seconds": round(wall, 2), "processor_seconds": round(processors, 2)}
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # GB, of the whole process
+
+
+def planted(n_users: int, n_items: int, n_interactions: int, seed: int = 0) -> Any:
+    """Return users x items with a long tail and topics: seven of ten events are on a user's three.
+
+    Popularity falls off within a topic and over all; lengths of histories are log-normal.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.lognormal(0, 1, n_users)
+    lengths = np.maximum(2, np.rint(lengths * (n_interactions / lengths.sum()))).astype(np.int64)
+    n_topics = max(n_items // 400, 1)
+    shuffled = rng.permutation(n_items).astype(np.int32)
+    parts = []
+    for low in range(0, n_users, 100_000):
+        some = lengths[low : low + 100_000]
+        user = np.repeat(np.arange(len(some)), some)
+        own = rng.integers(n_topics, size=(len(some), 3))
+        topic = own[user, rng.integers(3, size=len(user))]
+        size = (n_items - topic + n_topics - 1) // n_topics
+        local = topic + n_topics * (size * rng.random(len(user)) ** 3).astype(np.int64)
+        world = (n_items * rng.random(len(user)) ** 4).astype(np.int64)
+        item = shuffled[np.where(rng.random(len(user)) < 0.7, local, world)]
+        part = sp.csr_array(
+            (np.ones(len(user), np.float32), (user, item)), shape=(len(some), n_items)
+        )
+        part.sum_duplicates()
+        part.data[:] = 1
+        parts.append(part)
+    return sp.vstack(parts, format="csr")
+
+
+def real(chosen: argparse.Namespace) -> dict[str, Any]:
+    from reproduce.data import find_split
+
+    found = find_split(SHARED, chosen.dataset, chosen.protocol)
+    if found is None:
+        raise SystemExit(f"{SHARED / chosen.dataset} is not there")
+    split = found()
+    numbers = dict(SETTINGS[chosen.dataset, chosen.protocol])
+    normalizer = eq.DAN(numbers.pop("alpha"), numbers.pop("beta"))
+    lowpass = None
+    if chosen.lowpass:
+        lowpass = eq.LowPass(rank=512, strength=chosen.lowpass, exponent=0.3)
+    model = eq.EASE(**numbers, normalizer=normalizer, lowpass=lowpass)
+    if chosen.kept:
+        neighbourhood.KEPT = chosen.kept
+    options: dict[str, Any] = {"engine": chosen.engine}
+    if chosen.engine == "neighbourhood":
+        options["neighbours"] = chosen.neighbours
+    before, start = peak(), clocks()
+    model.fit(split.train, **options)
+    took = since(start)
+    n_items = split.train.n_items
+    stored = model.inverse_.data.size if chosen.engine == "neighbourhood" else n_items**2
+    result = eq.evaluate(model, split.test, k=20)
+    return {
+        **{name: value for name, value in vars(chosen).items() if name != "run"},
+        **took,
+        "peak_gb": round(peak(), 2),
+        "peak_gb_before": round(before, 2),
+        "share_of_weights": stored / n_items**2,
+        **{name: round(float(result[name]), 4) for name in METRICS},
+        "residual": model.residual_,
+        "audit": model.audit_,
+    }
+
+
+def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
+    n = chosen.items
+    data = eq.Interactions(planted(chosen.users or n, n, chosen.interactions or 30 * n))
+    out: dict[str, Any] = {"items": n, "users": data.n_users, "interactions": data.n_interactions}
+    out["peak_gb_before"] = round(peak(), 2)
+    small = eq.Interactions(planted(300, 100, 2000))
+    model = eq.EASE(l2=20.0, dropout=0.5, normalizer=eq.DAN(0.2, 0.3))
+    model.fit(small, engine="neighbourhood", neighbours=20).recommend([0])  # compiles
+    plan = eq.plan(data, engine="neighbourhood", neighbours=chosen.neighbours)
+    out["planned_gb"] = round(plan.peak_bytes / 1e9, 2)
+    start = clocks()
+
+    def mark(state: Any) -> None:
+        if state.step in (64, 128):
+            stage = {f"{state.step}_{name}": value for name, value in since(start).items()}
+            print(json.dumps(stage | {"peak_gb": peak()}), file=sys.stderr, flush=True)
+
+    model.fit(data, engine="neighbourhood", neighbours=chosen.neighbours, progress=mark)
+    out |= {f"fit_{name}": value for name, value in since(start).items()}
+    out["peak_gb"] = round(peak(), 2)
+    out["weights"] = int(model.inverse_.data.size)
+    out |= {"residual": model.residual_, "audit": model.audit_}
+    print(json.dumps(out), file=sys.stderr, flush=True)  # kept where the rest is cut short
+    users = np.random.default_rng(1).choice(data.n_users, chosen.lists, replace=False)
+    start = clocks()
+    model.rank(data.rows(np.sort(users)), 20)
+    took = since(start)
+    out["lists_per_processor_second"] = round(chosen.lists / took["processor_seconds"], 1)
+    out["lists_per_second"] = round(chosen.lists / took["seconds"], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        start = clocks()
+        model.save(folder + "/model")
+        out |= {f"save_{name}": value for name, value in since(start).items()}
+        files = [each.stat().st_size for each in Path(folder, "model").iterdir()]
+        out["disk_gb"] = round(sum(files) / 1e9, 3)
+        start = clocks()
+        again = eq.load(folder + "/model")
+        out |= {f"load_{name}": value for name, value in since(start).items()}
+        assert again.recommend([5]).items == model.recommend([5]).items
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    first = commands.add_parser("real")
+    first.add_argument("dataset", choices=("gowalla", "yelp2018"))
+    first.add_argument("protocol", choices=("strong", "weak"))
+    first.add_argument("--engine", default="neighbourhood")
+    first.add_argument("--neighbours", type=int, default=100)
+    first.add_argument("--kept", type=int, default=0, help="T / K; 0 for the engine's own")
+    first.add_argument("--lowpass", type=float, default=0.0, help="strength of the companion")
+    first.set_defaults(run=real)
+    second = commands.add_parser("synthetic")
+    second.add_argument("--items", type=int, default=100_000)
+    second.add_argument("--users", type=int, default=0)
+    second.add_argument("--interactions", type=int, default=0)
+    second.add_argument("--neighbours", type=int, default=100)
+    second.add_argument("--lists", type=int, default=2000)
+    second.set_defaults(run=synthetic)
+    chosen = parser.parse_args()
+    print(json.dumps(chosen.run(chosen), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Commands of the service: `serve` and `experiment`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equipoise.cli.framework import Json, declare, emit, note, option, show
+from equipoise.errors import MissingExtraError, SettingError
+
+if TYPE_CHECKING:
+    from equipoise.serve.config import Config
+
+app = typer.Typer()
+
+MODELS = "Folder that `equipoise fit` wrote, or NAME=FOLDER; repeatable."
+Settings = Annotated[Path | None, option("TOML file with all settings.", "--config")]
+StoreUrl = Annotated[
+    str | None, option("Event store: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.")
+]
+
+
+@declare(app, "serve", "equipoise serve model --port 8000")
+def serve(
+    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODELS)] = None,
+    config: Settings = None,
+    store: StoreUrl = None,
+    host: Annotated[str | None, option("Address to listen on; 127.0.0.1.")] = None,
+    port: Annotated[int | None, option("Port; 8000. 0 takes a free one.")] = None,
+    workers: Annotated[int | None, option("Processes that answer; 1.")] = None,
+    refresh: Annotated[
+        str | None, option("Fold new events into the models this often: 1h.")
+    ] = None,
+    keep: Annotated[str | None, option("Events older than this leave the store: 90d.")] = None,
+    access_log: Annotated[
+        bool | None, option("A line for each request.", "--access-log/--no-access-log")
+    ] = None,
+    open_page: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer over HTTP: recommendations from live events, and a page to try them on.
+
+    Settings come from the TOML file, over them the environment (EQUIPOISE_STORE, ...), over that
+    the options. Without tokens only this machine may ask.
+    """
+    require_extra()
+    from equipoise.serve.logs import write_lines
+    from equipoise.serve.processes import serve as run
+
+    found = settings(
+        config,
+        models=named(models or []),
+        store=store,
+        host=host,
+        port=port,
+        workers=workers,
+        refresh=refresh,
+        keep=keep,
+        access_log=access_log,
+    )
+    write_lines()
+
+    def ready(address: str) -> None:
+        if as_json:
+            emit({"address": address, "workers": found.workers, "process": os.getpid()})
+        else:
+            note(f"the page is at {address}/, the API at {address}/docs; Ctrl-C ends it")
+        sys.stdout.flush()
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(f"{address}/")
+
+    code = run(found, ready)
+    if code:
+        raise typer.Exit(code)
+
+
+@declare(app, "experiment", "equipoise experiment dial --store sqlite:///equipoise.db")
+def experiment(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the experiment.")],
+    store: StoreUrl = None,
+    tenant: Annotated[str, option("Whose experiment.")] = "default",
+    within: Annotated[str, option("A click counts this long after its list.")] = "1d",
+    as_json: Json = False,
+) -> None:
+    """Compare the models of an experiment by the clicks on their lists."""
+    require_extra()
+    from equipoise.serve.config import seconds
+    from equipoise.serve.experiment import compare_clicks
+    from equipoise.serve.store import Store
+
+    held = Store(store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db"))
+    found = compare_clicks(held, tenant, name, seconds("within", within))
+    held.close()
+    if as_json:
+        emit(found)
+        return
+    rows = [(m["model"], m["users"], m["lists"], m["clicked"], m["rate"]) for m in found["models"]]
+    show(rows, "model", "users", "lists", "with a click", "rate")
+    tests = [
+        (
+            f"{each['model']} against {each['baseline']}",
+            f"{each['difference']:+.4f} [{each['low']:+.4f}, {each['high']:+.4f}]",
+            f"{each['p_adjusted']:.2g}",
+        )
+        for each in found["tests"]
+    ]
+    if tests:
+        show(tests, "", "difference [95%]", "p")
+    note(found["how"])
+
+
+def named(models: list[str]) -> dict[str, str] | None:
+    """Return folders by name; a folder without one is the default model, or has its own name."""
+    found: dict[str, str] = {}
+    for text in models:
+        name, _, folder = text.rpartition("=")
+        name = name or ("default" if len(models) == 1 else Path(folder).name.lower())
+        if name in found:
+            raise SettingError(f"two models are named {name!r}; give them names: NAME=FOLDER")
+        found[name] = folder
+    return found or None
+
+
+def settings(path: Path | None, **flags: Any) -> Config:
+    """Return the settings of the service."""
+    from equipoise.serve.config import Config
+
+    return Config.read(path, flags)
+
+
+def require_extra() -> None:
+    """Refuse to go on where the packages of the service are not installed."""
+    needed = ("fastapi", "uvicorn", "uvloop", "httptools", "sqlalchemy", "prometheus_client")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the service needs {', '.join(missing)}; install pip install 'equipoise[serve]'"
+        )

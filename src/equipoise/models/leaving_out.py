@@ -1,0 +1,382 @@
+"""Lists and scores of training users as if each had been left out of the fit.
+
+Exact for every linear autoencoder: the loops are in `ranking/left_out.py`. A low-pass companion
+has no such formula; it is fitted again without a group of users, at most a tenth of all, and
+scores these.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise import machine
+from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.interactions import Interactions, generator
+from equipoise.matrix import Csr, cell_keys, entry_rows
+from equipoise.metrics import find_hits, ndcg
+from equipoise.models.histories import Unknowns
+from equipoise.models.inverse import Array, ByUsers
+from equipoise.models.linear import LinearAutoencoder
+from equipoise.models.lowpass import LowPass
+from equipoise.ranking.left_out import SLACK, rank_left_out
+from equipoise.ranking.ranker import score
+from equipoise.split.user_split import shown_and_hidden
+
+Leave = Literal["user", "items"]
+Lists = npt.NDArray[np.int32]
+Vector = npt.NDArray[np.float64]
+
+CHUNKS = 8  # per thread, so that none waits long for the last one
+BATCH_BYTES = 64 << 20  # of rows that come from a card, and of a companion's scores
+STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.4)  # that a companion is tried with
+STRENGTH_USERS = 500
+FOLD = 0.1  # share of the users that a companion is fitted without, at most
+
+
+def lists_without(
+    models: Sequence[LinearAutoencoder],
+    history: Interactions,
+    k: int,
+    *,
+    leave: Leave = "user",
+    alpha: float | None = None,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Return lists and scores of models of one solve, models x users x k.
+
+    Each user is ranked by the models as they would be without it. Lists are padded with -1.
+
+    Parameters
+    ----------
+    models
+        Fitted, sharing their solve; see `fit_together` and `reuse`.
+    history
+        Training users with the items they are ranked by, which must be among those they have.
+    k
+        Length of the lists.
+    leave
+        "user" leaves out all of the user; "items" leaves the history in training and takes out
+        the user's other items.
+    alpha
+        Takes the place of the models' own.
+    """
+    for model in models:
+        check_model(model)
+    first = models[0]
+    removal = Removal.of(first, history, leave)
+    readings = [_reading(model, alpha) for model in models]
+    depth = min(k, len(first.item_index_))
+    shape = (len(models), history.n_users, depth)
+    items = np.full(shape, -1, np.int32)
+    scores = np.full(shape, np.nan, first.inverse_.dtype)
+    bad = np.zeros(history.n_users, np.bool_)
+    sources, of_readings = _arrays(removal, readings, first)
+    wanted = [each.lowpass_ or each.lowpass for each in models]
+    wanted = [each if each is not None and each.strength != 0 else None for each in wanted]
+    companions = list(dict.fromkeys(each for each in wanted if each is not None))
+    extra_of = [-1 if each is None else companions.index(each) for each in wanted]
+    of_readings = (*of_readings, np.array(extra_of))
+    for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
+        extra = _companion_scores(companions, first, removal, users)
+        parts = min(len(users), CHUNKS * machine.count())
+
+        def work(
+            number: int,
+            users: Any = users,
+            rows: Any = rows,
+            slots: Any = slots,
+            extra: Any = extra,
+            parts: int = parts,
+        ) -> None:
+            mine = np.arange(number, len(users), parts)
+            rank_left_out(
+                *(users[mine], rows, slots, removal.entries, removal.of_user, sources),
+                *(first.diagonal_, first.penalty_, of_readings),
+                *(np.ascontiguousarray(extra[:, mine]), items, scores, bad),
+            )
+
+        try:
+            with machine.one_blas_thread():
+                machine.run(work, parts)
+        except np.linalg.LinAlgError as error:
+            raise SolveError(
+                "a user cannot be left out of this solve, which is not accurate enough; fit with "
+                "dtype='float64', or with a larger l2"
+            ) from error
+    if bad.any():
+        raise SolveError("the model scores NaN; raise l2 or dropout")
+    _rank_by_popularity(removal, items, scores)
+    return items, scores
+
+
+def scores_without(
+    model: LinearAutoencoder,
+    history: Interactions,
+    *,
+    leave: Leave = "user",
+    alpha: float | None = None,
+) -> npt.NDArray[Any]:
+    """Return the scores of all items but those of the history, users x items; the rest is NaN."""
+    n_items = len(model.item_index_)
+    items, found = lists_without([model], history, n_items, leave=leave, alpha=alpha)
+    out = np.full((history.n_users, n_items), np.nan, found.dtype)
+    rows, places = np.nonzero(items[0] >= 0)
+    out[rows, items[0, rows, places]] = found[0, rows, places]
+    return out
+
+
+def drawn(
+    data: Interactions, users: int, history: float, seed: int
+) -> tuple[Interactions, Interactions]:
+    """Draw users with at least two items; return what of theirs is shown, and what is hidden."""
+    rng = generator(seed)
+    able = np.flatnonzero(data.user_counts >= 2)
+    held = data.rows(np.sort(rng.choice(able, min(users, len(able)), replace=False)))
+    return shown_and_hidden(held, history, rng.random(held.n_interactions))
+
+
+def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
+    """Return the strength with the best NDCG@20 on users that are left out of the fit.
+
+    It is 0 unless the gain is larger than its standard error, user by user.
+    """
+    data = model.data_
+    if not (data.user_counts >= 2).any():
+        return 0.0
+    shown, hidden = drawn(data, STRENGTH_USERS, 0.8, 0)
+    variants = []
+    for strength in STRENGTHS:
+        variants.append(copy.copy(model))
+        variants[-1].lowpass = dataclasses.replace(lowpass, strength=strength)
+    lists, _ = lists_without(variants, shown, 20)
+    values = np.stack([ndcg(find_hits(found, hidden.matrix), 20) for found in lists])
+    gains = values[1:] - values[0]
+    best = int(np.argmax(gains.mean(axis=1)))
+    error = float(gains[best].std()) / gains.shape[1] ** 0.5
+    return STRENGTHS[1 + best] if gains[best].mean() > error else 0.0
+
+
+def check_model(model: Any) -> None:
+    """Refuse what users cannot be left out of exactly."""
+    if not isinstance(model, LinearAutoencoder):
+        kind = type(model).__name__
+        raise SettingError(
+            f"users can be left out of linear autoencoders, not of {kind}; evaluate it on a split"
+        )
+    _ = model._fitted
+    if not isinstance(model.solution_, (Array, ByUsers)):
+        raise SettingError(
+            "users can be left out of an exact inverse (engines dense, dual, tiled and gpu), not "
+            f"of a {type(model.solution_).__name__.lower()} one"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """Who and what is taken out: for each item of each user, and for each user.
+
+    `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items whose count
+    loses the user, `values` are those of the history.
+    """
+
+    data: Interactions
+    positions: npt.NDArray[np.int64]  # of the users in the training data
+    history: Csr  # over the model's items, with the weights that the model gives them
+    entries: tuple[npt.NDArray[Any], ...]
+    of_user: tuple[npt.NDArray[Any], ...]
+    values: Vector
+    changed: npt.NDArray[np.bool_]
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        """Positions of the items, those that are taken out first."""
+        return self.entries[0]
+
+    @classmethod
+    def of(cls, model: LinearAutoencoder, history: Interactions, leave: Leave) -> Removal:
+        """Work out what the model loses with these users."""
+        data = model._fitted
+        positions = data.user_index.positions(history.users)
+        own = data.rows(positions)
+        rows = model._rows_of(history, Unknowns())
+        keys, shown_keys = cell_keys(own.matrix), cell_keys(rows)
+        place = np.searchsorted(keys, shown_keys).clip(max=max(len(keys) - 1, 0))
+        if len(shown_keys) and not (len(keys) and (keys[place] == shown_keys).all()):
+            raise DataError(
+                "a history holds items that its user does not have in the training data; take it "
+                "from the data the model was fitted on"
+            )
+        values = np.zeros(len(keys))
+        values[place] = rows.data
+        shown = np.zeros(len(keys), np.bool_)
+        shown[place] = True
+        changed = np.ones(len(keys), np.bool_) if leave == "user" else ~shown
+        x = own.matrix.data.astype(np.float64)
+        indices = own.matrix.indices
+        odds = np.where(changed, model.dropout_ / (1 - model.dropout_), 0.0)
+        stored = np.bincount(data.matrix.indices, minlength=data.n_items)
+        alone = changed & (stored[indices] == 1)
+        penalty = model.penalty_[indices] - odds * x**2
+        base = model.l2_ * model.normalizer_.penalty_scale(data.n_items)[indices]
+        penalty[alone] = np.where(base > 0, base, 1.0)[alone]
+        # without l2 nothing would be left of such an item; what is left has no effect on others
+        odds = np.where(alone, odds / 2, odds)
+        row = entry_rows(own.matrix)
+        order = np.lexsort((indices, ~changed, row))
+        kept = np.where(changed, 0.0, x)
+        weight = model.normalizer_.user_weights(data)
+        after = np.zeros(len(positions))
+        if leave == "items":
+            gone = np.zeros(data.n_interactions, np.bool_)
+            starts = data.matrix.indptr[positions]
+            gone[(np.arange(len(keys)) - own.matrix.indptr[row] + starts[row])[changed]] = True
+            after = model.normalizer_.user_weights(data.entries(~gone))[positions]
+            after[np.diff(rows.indptr) == 0] = 0.0
+        columns = (indices.astype(np.int32), x, kept, odds, penalty, shown, alone)
+        return cls(
+            data,
+            positions,
+            rows,
+            tuple(np.ascontiguousarray(each[order]) for each in columns),
+            (own.matrix.indptr.astype(np.int64), weight[positions], after),
+            # an item that only this user has leads nowhere without it
+            np.where(alone, 0.0, values)[order],
+            (changed & (x > 0))[order],  # negative values are not counted
+        )
+
+
+Reading = tuple[Vector, Vector, Vector, Vector, float, float]
+
+
+def _reading(model: LinearAutoencoder, alpha: float | None) -> Reading:
+    """Return scales of sources and targets, before and after a user is gone, and the family."""
+    counts = model.item_counts_
+    source, target = model.normalizer_.item_scales(counts, alpha)
+    fewer = model.normalizer_.item_scales(np.maximum(counts - 1, 0), alpha)
+    return source, target, *fewer, *_family(model)
+
+
+def _family(model: LinearAutoencoder) -> tuple[float, float]:
+    """Return a and b with which s = max(a penalty, b / diagonal), as in LAE, EASE and RLAE."""
+    diagonal, penalty = np.array([1e30, 1.0, 0.5, 3.0]), np.array([1.0, 1e-30, 0.3, 2.0])
+    found = model._column_scale(diagonal, penalty)
+    a, b = (float(each) if each > 1e-20 else 0.0 for each in found[:2])
+    if not np.allclose(found, np.maximum(a * penalty, b / diagonal)):
+        raise SettingError(
+            f"users cannot be left out of a {type(model).__name__}, whose column scale is not "
+            "the larger of a multiple of the penalty and one of 1 / diagonal"
+        )
+    return a, b
+
+
+def _arrays(
+    removal: Removal, readings: Sequence[Reading], model: LinearAutoencoder
+) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...]]:
+    """Return the weighted histories of every source, and the arrays of the readings."""
+    indices, changed = removal.indices, removal.changed
+    places: dict[bytes, int] = {}
+    sources: list[Vector] = []
+    source_of, targets, targets_after, highs, lows = [], [], [], [], []
+    dtype = model.inverse_.dtype
+    for source, target, fewer_source, fewer_target, a, b in readings:
+        key = source.tobytes()
+        if key not in places:
+            places[key] = len(sources)
+            scale = np.where(changed, fewer_source[indices], source[indices])
+            sources.append(removal.values * scale)
+        source_of.append(places[key])
+        targets.append(-target)
+        targets_after.append(-np.where(changed, fewer_target[indices], target[indices]))
+        # the diagonal of the inverse without a user lies between that with it and 1 / penalty
+        highs.append(-target * (1 + SLACK) * np.maximum(a * model.penalty_, b / model.diagonal_))
+        lows.append(-target * (1 - SLACK) * max(a, b) * model.penalty_)
+    families = np.array([each[4:] for each in readings])
+    return np.stack(sources), (
+        np.array(source_of),
+        np.ascontiguousarray(families[:, 0]),
+        np.ascontiguousarray(families[:, 1]),
+        np.stack(targets),
+        np.stack(targets_after),
+        np.stack(highs).astype(dtype),
+        np.stack(lows).astype(dtype),
+    )
+
+
+def _batches(
+    P: Any, removal: Removal, n_companions: int
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]]:
+    """Yield users with the rows of P that their items have, and the row of each entry.
+
+    From a card only the rows that are needed are moved; the dual engine makes only these.
+    """
+    offsets, n_items = removal.of_user[0], P.shape[0]
+    users = np.flatnonzero(np.diff(removal.history.indptr) > 0)
+    elsewhere = not isinstance(P, np.ndarray)
+    room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
+    if elsewhere:
+        ends = np.cumsum(np.diff(offsets)[users]) // room
+    elif n_companions:
+        ends = np.arange(len(users)) // max(room // n_companions, 1)
+    else:
+        ends = np.zeros(len(users), np.int64)
+    for number in np.unique(ends):
+        some = users[ends == number]
+        if not elsewhere:
+            matrix = np.asarray(P).view()
+            matrix.flags.writeable = False
+            yield some, matrix, removal.indices
+            continue
+        mine = np.concatenate([np.arange(offsets[u], offsets[u + 1]) for u in some])
+        needed, where = np.unique(removal.indices[mine], return_inverse=True)
+        slots = np.zeros(len(removal.indices), np.int32)
+        slots[mine] = where
+        fetched = P.gathered(needed)
+        fetched.flags.writeable = False
+        yield some, fetched, slots
+
+
+def _companion_scores(
+    companions: Sequence[LowPass],
+    model: LinearAutoencoder,
+    removal: Removal,
+    users: npt.NDArray[np.int64],
+) -> npt.NDArray[Any]:
+    """Return what companions add to the scores, companions x users x items.
+
+    The users are dealt into groups of at most a tenth of all; a companion that scores a group is
+    fitted without it.
+    """
+    n_items, dtype = len(model.item_index_), model.inverse_.dtype
+    out = np.zeros((len(companions), len(users), n_items), dtype)
+    if not companions:
+        return out
+    data = removal.data
+    groups = -(-len(removal.positions) // max(int(FOLD * data.n_users), 1))
+    for group in np.unique(users % groups):
+        mine = np.flatnonzero(users % groups == group)
+        rest = np.ones(data.n_users, np.bool_)
+        rest[removal.positions[np.arange(len(removal.positions)) % groups == group]] = False
+        others = data.rows(rest)
+        for number, companion in enumerate(companions):
+            term = companion.fit(others, dtype.name).term
+            out[number, mine] = score([term], removal.history[users[mine]])
+    return out
+
+
+def _rank_by_popularity(
+    removal: Removal, items: npt.NDArray[np.int32], scores: npt.NDArray[Any]
+) -> None:
+    """Rank users without a history by the counts of the items, theirs not counted."""
+    offsets, k = removal.of_user[0], items.shape[2]
+    for user in np.flatnonzero(np.diff(removal.history.indptr) == 0):
+        own = slice(offsets[user], offsets[user + 1])
+        counts = removal.data.item_counts.astype(np.float64)
+        counts[removal.indices[own]] -= removal.changed[own]
+        order = np.argsort(-counts, kind="stable")[:k]
+        items[:, user], scores[:, user] = order, counts[order]

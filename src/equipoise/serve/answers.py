@@ -1,0 +1,343 @@
+"""From a checked request to an answer, without HTTP: plain values that become JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.serve import schemas
+from equipoise.serve.config import Config
+from equipoise.serve.state import (
+    History,
+    Listed,
+    Positions,
+    Served,
+    State,
+    Tenant,
+    allowed_items,
+    assign,
+    find,
+    read_rules,
+)
+from equipoise.serve.store import Event, Live, Mark, Store, Write
+from equipoise.serve.telemetry import Telemetry
+
+NOBODY = Live([], [], 0)
+
+
+class Answers:
+    """Answers the requests of one tenant."""
+
+    def __init__(self, state: State, tenant: Tenant, telemetry: Telemetry) -> None:
+        self._config: Config = state.config
+        self._store: Store = state.store
+        self._tenant, self._telemetry = tenant, telemetry
+
+    @property
+    def _limits(self) -> Any:
+        return self._config.limits
+
+    def key(self, served: Served) -> str:
+        """Return the name of a model in metrics: with its tenant, where there are several."""
+        alone = len(self._config.folders) == 1
+        return served.name if alone else f"{self._tenant.name}/{served.name}"
+
+    def live(self, who: schemas.Who) -> Live:
+        """Ask the store about the user of a request; the only part that waits for it."""
+        if self._tenant.attributes_are_old():
+            self._tenant.renew_attributes()
+        if who.user is None:
+            return NOBODY
+        return self._store.live(self._tenant.name, str(who.user))
+
+    def _served(self, who: schemas.Who) -> tuple[Served, str | None]:
+        """Return the model that a request gets, and the experiment that chose it."""
+        experiment = self._tenant.experiment
+        if who.model is None and who.user is not None and experiment is not None:
+            return self._tenant.model(assign(experiment, str(who.user))), experiment.name
+        return self._tenant.model(who.model), None
+
+    def _history(self, served: Served, who: schemas.Who, live: Live) -> History:
+        if who.user is not None:
+            found = served.live(str(who.user), live)
+            if not len(found.places) and not live.events:
+                self._telemetry.unknown.labels("user").inc()
+        else:
+            items = who.history if who.history is not None else who.session or []
+            if len(items) > self._limits.history:
+                raise SettingError(f"a history has at most {self._limits.history} items")
+            found = served.given([str(item) for item in items])
+        if found.unknown:
+            self._telemetry.unknown.labels("item").inc(len(found.unknown))
+        return found
+
+    def recommend(
+        self, asked: schemas.Recommend, live: Live
+    ) -> tuple[dict[str, Any], Write | None]:
+        """Return a list, and what has to be in the store before it is sent."""
+        if asked.k > self._limits.k:
+            raise SettingError(f"k must be at most {self._limits.k}")
+        served, experiment = self._served(asked)
+        history = self._history(served, asked, live)
+        rules = None if not asked.rules else read_rules(json.dumps(asked.rules, sort_keys=True))
+        if rules is not None and rules.diversity and asked.offset:
+            raise SettingError(
+                "with diversity the places of a list depend on its length; no offset"
+            )
+        seen_again = rules is not None and rules.seen in ("include", "only")
+        allowed = allowed_items(
+            served,
+            self._tenant.catalogue(served),
+            history,
+            exclude_seen=asked.exclude_seen and not seen_again,
+            exclude=[str(item) for item in asked.exclude],
+            candidates=None if asked.candidates is None else [*map(str, asked.candidates)],
+            filters=asked.filter_values,
+        )
+        user = None if asked.user is None else str(asked.user)
+        depth = asked.k + asked.offset
+        listed = served.top(history, depth, allowed, asked.alpha, rules, user)
+        listed = Listed(
+            listed.places[asked.offset :], listed.scores[asked.offset :], listed.source
+        )
+        items = self._items(served, listed, asked.offset)
+        if asked.explain:
+            reasons = served.reasons(history, listed.places, asked.alpha, asked.explain)
+            for item, why in zip(items, reasons, strict=True):
+                item["reasons"] = self._reasons(served, why)
+        self._telemetry.listed(served, self.key(served), listed.places, listed.source)
+        number = secrets.token_hex(8)
+        answer = {
+            "list_id": number,
+            "model": served.name,
+            "version": served.version,
+            "source": listed.source,
+            "user": user,
+            "alpha": served.alpha if asked.alpha is None else asked.alpha,
+            "experiment": experiment,
+            "unknown_items": history.unknown[:100],
+            "items": items,
+        }
+        return answer, self._keep(asked, answer, user)
+
+    def _keep(
+        self, asked: schemas.Recommend, answer: dict[str, Any], user: str | None
+    ) -> Write | None:
+        """Record the list of an experiment; return the write that marks what was shown."""
+        now = time.time()
+        if answer["experiment"] is not None:
+            names = ("experiment", "user", "model", "version")
+            row = {name: answer[name] for name in names}
+            items = json.dumps([str(item["item"]) for item in answer["items"]])
+            row |= {
+                "tenant": self._tenant.name,
+                "id": answer["list_id"],
+                "time": now,
+                "items": items,
+            }
+            self._store.submit(self._store.record(row))
+        if asked.mark and user is not None:
+            marks = [Mark(user, str(item["item"]), now) for item in answer["items"]]
+            return self._store.add(self._tenant.name, [], marks)
+        return None
+
+    def _items(self, served: Served, listed: Listed, offset: int = 0) -> list[dict[str, Any]]:
+        scores: list[Any] = listed.scores.tolist()
+        if listed.source == "popular":
+            scores = [None] * len(scores)  # a number of users is no score of the model
+        ids, titles, head, counts = served.ids, served.titles, served.head, served.counts
+        return [
+            {
+                "item": ids[place],
+                "title": titles[place],
+                "rank": rank,
+                "score": score,
+                "tail": not head[place],
+                "users": int(counts[place]),
+            }
+            for rank, (place, score) in enumerate(
+                zip(listed.places.tolist(), scores, strict=False), start=offset + 1
+            )
+        ]
+
+    def _reasons(self, served: Served, why: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+        return [
+            {"item": served.ids[place], "title": served.titles[place], "contribution": part}
+            for place, part in why
+        ]
+
+    def _place(self, served: Served, item: str) -> int:
+        place = int(find(served.items, [item])[0])
+        if place < 0:
+            self._telemetry.unknown.labels("item").inc()
+            raise UnknownIdError(f"unknown item {item!r}")
+        return place
+
+    def similar(self, item: str, k: int, model: str | None, alpha: float | None) -> dict[str, Any]:
+        """Return the items that most follow from one."""
+        if k > self._limits.k:
+            raise SettingError(f"k must be at most {self._limits.k}")
+        served = self._tenant.model(model)
+        if not served.model.fold_in:
+            raise DataError(
+                f"model {served.name!r} knows users alone; ask another for similar items"
+            )
+        place = self._place(served, item)
+        history = served.given([str(served.ids[place])])
+        catalogue = self._tenant.catalogue(served)
+        allowed = allowed_items(served, catalogue, history, exclude_seen=True)
+        listed = served.top(history, k, allowed, alpha)
+        own = {"item": served.ids[place], "title": served.titles[place]}
+        return {**self._from(served, listed.source), **own, "items": self._items(served, listed)}
+
+    def _from(self, served: Served, source: str) -> dict[str, Any]:
+        return {"model": served.name, "version": served.version, "source": source}
+
+    def explain(self, asked: schemas.Explain, live: Live) -> dict[str, Any]:
+        """Return what each item of a history adds to a score."""
+        served, _ = self._served(asked)
+        place = self._place(served, str(asked.item))
+        history = self._history(served, asked, live)
+        if not len(history.places):
+            raise DataError("the history is empty, so there is nothing to explain")
+        (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
+        score = served.scores(history, np.array([place]), asked.alpha)[0]
+        own = {"item": served.ids[place], "title": served.titles[place], "score": score}
+        return {**self._from(served, "model"), **own, "reasons": self._reasons(served, why)}
+
+    def score(self, asked: schemas.Score, live: Live) -> dict[str, Any]:
+        """Return the scores of some items."""
+        if len(asked.items) > self._limits.history:
+            raise SettingError(f"scores are given for at most {self._limits.history} items")
+        served, _ = self._served(asked)
+        history = self._history(served, asked, live)
+        items = [str(item) for item in asked.items]
+        places = find(served.items, items)
+        known: Positions = places[places >= 0]
+        found = dict(zip(known.tolist(), served.scores(history, known, asked.alpha), strict=True))
+        scores = [
+            {"item": item, "score": found.get(place)}
+            for item, place in zip(items, places.tolist(), strict=True)
+        ]
+        source = "popular" if served.is_cold(history) else "model"
+        return {**self._from(served, source), "scores": scores}
+
+    def found(self, served: Served, place: int) -> dict[str, Any]:
+        """Return an item of the catalogue."""
+        return {
+            "item": served.ids[place],
+            "title": served.titles[place],
+            "users": int(served.counts[place]),
+            "tail": not served.head[place],
+            "attributes": self._tenant.catalogue(served).of(place),
+        }
+
+    def items(self, text: str, limit: int, offset: int, model: str | None) -> dict[str, Any]:
+        """Return a page of the catalogue."""
+        served = self._tenant.model(model)
+        places, total = served.search(text, limit, offset)
+        return {
+            "total": total,
+            "offset": offset,
+            "items": [self.found(served, place) for place in places],
+        }
+
+    def item(self, item: str, model: str | None) -> dict[str, Any]:
+        """Return one item."""
+        served = self._tenant.model(model)
+        return self.found(served, self._place(served, item))
+
+    def events(self, given: schemas.Events) -> tuple[list[Event], list[Mark], list[str]]:
+        """Return events and marks as the store keeps them, and the ids of the events."""
+        if len(given.events) > self._limits.events:
+            raise SettingError(f"a request has at most {self._limits.events} events")
+        now = time.time()
+        events, marks = [], []
+        for each in given.events:
+            when = now if each.time is None else each.time
+            if when > now + 86_400:
+                raise SettingError(
+                    "an event lies more than a day ahead; times are seconds since 1970"
+                )
+            user, item = str(each.user), str(each.item)
+            if each.mark is not None:
+                marks.append(Mark(user, item, when))
+                continue
+            weight = each.weight
+            if weight is None:
+                if each.type not in self._config.weights:
+                    known = ", ".join(self._config.weights)
+                    raise SettingError(
+                        f"no weight for events of type {each.type!r}; known are {known}; "
+                        "send a weight with it, or add it to weights in the settings"
+                    )
+                weight = self._config.weights[each.type]
+            number = each.id or secrets.token_hex(12)
+            events.append(Event(number, user, item, each.type, weight, when, each.list_id))
+        return events, marks, [event.id for event in events]
+
+    def user(self, user: str, live: Live, model: str | None) -> dict[str, Any]:
+        """Return what is known of a user."""
+        served, experiment = self._served(schemas.Who(user=user, model=model))
+        history = served.live(user, live)
+        return {
+            "user": user,
+            "known": bool(len(history.places) or live.events),
+            "experiment": experiment,
+            "model": served.name,
+            "items": [self.found(served, place) for place in history.places.tolist()],
+            "events": len(live.events),
+            "seen": len(live.seen),
+        }
+
+    def users(self, text: str, limit: int, model: str | None) -> dict[str, Any]:
+        """Return some training users, evenly spread, or those that begin with a text."""
+        served = self._tenant.model(model)
+        ids = served.users.values
+        if text:
+            found = [each for each in ids.tolist() if str(each).startswith(text)][:limit]
+        else:
+            step = max(1, len(ids) // limit)
+            found = ids[::step][:limit].tolist()
+        return {"total": len(ids), "users": found}
+
+    def facts(self, served: Served) -> dict[str, Any]:
+        """Return what a model is."""
+        data, model = served.data, served.model
+        return {
+            "name": served.name,
+            "version": served.version,
+            "settings": model.settings(resolved=True),
+            "summary": model.summary(),
+            "users": data.n_users,
+            "items": data.n_items,
+            "interactions": data.n_interactions,
+            "fitted": served.fitted,
+            "loaded": served.loaded,
+            "alpha": model.alpha_,
+            "explains": model.explains and served.is_plain,
+            "folds_in": model.fold_in,
+            "ordered": model.ordered,
+            "head": int(served.head.sum()),
+            "curve": served.curve(),
+            "shown": self._telemetry.share(served, self.key(served)),
+        }
+
+    def models(self) -> dict[str, Any]:
+        """Return all models."""
+        experiment = self._tenant.experiment
+        told = None
+        if experiment is not None:
+            total = sum(experiment.models.values())
+            shares = {name: share / total for name, share in experiment.models.items()}
+            told = {"name": experiment.name, "shares": shares}
+        return {
+            "models": [self.facts(each) for each in self._tenant.models.values()],
+            "experiment": told,
+        }

@@ -1,0 +1,429 @@
+"""The routes of the service; what they answer is worked out in `answers`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+import equipoise
+from equipoise.errors import EquipoiseError, SettingError
+from equipoise.serve import schemas
+from equipoise.serve.answers import Answers
+from equipoise.serve.config import Config
+from equipoise.serve.guard import Guard, as_refused, problem
+from equipoise.serve.security import Refused
+from equipoise.serve.state import Served, State
+from equipoise.serve.store import Live, Store
+from equipoise.serve.telemetry import Telemetry
+
+logger = logging.getLogger("equipoise.serve")
+
+PAGE = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+    "docs.js": "text/javascript; charset=utf-8",
+}
+DESCRIPTION = """\
+Recommendations of linear models from live histories. Ids are text or integers; `7` and `"7"` are
+the same. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other tenants. Errors are
+problem details (RFC 9457).
+"""
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": text,
+        "content": {
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+        },
+    }
+    for status, text in {
+        400: "Not a request that can be read.",
+        401: "A token is missing or unknown.",
+        403: "The token has too small a role.",
+        404: "An id, a model or a tenant that is not known.",
+        408: "The body did not arrive in time.",
+        413: "The body is too large.",
+        415: "The body is not JSON.",
+        422: "A field is missing, unknown or out of its range.",
+        429: "Too many requests.",
+        503: "The event store or the worker is not available.",
+    }.items()
+}
+UserPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
+ItemPath = UserPath
+ModelName = Annotated[str | None, Query(max_length=64)]
+AlphaQuery = Annotated[float | None, Query(ge=-2, le=2, allow_inf_nan=False)]
+K = Annotated[int, Query(ge=1, le=schemas.DEEPEST)]
+OffsetQuery = Annotated[int, Query(ge=0, le=10_000_000)]
+
+
+def create(config: Config) -> Any:
+    """Return the application of a worker: it opens the store and loads the models at once."""
+    telemetry = Telemetry()
+    store = Store(config.store, config.limits.timeout)
+    state = State(config, store)
+    app = _application(state, telemetry)
+    _routes(app, state, telemetry)
+    _operation(app, state, telemetry)
+    _page(app)
+    whole: Any = app
+    if config.cors:
+        options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
+        options["allow_headers"] = ["authorization", "content-type", "x-request-id"]
+        whole = CORSMiddleware(whole, allow_origins=config.cors, **options)
+    guarded = Guard(whole, config, telemetry)
+    guarded.state, guarded.routes = state, app  # type: ignore[attr-defined]
+    return guarded
+
+
+def _application(state: State, telemetry: Telemetry) -> FastAPI:
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        ageing = asyncio.create_task(_expire(state))
+        yield
+        ageing.cancel()
+        await run_in_threadpool(state.store.close)
+
+    app = FastAPI(
+        title="equipoise",
+        version=equipoise.__version__,
+        description=DESCRIPTION,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        responses=ERRORS,
+    )
+    app.openapi = lambda: _description(app)  # type: ignore[method-assign]
+
+    @app.exception_handler(EquipoiseError)
+    @app.exception_handler(HTTPException)
+    @app.exception_handler(RequestValidationError)
+    @app.exception_handler(Exception)
+    async def refuse(request: Request, error: Exception) -> Response:
+        number = request.scope["state"]["request"]
+        refused = _refused(error)
+        if refused.status_code == 500:
+            logger.error("request failed", exc_info=error, extra={"fields": {"request": number}})
+        found = problem(refused.status_code, refused.kind, str(refused.detail), number)
+        kind = "application/problem+json"
+        return Response(to_json(found), refused.status_code, refused.headers, kind)
+
+    return app
+
+
+def _refused(error: Exception) -> Refused:
+    """Return the problem behind what FastAPI found wrong."""
+    if isinstance(error, RequestValidationError):
+        return _invalid(error.errors())
+    if isinstance(error, HTTPException) and not isinstance(error, Refused):
+        kind = {404: "not-found", 405: "method"}.get(error.status_code, "bad-request")
+        return Refused(error.status_code, kind, str(error.detail), dict(error.headers or {}))
+    return as_refused(error)
+
+
+def _invalid(errors: Any) -> Refused:
+    """Say which fields are wrong; their values, which may be anything, are not repeated."""
+    told = []
+    for each in errors[:5]:
+        where = ".".join(str(part) for part in each["loc"] if part != "body")[:200]
+        told.append(f"{where}: {each['msg']}" if where else str(each["msg"]))
+    return Refused(422, "invalid", "; ".join(told))
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        schemes = {"token": {"type": "http", "scheme": "bearer"}}
+        parts = found.setdefault("components", {})
+        parts["securitySchemes"] = schemes
+        parts["schemas"]["Problem"] = schemas.Problem.model_json_schema()
+        for name in ("HTTPValidationError", "ValidationError"):
+            parts["schemas"].pop(name, None)
+        found["security"] = [{}, {"token": []}]
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+    store = state.store
+    answers = {name: Answers(state, each, telemetry) for name, each in state.tenants.items()}
+
+    def mine(request: Request) -> Answers:
+        return answers[request.scope["state"]["tenant"]]
+
+    async def live(own: Answers, who: schemas.Who) -> Live:
+        # a file answers faster than a thread starts to wait for it
+        return own.live(who) if store.is_local else await run_in_threadpool(own.live, who)
+
+    async def write(work: Any) -> Any:
+        return await asyncio.wrap_future(store.submit(work))
+
+    async def listed(own: Answers, body: schemas.Recommend) -> Response:
+        answer, first = own.recommend(body, await live(own, body))
+        if first is not None:
+            await write(first)
+        return _json(answer)
+
+    @app.post("/v1/recommend", response_model=schemas.Recommended, tags=["lists"])
+    async def recommend(body: schemas.Recommend, request: Request) -> Response:
+        """Return the best items for a user, a history or a session."""
+        return await listed(mine(request), body)
+
+    @app.get("/v1/recommend/{user:path}", response_model=schemas.Recommended, tags=["lists"])
+    async def recommend_user(
+        user: UserPath,
+        request: Request,
+        k: K = 20,
+        offset: Annotated[int, Query(ge=0, le=schemas.DEEPEST)] = 0,
+        alpha: AlphaQuery = None,
+        model: ModelName = None,
+        explain: Annotated[int, Query(ge=0, le=20)] = 0,
+    ) -> Response:
+        """Return the best items for a user."""
+        body = schemas.Recommend(
+            user=user, k=k, offset=offset, alpha=alpha, model=model, explain=explain
+        )
+        return await listed(mine(request), body)
+
+    @app.post("/v1/recommend:batch", response_model=schemas.BatchAnswer, tags=["lists"])
+    async def batch(body: schemas.Batch, request: Request) -> Response:
+        """Return several lists; an entry that cannot be answered has a problem in its place."""
+        own, number = mine(request), request.scope["state"]["request"]
+        if len(body.requests) > state.config.limits.batch:
+            raise SettingError(f"a batch has at most {state.config.limits.batch} requests")
+
+        def answer(entry: dict[str, Any]) -> dict[str, Any]:
+            try:
+                asked = schemas.Recommend.model_validate(entry)
+                found, first = own.recommend(asked, own.live(asked))
+                if first is not None:
+                    store.do(first)
+                return {"result": found, "problem": None}
+            except ValidationError as error:
+                refused = _invalid(error.errors())
+            except Exception as error:
+                refused = as_refused(error)
+                if refused.status_code == 500:
+                    logger.exception("entry failed", extra={"fields": {"request": number}})
+            told = (refused.status_code, refused.kind, str(refused.detail), number)
+            return {"result": None, "problem": problem(*told)}
+
+        found = await run_in_threadpool(lambda: [answer(entry) for entry in body.requests])
+        return _json({"answers": found})
+
+    @app.get("/v1/similar", response_model=schemas.Similar, tags=["lists"])
+    async def similar(
+        item: Annotated[str, Query(min_length=1, max_length=schemas.LONGEST)],
+        request: Request,
+        k: K = 20,
+        alpha: AlphaQuery = None,
+        model: ModelName = None,
+    ) -> Response:
+        """Return the items that most follow from one."""
+        return _json(mine(request).similar(item, k, model, alpha))
+
+    @app.post("/v1/explain", response_model=schemas.Explained, tags=["lists"])
+    async def explain(body: schemas.Explain, request: Request) -> Response:
+        """Return what each item of a history adds to the score of an item."""
+        own = mine(request)
+        found = await live(own, body)
+        return _json(await run_in_threadpool(own.explain, body, found))
+
+    @app.post("/v1/score", response_model=schemas.Scored, tags=["lists"])
+    async def score(body: schemas.Score, request: Request) -> Response:
+        """Return the scores of some items."""
+        own = mine(request)
+        return _json(own.score(body, await live(own, body)))
+
+    @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
+    async def events(body: schemas.Events, request: Request) -> Response:
+        """Take events; once this has answered they are on disk and count for the next list."""
+        tenant = request.scope["state"]["tenant"]
+        given, marks, ids = mine(request).events(body)
+        fresh = await write(store.add(tenant, given, marks))
+        telemetry.events.labels("event").inc(fresh)
+        telemetry.events.labels("seen").inc(len(marks))
+        known = len(given) - fresh
+        return _json({"accepted": fresh, "duplicates": known, "seen": len(marks), "ids": ids})
+
+    @app.get("/v1/users", response_model=schemas.Users, tags=["users"])
+    async def users(
+        request: Request,
+        q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        model: ModelName = None,
+    ) -> Response:
+        """Return some training users."""
+        return _json(mine(request).users(q, limit, model))
+
+    @app.get("/v1/users/{user:path}", response_model=schemas.UserHistory, tags=["users"])
+    async def user_history(user: UserPath, request: Request, model: ModelName = None) -> Response:
+        """Return the history of a user."""
+        own = mine(request)
+        return _json(own.user(user, await live(own, schemas.Who(user=user)), model))
+
+    @app.delete("/v1/users/{user:path}", response_model=schemas.Forgotten, tags=["users"])
+    async def forget(user: UserPath, request: Request) -> Response:
+        """Forget a user: all traces in the store now, those in a model with its next update."""
+        gone = await write(store.forget(request.scope["state"]["tenant"], user))
+        return _json({"user": user, "removed": gone})
+
+    @app.get("/v1/items", response_model=schemas.Page, tags=["items"])
+    async def items(
+        request: Request,
+        q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+        offset: OffsetQuery = 0,
+        model: ModelName = None,
+    ) -> Response:
+        """Search items by title or id, most popular first."""
+        return _json(mine(request).items(q, limit, offset, model))
+
+    @app.get("/v1/items/{item:path}", response_model=schemas.Found, tags=["items"])
+    async def item_facts(item: ItemPath, request: Request, model: ModelName = None) -> Response:
+        """Return an item and its attributes."""
+        return _json(mine(request).item(item, model))
+
+    @app.put("/v1/items/{item:path}", response_model=schemas.Attributes, tags=["items"])
+    async def describe(item: ItemPath, body: schemas.Attributes, request: Request) -> Response:
+        """Replace the attributes of an item, which the models may not know yet."""
+        tenant, given = request.scope["state"]["tenant"], body.model_dump()
+        await write(store.describe(tenant, item, given))
+        await run_in_threadpool(state.tenants[tenant].renew_attributes, at_once=True)
+        return _json(given)
+
+    @app.get("/v1/models", response_model=schemas.Models, tags=["models"])
+    async def models(request: Request) -> Response:
+        """Return all models, the default one first, and the experiment."""
+        return _json(mine(request).models())
+
+    @app.get("/v1/model", response_model=schemas.ModelFacts, tags=["models"])
+    async def model(request: Request, name: ModelName = None) -> Response:
+        """Return one model."""
+        tenant = state.tenants[request.scope["state"]["tenant"]]
+        return _json(mine(request).facts(tenant.model(name)))
+
+
+def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+    def served() -> list[tuple[str, Served]]:
+        alone = len(state.tenants) == 1
+        return [
+            (name if alone else f"{tenant.name}/{name}", each)
+            for tenant in state.tenants.values()
+            for name, each in tenant.models.items()
+        ]
+
+    @app.get("/healthz", response_model=schemas.Health, tags=["operation"])
+    async def healthz() -> Response:
+        """Tell that the process lives."""
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", response_model=schemas.Health, tags=["operation"])
+    async def readyz() -> Response:
+        """Tell whether models are loaded and the store answers."""
+        await run_in_threadpool(state.store.ping)
+        return _json({"status": "ok"})
+
+    @app.get("/metrics", response_class=Response, tags=["operation"])
+    async def metrics() -> Response:
+        """Return the numbers of all workers in the text format of Prometheus."""
+        text = await run_in_threadpool(telemetry.exposition, served())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
+    async def overview(request: Request) -> Response:
+        """Return the numbers that the operator's view draws."""
+        import time
+
+        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, served())
+        try:
+            tenant = request.scope["state"]["tenant"]
+            found["store"] = await run_in_threadpool(state.store.counts, tenant)
+        except EquipoiseError:
+            found["store"] = None
+        return _json({"time": time.time(), **found})
+
+    @app.post("/v1/admin/reload", response_model=schemas.Reloaded, tags=["operation"])
+    async def reload() -> Response:
+        """Load changed models beside the old ones, check them and swap, in every worker."""
+        try:
+            found = await run_in_threadpool(reloaded(state, telemetry))
+        except EquipoiseError as error:
+            raise Refused(409, "reload-refused", str(error)) from error
+        parent = os.environ.get("EQUIPOISE_SUPERVISOR")
+        if parent == str(os.getppid()):
+            os.kill(int(parent), signal.SIGHUP)  # the others
+        return _json({"models": found})
+
+    reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
+    app.routes[-1].responses |= reload_errors  # type: ignore[attr-defined]
+
+
+def reloaded(state: State, telemetry: Telemetry) -> Callable[[], dict[str, dict[str, str]]]:
+    """Return the function that reloads and counts how that went."""
+
+    def reload() -> dict[str, dict[str, str]]:
+        try:
+            found = state.reload()
+        except EquipoiseError:
+            telemetry.reloads.labels("refused").inc()
+            raise
+        telemetry.reloads.labels("done").inc()
+        logger.info("models loaded", extra={"fields": {"models": found}})
+        return found
+
+    return reload
+
+
+async def _expire(state: State) -> None:
+    """Take old events out of the store, now and every hour."""
+    age = state.config.keep_seconds
+    while age is not None:
+        try:
+            gone = await run_in_threadpool(state.store.expire, age)
+            if gone:
+                logger.info("events aged out", extra={"fields": {"rows": gone}})
+        except EquipoiseError:
+            logger.warning("events could not be aged out")
+        await asyncio.sleep(3600)
+
+
+def _page(app: FastAPI) -> None:
+    folder = resources.files("equipoise.serve") / "page"
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        text = (folder / "page.html").read_bytes()
+        return Response(text, media_type="text/html; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        text = (folder / "docs.html").read_bytes()
+        return Response(text, media_type="text/html; charset=utf-8")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        if name not in PAGE:
+            raise Refused(404, "not-found", "there is no such file")
+        return Response((folder / name).read_bytes(), media_type=PAGE[name])

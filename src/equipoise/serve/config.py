@@ -1,0 +1,324 @@
+"""Settings of the service: flags, the environment or one TOML file, each key checked by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import ipaddress
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from equipoise.checks import count, non_negative, positive
+from equipoise.errors import DataError, SettingError
+
+PREFIX = "EQUIPOISE_"
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
+DEFAULT = "default"  # the tenant of requests that name none, and the model of a bare path
+ROLES = ("read", "write", "admin")
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a duration such as "30m", "1.5h", "90d" or a number of seconds.
+
+    >>> seconds("refresh", "1h"), seconds("refresh", 90)
+    (3600.0, 90.0)
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([smhdw]?)\s*", str(value))
+    if isinstance(value, bool) or found is None:
+        raise SettingError(f"{name} must look like '30m', '1h' or '90d', got {value!r}")
+    return positive(name, float(found[1]) * SECONDS[found[2]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one request may ask for.
+
+    Parameters
+    ----------
+    body
+        Bytes of a request body.
+    k, batch, events, history
+        Length of a list, entries of a batch, events of a request, items of a history.
+    rate
+        Requests per second of one token or address; 0 for no limit.
+    timeout
+        Seconds until headers and body must have arrived, and the store must have answered.
+    connections
+        Requests that a worker answers at the same time; more are told to come back.
+    """
+
+    body: int = 1_000_000
+    k: int = 1000
+    batch: int = 100
+    events: int = 1000
+    history: int = 5000
+    rate: float = 0.0
+    timeout: float = 10.0
+    connections: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("body", "k", "batch", "events", "history", "connections"):
+            count(name, getattr(self, name))
+        non_negative("rate", self.rate)
+        positive("timeout", self.timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A secret that opens the service.
+
+    Parameters
+    ----------
+    name
+        What logs call its bearer.
+    secret
+        At least 16 characters; "env:NAME" takes it from the environment.
+    role
+        "read" asks, "write" also sends events and attributes, "admin" also reloads.
+    tenant
+        The tenant it opens.
+    """
+
+    name: str
+    secret: str = field(repr=False)
+    role: Literal["read", "write", "admin"] = "read"
+    tenant: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        secret = self.secret
+        if secret.startswith("env:"):
+            variable = secret.removeprefix("env:")
+            secret = os.environ.get(variable, "")
+            if not secret:
+                raise SettingError(f"token {self.name!r} needs the variable {variable}; set it")
+        if len(secret) < 16:
+            raise SettingError(f"the secret of token {self.name!r} is shorter than 16 characters")
+        object.__setattr__(self, "secret", secret)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Users are dealt to models by a stable hash of the name and the user.
+
+    Parameters
+    ----------
+    name
+        Another name deals the users anew.
+    models
+        Shares of the users by the name of the model; they are scaled to sum to 1.
+    tenant
+        Whose users take part.
+    """
+
+    name: str
+    models: dict[str, float]
+    tenant: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        if len(self.models) < 2:
+            raise SettingError(f"experiment {self.name!r} needs at least two models with shares")
+        for model, share in self.models.items():
+            positive(f"share of {model} in experiment {self.name!r}", share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything `equipoise serve` can be told; a TOML file has the same names.
+
+    Parameters
+    ----------
+    models
+        Folders of saved models by name; the first one is asked where a request names none.
+    tenants
+        The same for each further tenant, who has a catalogue and users of its own.
+    store
+        URL of the event store: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.
+    host, port
+        Address to listen on. Without tokens it has to be this machine's own.
+    workers
+        Processes that answer requests.
+    refresh
+        Time between two updates of the models from the store; None for none.
+    keep
+        Age at which events and seen marks leave the store; None keeps them.
+    weights
+        What an event of each type counts; negative ones are negative feedback.
+    tokens, experiments
+        As their own classes say.
+    cors
+        Origins of other pages whose scripts may call the service.
+    access_log
+        Write a line for each request.
+    limits
+        As their own class says.
+    """
+
+    models: dict[str, str]
+    tenants: dict[str, dict[str, str]] = field(default_factory=dict)
+    store: str = "sqlite:///equipoise.db"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    refresh: str | None = None
+    keep: str | None = None
+    weights: dict[str, float] = field(default_factory=lambda: {"view": 1.0, "dislike": -1.0})
+    tokens: list[Token] = field(default_factory=list)
+    experiments: list[Experiment] = field(default_factory=list)
+    cors: list[str] = field(default_factory=list)
+    access_log: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise SettingError("there is no model to serve; give a folder that `fit` wrote")
+        count("port", self.port, 0, 65_535)
+        count("workers", self.workers, 1, 256)
+        for name in ("refresh", "keep"):
+            if getattr(self, name) is not None:
+                seconds(name, getattr(self, name))
+        names = [*self.models, *self.tenants, *(n for each in self.tenants.values() for n in each)]
+        marked: list[Token | Experiment] = [*self.tokens, *self.experiments]
+        names += [each.name for each in marked]
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise SettingError(
+                    f"names are made of a-z, 0-9, '-', '_' and '.', at most 64; got {name!r}"
+                )
+        if DEFAULT in self.tenants:
+            raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
+        for each in marked:
+            if each.tenant not in self.folders:
+                raise SettingError(f"{each.name!r} is for an unknown tenant {each.tenant!r}")
+        for experiment in self.experiments:
+            known = self.folders[experiment.tenant]
+            for name in experiment.models:
+                if name not in known:
+                    told = _nearest(name, known)
+                    raise SettingError(
+                        f"experiment {experiment.name!r} has no model {name!r}{told}"
+                    )
+        tenants = [each.tenant for each in self.experiments]
+        if len(set(tenants)) < len(tenants):
+            raise SettingError("a tenant has one experiment at a time")
+        if not self.tokens and not is_loopback(self.host):
+            raise SettingError(
+                f"without tokens the service listens on this machine alone, not on {self.host}; "
+                "give tokens, or leave host out"
+            )
+
+    @property
+    def folders(self) -> dict[str, dict[str, str]]:
+        """Folders of the models of every tenant, the default one first."""
+        return {DEFAULT: self.models, **self.tenants}
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """Age at which events leave the store."""
+        return None if self.keep is None else seconds("keep", self.keep)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Return the settings of a file, over them the environment, over that the flags."""
+        found: dict[str, Any] = {}
+        if path is not None:
+            found = _toml(Path(path))
+        for name in ("store", "host", "port", "workers", "refresh", "keep"):
+            text = environment.get(PREFIX + name.upper())
+            if text is not None:
+                found[name] = int(text) if text.isdecimal() else text
+        found |= {name: value for name, value in (flags or {}).items() if value is not None}
+        found.setdefault("models", {})
+        made: Self = _made(cls, found, "")
+        return made
+
+
+@functools.lru_cache(1024)
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} could not be read; check the path") from error
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{path} is no TOML file: {error}") from error
+
+
+def _made(kind: Any, given: Any, where: str) -> Any:
+    """Return a dataclass from a table of TOML; an unknown key names the nearest one."""
+    if not isinstance(given, Mapping):
+        raise SettingError(f"{where or 'the settings'} must be a table, got {given!r}")
+    hints = typing.get_type_hints(kind)
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    values = {}
+    for key, value in given.items():
+        if key not in fields:
+            raise SettingError(f"unknown setting {where + key!r}{_nearest(key, fields)}")
+        values[key] = _value(hints[key], value, where + key)
+    for name, each in fields.items():
+        needed = each.default is each.default_factory is dataclasses.MISSING
+        if needed and name not in values:
+            raise SettingError(f"{where}{name} is missing")
+    return kind(**values)
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """Return a value of this type from TOML."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in parts:
+            return None
+        kind = next(part for part in parts if part is not type(None))
+        return _value(kind, value, where)
+    if dataclasses.is_dataclass(kind):
+        return _made(kind, value, f"{where}.")
+    if origin is list:
+        if not isinstance(value, list):
+            raise SettingError(f"{where} must be a list, got {value!r}")
+        return [_value(parts[0], each, f"{where}[{n}]") for n, each in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise SettingError(f"{where} must be a table, got {value!r}")
+        return {name: _value(parts[1], each, f"{where}.{name}") for name, each in value.items()}
+    if origin is Literal:
+        if value not in parts:
+            raise SettingError(f"{where} must be one of {', '.join(parts)}, got {value!r}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise SettingError(f"{where} must be of type {kind.__name__}, got {value!r}")
+    return value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"

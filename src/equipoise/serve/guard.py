@@ -1,0 +1,191 @@
+"""The layer around all routes: ids of requests, tokens, limits, timeouts, problems, logs, times.
+
+A plain ASGI application: what every request passes through has to be cheap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from equipoise.errors import EquipoiseError, NotFittedError, UnknownIdError
+from equipoise.serve.config import Config
+from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused
+from equipoise.serve.store import StoreError
+from equipoise.serve.telemetry import Telemetry
+
+logger = logging.getLogger("equipoise.serve")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+BODIED = ("POST", "PUT", "PATCH")
+
+
+def problem(status: int, kind: str, detail: str, instance: str) -> dict[str, Any]:
+    """Return what went wrong as RFC 9457 wants it."""
+    title = HTTPStatus(status).phrase
+    kind = f"urn:equipoise:problem:{kind}"
+    return {"type": kind, "title": title, "status": status, "detail": detail, "instance": instance}
+
+
+def as_refused(error: Exception) -> Refused:
+    """Return what a client may know of an error: never paths, values of others or traces."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, StoreError):
+        return Refused(503, "store-unavailable", str(error), {"retry-after": "1"})
+    if isinstance(error, UnknownIdError):
+        return Refused(404, "unknown-id", str(error))
+    if isinstance(error, EquipoiseError) and not isinstance(error, NotFittedError):
+        return Refused(422, "invalid", str(error))
+    return Refused(500, "internal", "something went wrong here; the log knows more")
+
+
+class Guard:
+    """Wraps an application; the state of a request is in ``scope["state"]``."""
+
+    def __init__(self, app: App, config: Config, telemetry: Telemetry) -> None:
+        self._app = app
+        self._config, self._limits = config, config.limits
+        self._gate, self._telemetry = Gate(config), telemetry
+        self._open = 0
+        self._numbers: dict[tuple[str, int], Any] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        call = Call(scope, receive, send, self._limits.body, self._limits.timeout)
+        self._open += 1
+        try:
+            self._enter(call)
+            await self._app(scope, call.receive, call.send)
+        except Exception as error:
+            refused = as_refused(error)
+            if refused.status_code == 500:
+                logger.exception("request failed", extra={"fields": {"request": call.id}})
+            if call.status == 0:
+                await call.refuse(refused)
+        finally:
+            self._open -= 1
+            self._note(call, time.perf_counter() - start)
+
+    def _enter(self, call: Call) -> None:
+        scope, headers = call.scope, call.headers
+        if self._open > self._limits.connections:
+            raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
+        client = (scope.get("client") or ("", 0))[0]
+        tenant, path = self._gate.tenant_and_path(scope["path"])
+        names = (b"authorization", b"host")
+        authorization, host = (headers.get(name, b"").decode("latin-1") for name in names)
+        scope["path"] = path
+        scope["raw_path"] = path.encode()
+        scope.setdefault("state", {}).update(tenant=tenant, request=call.id)
+        bearer = self._gate.enter(scope["method"], path, tenant, authorization, client, host)
+        call.bearer = bearer.name if bearer is not None else ""
+        if scope["method"] in BODIED:
+            length = headers.get(b"content-length", b"0")
+            if length.isdigit() and int(length) > self._limits.body:
+                raise too_large(self._limits.body)
+            kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip()
+            if kind.lower() != b"application/json":  # what forms of other sites can send
+                raise Refused(415, "media-type", "send application/json")
+
+    def _note(self, call: Call, seconds: float) -> None:
+        route = getattr(call.scope.get("route"), "path", "other")
+        status = call.status or 499  # the client went away
+        key = (route, status)
+        if key not in self._numbers:
+            counter = self._telemetry.requests.labels(route, str(status))
+            self._numbers[key] = counter, self._telemetry.seconds.labels(route)
+        counter, times = self._numbers[key]
+        counter.inc()
+        times.observe(seconds)
+        if status == 503:
+            self._telemetry.store_errors.inc()
+        if self._config.access_log:
+            fields = {
+                "request": call.id,
+                "method": call.scope["method"],
+                "route": route,
+                "tenant": call.scope.get("state", {}).get("tenant"),
+                "status": status,
+                "ms": round(1000 * seconds, 2),
+                "token": call.bearer,
+            }
+            logger.info("request", extra={"fields": fields})
+
+
+def too_large(most: int) -> Refused:
+    """Return the answer to a body that is too large."""
+    return Refused(413, "too-large", f"a body has at most {most:,} bytes")
+
+
+class Call:
+    """One request on its way through: counts its bytes and watches its time."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, most: int, timeout: float
+    ) -> None:
+        self.scope = scope
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        sound = 8 <= len(given) <= 64 and given.isascii() and given.replace("-", "").isalnum()
+        self.id = given if sound else secrets.token_hex(8)
+        self.bearer = ""
+        self.status = 0
+        self._receive, self._send = receive, send
+        self._most, self._timeout, self._size, self._whole = most, timeout, 0, False
+
+    async def receive(self) -> Message:
+        """Return the next part of the body."""
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._timeout):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refused(408, "timeout", "the body did not arrive in time") from None
+        self._size += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        if self._size > self._most:
+            raise too_large(self._most)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, with headers of our own."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            own = [*message["headers"], (b"x-request-id", self.id.encode()), HEADERS[0]]
+            if not any(name == b"cache-control" for name, _ in own):
+                own.append(HEADERS[1])
+            if any(v.startswith(b"text/html") for n, v in own if n == b"content-type"):
+                own += PAGE_HEADERS
+            message = {**message, "headers": own}
+        await self._send(message)
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer by a problem."""
+        found = problem(refused.status_code, refused.kind, refused.detail, self.id)
+        body = json.dumps(found).encode()
+        headers = [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", str(len(body)).encode()),
+            *((name.encode(), value.encode()) for name, value in (refused.headers or {}).items()),
+        ]
+        if refused.status_code in (408, 413):
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
+        start = {"type": "http.response.start", "status": refused.status_code, "headers": headers}
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})

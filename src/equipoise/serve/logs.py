@@ -1,0 +1,46 @@
+"""Logs of one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any, TextIO
+
+
+class Lines(logging.Handler):
+    """Writes what is logged as one JSON object a line."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; fields come in `extra={"fields": {...}}`."""
+        line: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            "pid": os.getpid(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["error"] = record.exc_info[0].__name__
+            line["trace"] = self.format_trace(record)
+        stream = self._stream or sys.stderr
+        stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        stream.flush()
+
+    def format_trace(self, record: logging.LogRecord) -> str:
+        """Return the trace of an error, for the log alone."""
+        return logging.Formatter().formatException(record.exc_info)  # type: ignore[arg-type]
+
+
+def write_lines() -> None:
+    """Let the library and the server log as JSON lines on stderr."""
+    for name in ("equipoise", "uvicorn", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [Lines()] if name != "uvicorn.error" else []
+        logger.propagate = name == "uvicorn.error"
+        logger.setLevel(logging.INFO)

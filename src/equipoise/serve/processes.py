@@ -1,0 +1,255 @@
+"""Worker processes behind one listening socket: started, watched, reloaded and stopped.
+
+The parent binds the socket and answers nothing itself. A worker that dies is replaced by another
+fork of it; SIGHUP lets every worker reload its models; SIGTERM and SIGINT let them finish what
+they have begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from equipoise.errors import DataError, EquipoiseError
+from equipoise.serve.config import Config, seconds
+from equipoise.serve.logs import write_lines
+
+logger = logging.getLogger("equipoise.serve")
+
+GRACE = 15.0  # seconds to finish open requests
+PAUSE = 1.0  # seconds before a worker that died at once is started again
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+Ready = Callable[[str], None]
+# What takes long to import and starts no threads, which would not survive a fork; BLAS is held to
+# one thread, and polars, which starts its own, is left to the workers.
+PRELOADED = ("numpy", "scipy.sparse", "scipy.linalg", "numba", "fastapi", "sqlalchemy", "uvicorn")
+
+
+def serve(config: Config, ready: Ready | None = None) -> int:
+    """Serve until a signal ends it; `ready` is called with the address once all workers answer."""
+    return Supervisor(config, ready).run()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound and listens; the kernel deals connections to the workers."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise DataError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from error
+    found.listen(1024)
+    found.set_inheritable(True)
+    return found
+
+
+class Supervisor:
+    """The parent of the workers."""
+
+    def __init__(self, config: Config, ready: Ready | None) -> None:
+        self._config, self._ready = config, ready
+        self._workers: dict[int, float] = {}  # when each was started, by process id
+        self._fresh: set[int] = set()  # have not said yet that they answer
+        self._pipe = os.pipe()
+        self._stopping = False
+        self._reloaded = 0.0  # when the workers were last told to reload
+        self._update: subprocess.Popen[bytes] | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        self._environment = dict(os.environ)
+
+    def run(self) -> int:
+        """Start the workers and watch them until told to stop; return an exit code."""
+        config = self._config
+        listening = listen(config.host, config.port)
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        folder = tempfile.mkdtemp(prefix="equipoise-serve-")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._pipe[0], False)
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        for name in PRELOADED:
+            import_module(name)
+        before = {each: signal.signal(each, self._signalled) for each in SIGNALS}
+        wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        code = 0
+        try:
+            for _ in range(config.workers):
+                self._start(listening)
+            code = self._watch(listening, f"http://{shown}:{port}")
+        finally:
+            signal.set_wakeup_fd(wake)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            listening.close()
+            for end in (*self._pipe, self._wake_read, self._wake_write):
+                os.close(end)
+            shutil.rmtree(folder, ignore_errors=True)
+        return code
+
+    def _signalled(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._reload()
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            self._stopping = True
+
+    def _reload(self) -> None:
+        self._reloaded = time.monotonic()
+        self._tell(signal.SIGHUP)
+
+    def _tell(self, number: int) -> None:
+        for process in list(self._workers):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def _start(self, listening: socket.socket) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            code = 1
+            try:
+                signal.set_wakeup_fd(-1)
+                for each in SIGNALS:
+                    signal.signal(each, signal.SIG_DFL)
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can reload
+                os.close(self._pipe[0])
+                code = work(self._config, listening, functools.partial(_say, self._pipe[1]))
+            finally:
+                os._exit(code)
+        self._workers[process] = time.monotonic()
+        self._fresh.add(process)
+
+    def _watch(self, listening: socket.socket, address: str) -> int:
+        every = None if self._config.refresh is None else seconds("refresh", self._config.refresh)
+        due = None if every is None else time.monotonic() + every
+        started = False
+        while not self._stopping:
+            select.select([self._wake_read, self._pipe[0]], [], [], 1.0)
+            _drain(self._wake_read)
+            for process in map(int, _drain(self._pipe[0]).splitlines()):
+                self._fresh.discard(process)
+                if self._workers.get(process, self._reloaded) < self._reloaded:
+                    os.kill(process, signal.SIGHUP)  # it may have loaded what was there before
+            for process, code in self._ended():
+                quick = time.monotonic() - self._workers.pop(process) < PAUSE
+                if process in self._fresh and not started:
+                    self._stop()
+                    return code or 1  # it has said why
+                self._fresh.discard(process)
+                fields = {"worker": process, "code": code}
+                logger.warning("worker ended", extra={"fields": fields})
+                time.sleep(PAUSE if quick else 0.0)
+                if not self._stopping:
+                    self._start(listening)
+            if not self._fresh and not started:
+                started = True
+                if self._ready is not None:
+                    self._ready(address)
+            if due is not None and time.monotonic() >= due:
+                due = time.monotonic() + (every or 0.0)
+                self._refresh()
+            self._refreshed()
+        self._stop()
+        return 0
+
+    def _ended(self) -> list[tuple[int, int]]:
+        found = []
+        for process in list(self._workers):
+            number, status = os.waitpid(process, os.WNOHANG)
+            if number:
+                found.append((number, os.waitstatus_to_exitcode(status)))
+        return found
+
+    def _stop(self) -> None:
+        """Let the workers finish; what takes too long is cut short."""
+        if self._update is not None:
+            self._update.terminate()
+            self._update.wait()
+        self._tell(signal.SIGTERM)
+        end = time.monotonic() + GRACE + 5
+        while self._workers and time.monotonic() < end:
+            for process, _ in self._ended():
+                self._workers.pop(process)
+            time.sleep(0.02)
+        self._tell(signal.SIGKILL)
+        for process in self._workers:
+            os.waitpid(process, 0)
+
+    def _refresh(self) -> None:
+        """Fold the store's events into the models, in another process."""
+        if self._update is not None:
+            return  # still at it
+        folders = self._config.folders
+        tasks = [(tenant, path) for tenant, own in folders.items() for path in own.values()]
+        words = ["-m", "equipoise.serve.folding", json.dumps(tasks)]
+        # an address may hold a password, which would be seen among the arguments
+        environment = {**self._environment, "EQUIPOISE_STORE": self._config.store}
+        self._update = subprocess.Popen([sys.executable, *words], env=environment)
+
+    def _refreshed(self) -> None:
+        if self._update is None or self._update.poll() is None:
+            return
+        code, self._update = self._update.returncode, None
+        logger.info("models refreshed", extra={"fields": {"code": code}})
+        if code == 0:
+            self._reload()
+
+
+def _say(end: int) -> None:
+    os.write(end, f"{os.getpid()}\n".encode())
+
+
+def _drain(end: int) -> bytes:
+    os.set_blocking(end, False)
+    try:
+        return os.read(end, 65_536)
+    except BlockingIOError:
+        return b""
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when its parent is gone, where it can do that."""
+    parent = os.environ.get("EQUIPOISE_SUPERVISOR")
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if parent != str(os.getppid()):
+        raise SystemExit(1)  # it was gone before
+
+
+def work(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> int:
+    """Answer requests until a signal ends it; return an exit code."""
+    write_lines()
+    _end_with_parent()
+    try:
+        from equipoise.serve.server import run
+
+        run(config, listening, ready)
+    except EquipoiseError as error:
+        logger.error("%s", error)
+        return 1
+    except Exception:
+        logger.exception("worker failed")
+        return 1
+    return 0

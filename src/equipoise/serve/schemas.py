@@ -1,0 +1,360 @@
+"""What requests and answers look like; the OpenAPI description is made from these classes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
+
+LONGEST = 512  # characters of an id
+DEEPEST = 10_000  # last place of a list that can be asked for
+
+
+def _text(value: int | str) -> str:
+    """Return an id as text; ids are data, and what a database could not hold is refused."""
+    text = str(value)
+    if "\0" in text:
+        raise ValueError("an id must not hold the character NUL")
+    return text
+
+
+Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
+Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Id = Annotated[Whole | Text, AfterValidator(_text)]
+Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
+Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
+Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | str | None
+Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
+
+
+class Body(BaseModel):
+    """A request; a field that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class Who(Body):
+    """Whom a request is about: a user, a history of items, or the clicks of a session."""
+
+    user: Id | None = Field(
+        default=None, description="A user: the training history and live events."
+    )
+    history: list[Id] | None = Field(default=None, description="Items of any user.")
+    session: list[Id] | None = Field(default=None, description="Items in the order of the clicks.")
+    model: Name | None = Field(default=None, description="Name of the model to ask.")
+    alpha: Dial | None = Field(default=None, description="The popularity dial; larger, more tail.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Who:
+        given = (self.user, self.history, self.session)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("give one of user, history and session")
+        return self
+
+
+class Recommend(Who):
+    """Ask for a list."""
+
+    k: Length = Field(default=20, description="Length of the list.")
+    offset: Offset = Field(default=0, description="Places to skip, for the next page.")
+    exclude: list[Id] = Field(default=[], description="Items to leave out.")
+    candidates: list[Id] | None = Field(default=None, description="Items to choose from.")
+    filters: dict[Name, Plain | list[Plain]] = Field(
+        default={}, description="Attributes and the values they may have."
+    )
+    rules: dict[str, Any] | None = Field(
+        default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
+    )
+    exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
+    explain: Annotated[StrictInt, Field(ge=0, le=20)] = Field(
+        default=0, description="Reasons for each item, at most this many."
+    )
+    mark: Literal["seen"] | None = Field(
+        default=None, description='"seen" keeps the listed items from coming back to the user.'
+    )
+
+    @property
+    def filter_values(self) -> dict[str, list[Any]]:
+        """Values that each attribute may have."""
+        return {n: v if isinstance(v, list) else [v] for n, v in self.filters.items()}
+
+
+class Batch(Body):
+    """Ask for several lists; each entry is answered or refused by itself."""
+
+    requests: list[dict[str, Any]] = Field(description="Bodies as of /v1/recommend.")
+
+
+class Explain(Who):
+    """Ask why an item has its score."""
+
+    item: Id
+
+
+class Score(Who):
+    """Ask for the scores of some items."""
+
+    items: list[Id]
+
+
+class NewEvent(Body):
+    """Something a user did with an item, or was shown."""
+
+    user: Id
+    item: Id
+    id: Text | None = Field(
+        default=None, description="Makes a replay harmless; made up if left out."
+    )
+    type: Name = Field(default="view", description="A type with a weight in the settings.")
+    weight: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None, description="In place of the type's; below 0 is negative feedback."
+    )
+    time: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = Field(
+        default=None, description="Seconds since 1970; now if left out."
+    )
+    mark: Literal["seen"] | None = Field(
+        default=None, description='"seen": only shown, so it is no part of the history.'
+    )
+    list_id: Text | None = Field(
+        default=None, description="The list of a recommendation it came from."
+    )
+
+    @model_validator(mode="after")
+    def _no_nul(self) -> NewEvent:
+        for text in (self.id, self.type, self.list_id):
+            if text is not None and "\0" in text:
+                raise ValueError("a text must not hold the character NUL")
+        return self
+
+
+class Events(Body):
+    """One event or many."""
+
+    events: list[NewEvent] = Field(min_length=1)
+
+
+class Attributes(Body):
+    """Attributes of an item: `available`, `category` and any tags."""
+
+    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+    __pydantic_extra__: dict[str, Plain | list[Plain]]
+
+    available: StrictBool = True
+    category: str | None = None
+
+    @model_validator(mode="after")
+    def _few(self) -> Attributes:
+        names = self.model_dump()
+        if len(names) > 50 or any(len(name) > 64 for name in names):
+            raise ValueError("an item has at most 50 attributes, with names of at most 64 letters")
+        return self
+
+
+class Reason(BaseModel):
+    """An item of the history and what it adds to a score."""
+
+    item: int | str
+    title: str
+    contribution: float
+
+
+class Item(BaseModel):
+    """An item of a list."""
+
+    item: int | str
+    title: str
+    rank: int
+    score: float | None = Field(description="null in a list of popular items.")
+    tail: bool = Field(description="Not among the fifth of the items with most users.")
+    users: int = Field(description="Training users of the item.")
+    reasons: list[Reason] | None = None
+
+
+class Answered(BaseModel):
+    """Where an answer comes from."""
+
+    model: str
+    version: str
+    source: Literal["model", "popular"]
+
+
+class Recommended(Answered):
+    """A list."""
+
+    list_id: str = Field(description="Its id; events may name it.")
+    user: str | None
+    alpha: float | None
+    experiment: str | None
+    unknown_items: list[str]
+    items: list[Item]
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="The id of the request, as in the log.")
+
+
+class BatchEntry(BaseModel):
+    """A list, or why there is none."""
+
+    result: Recommended | None = None
+    problem: Problem | None = None
+
+
+class BatchAnswer(BaseModel):
+    """An entry for each request, in their order."""
+
+    answers: list[BatchEntry]
+
+
+class Similar(Answered):
+    """Items that follow from one."""
+
+    item: int | str
+    title: str
+    items: list[Item]
+
+
+class Explained(Answered):
+    """What each item of the history adds to a score; the contributions sum to it."""
+
+    item: int | str
+    title: str
+    score: float
+    reasons: list[Reason]
+
+
+class ItemScore(BaseModel):
+    """The score of an item; null where there is none."""
+
+    item: str
+    score: float | None
+
+
+class Scored(Answered):
+    """Scores in the order of the items."""
+
+    scores: list[ItemScore]
+
+
+class Found(BaseModel):
+    """An item of the catalogue."""
+
+    item: int | str
+    title: str
+    users: int
+    tail: bool
+    attributes: dict[str, Any]
+
+
+class Page(BaseModel):
+    """A page of the catalogue."""
+
+    total: int
+    offset: int
+    items: list[Found]
+
+
+class Accepted(BaseModel):
+    """How many events and marks are on disk now, and how many events were known before."""
+
+    accepted: int
+    duplicates: int
+    seen: int
+    ids: list[str]
+
+
+class UserHistory(BaseModel):
+    """What the service knows of a user."""
+
+    user: str
+    known: bool = Field(description="Whether there is a training history or a live event.")
+    experiment: str | None
+    model: str
+    items: list[Found]
+    events: int
+    seen: int
+
+
+class Users(BaseModel):
+    """Some training users."""
+
+    total: int
+    users: list[int | str]
+
+
+class Forgotten(BaseModel):
+    """What was taken out; the user's training history is left aside from now on."""
+
+    user: str
+    removed: int
+
+
+class ModelFacts(BaseModel):
+    """A model that is being served."""
+
+    name: str
+    version: str
+    settings: dict[str, Any]
+    summary: str
+    users: int
+    items: int
+    interactions: int
+    fitted: float
+    loaded: float
+    alpha: float | None
+    explains: bool
+    folds_in: bool
+    ordered: bool
+    head: int
+    curve: list[int] = Field(description="Users of the items, most popular first.")
+    shown: float = Field(description="Share of the items that were listed since it was loaded.")
+
+
+class Models(BaseModel):
+    """All models, the default one first."""
+
+    models: list[ModelFacts]
+    experiment: dict[str, Any] | None
+
+
+class Reloaded(BaseModel):
+    """Versions of the models of all tenants after a reload."""
+
+    models: dict[str, dict[str, str]]
+
+
+class Overview(BaseModel):
+    """Numbers for the operator's view, over all workers since the start."""
+
+    time: float
+    requests: dict[str, float]
+    seconds: dict[str, float]
+    buckets: dict[str, float]
+    lists: dict[str, float]
+    shown: dict[str, float]
+    coverage: dict[str, float]
+    unknown: dict[str, float]
+    events: dict[str, float]
+    store: dict[str, int] | None
+
+
+class Health(BaseModel):
+    """Whether the process lives, and whether it can answer."""
+
+    status: Literal["ok", "unavailable"]

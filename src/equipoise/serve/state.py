@@ -1,0 +1,517 @@
+"""What a worker holds: loaded models, the attributes of items, experiments; and how it reloads."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
+from equipoise.ids import IdIndex
+from equipoise.metrics import head_items
+from equipoise.models import Recommender, load
+from equipoise.models.histories import Request, Unknowns
+from equipoise.models.recommendations import add_up
+from equipoise.ranking.ranker import Ranked, score, top_k
+from equipoise.ranking.rules import Rules, as_rules
+from equipoise.ranking.terms import Constant, Term
+from equipoise.serve.config import Config, Experiment
+from equipoise.serve.folding import as_interactions, raw_id
+from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
+from equipoise.storage import MANIFEST
+
+logger = logging.getLogger(__name__)
+
+Positions = npt.NDArray[np.integer[Any]]
+Mask = npt.NDArray[np.bool_]
+DIALS = 32  # positions of the popularity dial whose terms are kept
+FRESH = 1.0  # seconds that another worker's change of an attribute may take to be seen here
+SKIP = Unknowns("skip", "skip")
+CURVE = 100  # points of the popularity curve
+
+
+def find(index: IdIndex, texts: Sequence[str]) -> Positions:
+    """Return the positions of ids given as text, -1 for those that are not known."""
+    if not texts:
+        return np.empty(0, np.int64)
+    return index.positions([raw_id(index, text) for text in texts], unknown="skip")
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What a list is made from.
+
+    Parameters
+    ----------
+    places, weights
+        Items and what they count, in the order of a session where that matters.
+    hidden
+        Items that may not be listed: used, disliked or shown before.
+    user
+        Position among the training users, -1 for others.
+    unknown
+        Ids of items that the model does not know.
+    """
+
+    places: Positions
+    weights: npt.NDArray[np.float32]
+    hidden: Positions
+    user: int = -1
+    unknown: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A ranked list: positions of items, their scores and where it comes from."""
+
+    places: Positions
+    scores: npt.NDArray[Any]
+    source: str
+
+
+class Served:
+    """A loaded model, ready to answer; never changed after it was made."""
+
+    def __init__(self, name: str, folder: str, model: Recommender, version: str) -> None:
+        self.name, self.folder, self.model, self.version = name, folder, model, version
+        data = model.interactions_
+        self.data, self.n_items = data, data.n_items
+        self.items, self.users = data.item_index, data.user_index
+        self.ids: list[Any] = data.items.tolist()
+        titles = self.ids if data.labels is None else data.labels.to_series(0).to_list()
+        self.titles = [str(t or i) for t, i in zip(titles, self.ids, strict=True)]
+        self.counts = data.item_counts
+        self.head = head_items(self.counts) if self.n_items else np.zeros(0, np.bool_)
+        self.order = np.argsort(-self.counts, kind="stable")
+        self.rank = np.empty(self.n_items, np.int64)
+        self.rank[self.order] = np.arange(self.n_items)
+        self.is_weighted = bool((data.matrix.data != 1).any())
+        self.fitted = (Path(folder) / MANIFEST).stat().st_mtime
+        self.loaded = time.time()
+        self.event = self.forgotten = 0  # the last of each that the model has taken in
+        self._folded = [title.casefold() for title in self.titles]
+        self._popular: list[Term] = [Constant(self.counts.astype(np.float32))]
+        self.terms = functools.lru_cache(DIALS)(model.terms)
+        # rows of a linear model are ranked without a detour; others know best themselves
+        self.is_plain = model.fold_in and not model.ordered
+        self.alpha = model.alpha_
+
+    @classmethod
+    def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:
+        """Load a model and see that it answers."""
+        manifest = Path(folder) / MANIFEST
+        try:
+            version = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
+        except OSError as error:
+            raise DataError(f"model {name!r} has no manifest to load; fit and save it") from error
+        model = load(folder)
+        found = cls(name, folder, model, version)
+        if store is not None:
+            found.event, found.forgotten = store.folded(tenant, model.data_fingerprint_)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Rank for a training user and for nobody; what fails here would fail for all."""
+        whole = np.ones(self.n_items, np.bool_)
+        row = int(np.argmax(self.data.user_counts)) if self.data.n_users else -1
+        for user in {-1, row}:
+            self.top(self.training(user), 5, whole)
+
+    def training(self, user: int) -> History:
+        """Return the history a training user was fitted with; nothing for -1."""
+        if user < 0:
+            nothing = np.empty(0, np.int64)
+            return History(nothing, np.empty(0, np.float32), nothing)
+        X = self.data.matrix
+        low, high = X.indptr[user], X.indptr[user + 1]
+        places = X.indices[low:high].astype(np.int64)
+        return History(places, X.data[low:high], places, user)
+
+    def given(self, items: Sequence[str]) -> History:
+        """Return a history of items by their ids, in this order."""
+        found = find(self.items, items)
+        unknown = [items[place] for place in np.flatnonzero(found < 0).tolist()]
+        known = found[found >= 0]
+        if self.model.signals is not None and len(known):
+            row = self.model._rows_of([[self.ids[place] for place in known]], SKIP)
+            return History(row.indices.astype(np.int64), row.data, np.unique(known), -1, unknown)
+        places = known if self.model.ordered else np.unique(known)
+        return History(places, np.ones(len(places), np.float32), places, -1, unknown)
+
+    def live(self, user: str, live: Live) -> History:
+        """Return the training history of a user and what the store has seen since.
+
+        An item counts once where the training data count it once; otherwise weights add up. Items
+        whose weights sum to less than nothing are no part of the history, and stay hidden.
+        """
+        place = int(find(self.users, [user])[0])
+        base = self.training(-1 if live.forgotten > self.forgotten else place)
+        shown = find(self.items, live.seen)
+        if not live.events and not live.seen:
+            return base
+        if not self.model.fold_in and live.events:
+            used = find(self.items, [event[0] for event in live.events])
+            hidden = np.concatenate([base.hidden, used, shown])
+            return History(base.places, base.weights, hidden[hidden >= 0], base.user)
+        items = [event[0] for event in live.events]
+        found = find(self.items, items)
+        unknown = [items[n] for n in np.flatnonzero(found < 0).tolist()]
+        hidden = np.concatenate([base.hidden, found[found >= 0], shown[shown >= 0]])
+        # what a model has taken in already counts once
+        new = [n for n, event in enumerate(live.events) if found[n] >= 0 and event[3] > self.event]
+        places, weights = self._together(base, [live.events[n] for n in new], found[new])
+        changed = -1 if self.is_plain else base.user
+        return History(places, weights, hidden, changed, unknown)
+
+    def _together(
+        self, base: History, events: list[LiveEvent], found: Positions
+    ) -> tuple[Positions, Any]:
+        """Return what the training history and later events count together."""
+        if self.model.ordered:
+            clicks = [place for place, event in zip(found, events, strict=True) if event[1] > 0]
+            places = np.concatenate([self._clicks(base.user), np.array(clicks, np.int64)])
+            return places, np.ones(len(places), np.float32)
+        if self.model.signals is not None:
+            return self._weighed(base, events)
+        total = np.zeros(self.n_items, np.float64)
+        total[base.places] = base.weights
+        np.add.at(total, found, [event[1] for event in events])
+        places = np.flatnonzero(total > 0)
+        weights = total[places] if self.is_weighted else np.ones(len(places))
+        return places, weights.astype(np.float32)
+
+    def _weighed(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
+        """Return what the model's signals make of training events and later ones together."""
+        user = "" if base.user < 0 else str(self.users.values[base.user])
+        named = [
+            Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events
+        ]
+        added = as_interactions(self.model, named)
+        if added is None:
+            return base.places, base.weights
+        data = self.model.data_
+        whole = added if base.user < 0 else data.rows(np.array([base.user])).union(added)
+        row = self.model._rows_of(whole, SKIP)
+        return row.indices.astype(np.int64), row.data
+
+    def _clicks(self, user: int) -> Positions:
+        """Return the clicks of a training session in their order."""
+        if user < 0 or self.data.sequences is None:
+            return np.empty(0, np.int64)
+        return self.data.sequences.take(np.array([user])).items.astype(np.int64)
+
+    def row(self, history: History) -> Any:
+        """Return the history as a sparse row."""
+        offsets = np.array([0, len(history.places)])
+        places = history.places.astype(np.int32)
+        row = sp.csr_array((history.weights, places, offsets), shape=(1, self.n_items))
+        row.has_canonical_format = True
+        return row
+
+    def top(
+        self,
+        history: History,
+        k: int,
+        allowed: Mask,
+        alpha: float | None = None,
+        rules: Rules | None = None,
+        user: str | None = None,
+    ) -> Listed:
+        """Return the k best items among those allowed; an empty history gets popular ones."""
+        k = min(k, max(self.n_items, 1))
+        if not self.is_plain and not self.is_cold(history):
+            lists = self.model.recommend(
+                self._asked(history),
+                k,
+                exclude_seen=False,
+                candidates=allowed,
+                alpha=alpha,
+                rules=rules,
+            )
+            return Listed(self.items.positions(lists.items[0]), lists.scores[0], lists.source[0])
+        cold = self.is_cold(history)
+        terms = self.terms(alpha)  # a model without a dial refuses it here
+        if rules is not None:
+            found = self._under_rules(history, k, allowed, terms, rules, user)
+        else:
+            row, scored_by = self.row(history), self._popular if cold else terms
+            found = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
+        places = found.items[0, : found.lengths[0]]
+        return Listed(places, found.scores[0], "popular" if cold else "model")
+
+    def _under_rules(
+        self,
+        history: History,
+        k: int,
+        allowed: Mask,
+        terms: list[Term],
+        rules: Rules,
+        user: str | None,
+    ) -> Ranked:
+        offsets, places = np.array([0, len(history.places)]), history.places.astype(np.int32)
+        shape = (1, self.n_items)
+        row = sp.csr_array((history.weights, places, offsets), shape=shape)
+        request = Request([user], None, row, np.ones(1, np.bool_), allowed=allowed)
+        try:
+            return self.model._listed(request, terms, k, False, rules, None)
+        except TypeError as error:  # values that no label can have, such as lists
+            raise SettingError("rules hold values that no label has; give plain ones") from error
+
+    def is_cold(self, history: History) -> bool:
+        """Whether the model knows nothing of a history: it is empty, or nobody used its items."""
+        return not self.counts[history.places].any()
+
+    def _asked(self, history: History) -> list[Any]:
+        """Return a history as other models take it: clicks in order, or the id of a user."""
+        if not self.model.fold_in and history.user >= 0:
+            return [self.users.values[history.user]]
+        return [[self.ids[place] for place in history.places]]
+
+    def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
+        """Return the scores of some items for a history; None where only popularity is known."""
+        if self.is_cold(history):
+            self.terms(alpha)
+            return [None] * len(places)
+        if not self.is_plain:
+            return list(self.model.score(self._asked(history), alpha=alpha)[0, places].tolist())
+        return list(score(self.terms(alpha), self.row(history))[0, places].tolist())
+
+    def reasons(
+        self, history: History, places: Positions, alpha: float | None, most: int
+    ) -> list[list[tuple[int, float]]]:
+        """Return the items of the history that add most to the score of each of some items."""
+        if not self.model.explains or not self.is_plain:
+            raise DataError(f"model {self.name!r} cannot give reasons; take a linear one for that")
+        if not len(history.places) or not len(places):
+            return [[] for _ in places]
+        sources, each = history.places.astype(np.int32), np.arange(len(history.places) + 1)
+        shape = (len(sources), self.n_items)
+        alone = sp.csr_array((history.weights, sources, each), shape=shape)
+        parts = score(self.terms(alpha), alone)[:, places].astype(np.float64)
+        totals = score(self.terms(alpha), self.row(history))[0, places].astype(np.float64)
+        found = []
+        for column, total in zip(parts.T, totals, strict=True):
+            order = np.argsort(-np.abs(column), kind="stable")
+            shares = add_up(column[order], float(total))
+            found.append([(int(sources[n]), float(s)) for n, s in zip(order, shares, strict=True)])
+        return [row[:most] for row in found]
+
+    def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
+        """Return items whose title or id holds a text, most popular first, and how many there are.
+
+        Titles that begin with the text stand before others.
+        """
+        wanted = text.casefold().strip()
+        if not wanted:
+            return [int(n) for n in self.order[offset : offset + limit]], self.n_items
+        exact = find(self.items, [text.strip()])
+        hits = [n for n, title in enumerate(self._folded) if wanted in title]
+        hits += [int(n) for n in exact if n >= 0 and wanted not in self._folded[n]]
+        hits.sort(key=lambda n: (not self._folded[n].startswith(wanted), self.rank[n]))
+        return hits[offset : offset + limit], len(hits)
+
+    def curve(self) -> list[int]:
+        """Return the number of users of the items, most popular first, at evenly spaced ranks."""
+        if not self.n_items:
+            return []
+        places = np.linspace(0, self.n_items - 1, min(CURVE, self.n_items)).round().astype(int)
+        return [int(n) for n in self.counts[self.order[places]]]
+
+
+class Catalogue:
+    """The attributes of items: the columns of the model's labels, and over them the store's."""
+
+    def __init__(self, served: Served, given: Mapping[str, Mapping[str, Any]]) -> None:
+        self._served = served
+        self._given = given
+        self.available = np.ones(served.n_items, np.bool_)
+        names = list(given)
+        self._places = dict(zip(names, find(served.items, names).tolist(), strict=True))
+        for item, own in given.items():
+            if self._places[item] >= 0 and own.get("available") is False:
+                self.available[self._places[item]] = False
+        self._values = functools.lru_cache(64)(self._column)
+        self.mask = functools.lru_cache(64)(self._mask)
+
+    def of(self, place: int) -> dict[str, Any]:
+        """Return all attributes of an item."""
+        labels = self._served.data.labels
+        own = {} if labels is None else dict(labels.row(place, named=True))
+        own = {name: value for name, value in own.items() if _is_plain(value)}
+        return own | dict(self._given.get(str(self._served.ids[place]), {}))
+
+    def names(self) -> list[str]:
+        """Return the names of all attributes."""
+        labels = self._served.data.labels
+        own = [] if labels is None else labels.columns
+        return sorted({*own, *(name for each in self._given.values() for name in each)})
+
+    def _column(self, name: str) -> list[Any]:
+        labels = self._served.data.labels
+        values: list[Any] = [None] * self._served.n_items
+        if labels is not None and name in labels.columns:
+            values = labels[name].to_list()
+        for item, own in self._given.items():
+            if name in own and self._places[item] >= 0:
+                values[self._places[item]] = own[name]
+        return values
+
+    def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
+        if name not in self.names():
+            told = ", ".join(self.names()) or "none"
+            raise DataError(f"no item has an attribute {name!r}; known are {told}")
+        kept = set(allowed)
+
+        def fits(value: Any) -> bool:
+            if isinstance(value, (list, tuple)):
+                return any(_is_plain(each) and each in kept for each in value)
+            return _is_plain(value) and value in kept
+
+        return np.fromiter(map(fits, self._values(name)), np.bool_, self._served.n_items)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+@functools.lru_cache(256)
+def read_rules(text: str) -> Rules | None:
+    """Return rules from the JSON of a request; equal ones are one object, looked up once."""
+    return as_rules(json.loads(text))
+
+
+def assign(experiment: Experiment, user: str) -> str:
+    """Return the model of a user: a stable hash, cut by the shares.
+
+    >>> assign(Experiment(name="dial", models={"a": 0.5, "b": 0.5}), "ann")
+    'b'
+    """
+    key = f"{experiment.name}\0{experiment.tenant}\0{user}".encode()
+    point = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
+    total, low = sum(experiment.models.values()), 0.0
+    for name, share in experiment.models.items():
+        low += share / total
+        if point < low:
+            return name
+    return next(reversed(experiment.models))
+
+
+class Tenant:
+    """The models and attributes of one tenant."""
+
+    def __init__(self, name: str, config: Config, store: Store) -> None:
+        self.name = name
+        self._store = store
+        self._folders = config.folders[name]
+        self.experiment = next((e for e in config.experiments if e.tenant == name), None)
+        self.models = {n: Served.open(n, f, store, name) for n, f in self._folders.items()}
+        self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
+        self._version = store.attribute_version(name)
+        self._looked = time.monotonic()
+        self._catalogues: dict[str, Catalogue] = {}
+
+    def model(self, name: str | None) -> Served:
+        """Return a model by name; the first one where none is named."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise UnknownIdError(f"no model {name!r} here; known are {', '.join(self.models)}")
+        return self.models[name]
+
+    def reload(self) -> dict[str, str]:
+        """Load changed models beside the old ones, check them and swap; all or none."""
+        fresh = {}
+        for name, folder in self._folders.items():
+            old, new = self.models[name], Served.open(name, folder, self._store, self.name)
+            if new.version == old.version:
+                new = old
+            fresh[name] = new
+        self.models, self._catalogues = fresh, {}
+        return {name: each.version for name, each in fresh.items()}
+
+    def attributes_are_old(self) -> bool:
+        """Whether it is time to look whether another process has changed attributes."""
+        return time.monotonic() - self._looked > FRESH
+
+    def renew_attributes(self, *, at_once: bool = False) -> None:
+        """Take over attributes that have changed; a store that is silent changes nothing."""
+        self._looked = time.monotonic()
+        try:
+            version = self._store.attribute_version(self.name)
+            if version != self._version or at_once:
+                self._given = self._store.all_attributes(self.name)
+                self._version, self._catalogues = version, {}
+        except StoreError:
+            if at_once:
+                raise
+
+    def catalogue(self, served: Served) -> Catalogue:
+        """Return the attributes of a model's items."""
+        found = self._catalogues.get(served.name)
+        if found is None or found._served is not served:
+            found = self._catalogues[served.name] = Catalogue(served, self._given)
+        return found
+
+
+class State:
+    """All tenants of a worker."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config, self.store = config, store
+        self.tenants = {name: Tenant(name, config, store) for name in config.folders}
+        self._reloading = threading.Lock()
+        self.failed: str | None = None  # why the last reload was refused
+
+    def reload(self) -> dict[str, dict[str, str]]:
+        """Swap in what has changed on disk; a failure leaves every model as it was."""
+        with self._reloading:
+            before = {name: (each.models, each._catalogues) for name, each in self.tenants.items()}
+            try:
+                found = {name: each.reload() for name, each in self.tenants.items()}
+            except (EquipoiseError, OSError, ValueError) as error:
+                for name, (models, catalogues) in before.items():
+                    tenant = self.tenants[name]
+                    tenant.models, tenant._catalogues = models, catalogues
+                self.failed = type(error).__name__
+                logger.error("reload refused: %s", error)
+                raise DataError("a model could not be loaded; the old ones go on") from error
+            self.failed = None
+            return found
+
+
+def allowed_items(
+    served: Served,
+    catalogue: Catalogue,
+    history: History,
+    *,
+    exclude_seen: bool,
+    exclude: Iterable[str] = (),
+    candidates: Sequence[str] | None = None,
+    filters: Mapping[str, Sequence[Any]] | None = None,
+) -> Mask:
+    """Return the items that may be listed."""
+    allowed = catalogue.available.copy()
+    if candidates is not None:
+        chosen = find(served.items, candidates)
+        mask = np.zeros(served.n_items, np.bool_)
+        mask[chosen[chosen >= 0]] = True
+        allowed &= mask
+    for name, values in (filters or {}).items():
+        allowed &= catalogue.mask(name, tuple(values))
+    out = find(served.items, list(exclude))
+    allowed[out[out >= 0]] = False
+    if exclude_seen:
+        allowed[history.hidden] = False
+    return allowed

@@ -1,0 +1,186 @@
+"""How close the neighbourhood engine comes to the exact solve, from a sample of targets.
+
+Columns of sampled targets are solved for exactly, by conjugate gradients on the sparse data, and
+compared with what the engine made of them. P is compared in the form of EASE, B_ij = -P_ij / P_jj.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise import machine
+from equipoise.errors import SolveError
+from equipoise.matrix import Csr, entry_rows
+from equipoise.solve.neighbourhood import Columns
+
+logger = logging.getLogger(__name__)
+
+Vector = npt.NDArray[np.float64]
+
+TARGETS = 16
+LANES = 8  # targets that are solved for side by side
+MOST_STEPS = 1000
+USERS = 1000  # of a target, whose scores are compared
+LENGTH = 20
+PRECISION = 1e-5  # of the exact columns: far below the differences that are looked for
+LIMIT = 0.25  # residual on the supports beyond which a solve is refused
+
+
+def sampled(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:
+    """Return positions of items that have users, drawn with a fixed seed."""
+    used = np.flatnonzero(counts > 0)
+    size = min(n_targets, len(used))
+    return np.sort(np.random.default_rng(0).choice(used, size, replace=False)).astype(np.int64)
+
+
+class Audit:
+    """The exact system beside the columns that are to be checked."""
+
+    def __init__(
+        self, columns: Columns, X: Csr, user_weights: Vector, penalty: Vector, n_targets: int
+    ) -> None:
+        offsets, indices = X.indptr, X.indices
+        values = X.data * np.sqrt(user_weights)[entry_rows(X)]
+        self._root = sp.csr_array((values, indices, offsets), X.shape)  # W^1/2 X
+        self._penalty = penalty
+        squares = np.bincount(indices, values**2, minlength=X.shape[1])
+        self._diagonal = penalty + squares
+        self.columns, self.X = columns, X
+        self.targets = sampled(np.bincount(indices, minlength=X.shape[1]), n_targets)
+
+    def residual(self) -> float:
+        """Return the mean size of A x - e_j on the supports of sampled targets; refuse a bad one.
+
+        0 but for rounding where the kept entries of A hold all pairs of a support.
+        """
+        sizes = []
+        for some in self._groups():
+            x, support = self._found(some)
+            error = self._times(x)
+            error[some, np.arange(len(some))] -= 1
+            sizes += [float(np.linalg.norm(e[s])) for e, s in zip(error.T, support.T, strict=True)]
+        found = float(np.mean(sizes)) if sizes else 0.0
+        if not found <= LIMIT:
+            raise SolveError(
+                f"the solve is not accurate (residual {found:.1e}, limit {LIMIT}); raise l2 or "
+                "dropout, or take more neighbours"
+            )
+        return found
+
+    def agreement(self) -> dict[str, float]:
+        """Compare weights, scores and lists of the sampled targets with exact ones.
+
+        `weights` and `scores` are mean cosines, of a target's weights and of its scores for up to
+        1,000 of its users; `overlap@20` is the mean overlap of the lists that follow from a
+        sampled item alone.
+        """
+        groups = self._groups()
+        found: list[Any] = [None] * len(groups)
+
+        def compare(number: int) -> None:
+            some = groups[number]
+            exact = self._exact(some).T
+            found[number] = [
+                self._compared(int(j), row) for j, row in zip(some, exact, strict=True)
+            ]
+
+        machine.run(compare, len(groups))
+        each = np.array([one for group in found for one in group]).reshape(-1, 3)
+        names = ("weights", "scores", f"overlap@{LENGTH}")
+        means = each.mean(axis=0) if len(each) else np.ones(3)
+        result = {"targets": float(len(each)), **dict(zip(names, map(float, means), strict=True))}
+        words = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
+        logger.info("agreement with exact columns: %s", words)
+        return result
+
+    def _times(self, V: Vector) -> Vector:
+        """Return A V."""
+        return np.asarray(self._root.T @ (self._root @ V) + self._penalty[:, None] * V)
+
+    def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
+        """Return columns of the exact P by conjugate gradients, each with its own steps."""
+        R = np.zeros((len(self._penalty), len(some)))
+        R[some, np.arange(len(some))] = 1.0
+        scale = self._diagonal[:, None]
+        X, D = np.zeros_like(R), R / scale
+        size = np.einsum("ij,ij->j", R, D)
+        enough = PRECISION**2 * size
+        for _ in range(MOST_STEPS):
+            running = size > enough
+            if not running.any():
+                return X
+            Q = self._times(D)
+            curve = np.einsum("ij,ij->j", D, Q)
+            step = np.divide(size, curve, out=np.zeros_like(size), where=running)
+            X += step * D
+            R -= step * Q
+            Q = R / scale
+            after = np.einsum("ij,ij->j", R, Q)
+            D *= np.divide(after, size, out=np.zeros_like(size), where=running)
+            D += Q
+            size = after
+        raise SolveError(
+            f"exact columns did not settle in {MOST_STEPS} steps; raise l2 or dropout"
+        )
+
+    def _groups(self) -> list[npt.NDArray[np.int64]]:
+        return [self.targets[at : at + LANES] for at in range(0, len(self.targets), LANES)]
+
+    @cached_property
+    def _entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Vector]:
+        """Sources, targets and values of the sampled columns, diagonal included; one pass."""
+        P = self.columns
+        wanted = np.zeros(P.shape[0], bool)
+        wanted[self.targets] = True
+        picked = np.flatnonzero(wanted[P.indices])
+        source = np.searchsorted(P.indptr, picked, side="right") - 1
+        values = np.concatenate([P.data[picked], P.diagonal_[self.targets]])
+        sources = np.concatenate([source, self.targets])
+        return sources, np.concatenate([P.indices[picked], self.targets]), values
+
+    def _found(self, some: npt.NDArray[np.int64]) -> tuple[Vector, npt.NDArray[np.bool_]]:
+        """Return columns of the solve, dense, and what belongs to their supports."""
+        sources, targets, values = self._entries
+        here = np.isin(targets, some)
+        place = sources[here], np.searchsorted(some, targets[here])
+        x = np.zeros((self.columns.shape[0], len(some)))
+        support = np.zeros(x.shape, bool)
+        x[place], support[place] = values[here], True
+        return x, support
+
+    def _compared(self, j: int, exact: Vector) -> tuple[float, float, float]:
+        mine = self._found(np.array([j]))[0][:, 0]
+        diagonal = self.columns.diagonal_
+        real, made = -exact / exact[j], -mine / mine[j]
+        real[j] = made[j] = 0.0
+        users = np.searchsorted(self.X.indptr, np.flatnonzero(self.X.indices == j), "right") - 1
+        histories = self.X[users[:USERS]].astype(np.float64)
+        weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
+        row = np.zeros(len(exact))
+        P = self.columns
+        own = slice(P.indptr[j], P.indptr[j + 1])
+        row[P.indices[own]] = P.data[own]
+        exact[j] = row[j] = 0.0
+        ours, theirs = (_top(-each / diagonal) for each in (row, exact))
+        shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
+        return weights, scores, shared
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """Return the cosine of two vectors; 1 where both are 0, and 0 where one of them is."""
+    sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if not all(sizes):
+        return float(not any(sizes))
+    return float(a @ b) / (sizes[0] * sizes[1])
+
+
+def _top(scores: Vector) -> npt.NDArray[np.int64]:
+    """Return the best positions among those with a score > 0."""
+    order = np.argsort(-scores, kind="stable")[:LENGTH]
+    return order[scores[order] > 0]

@@ -1,0 +1,645 @@
+"""The neighbourhood engine: column j of P from the items that j goes with most, one by one.
+
+For target j let N be its support: j and the K items of largest |A_ij| / sqrt(A_ii A_jj), where
+A = X^T W X + L. Then x = (A_NN)^-1 e_j stands for column j of P; x_j is its diagonal. With all
+items in every support that is the exact solve. A is never formed: of each of its rows the T > K
+strongest entries are kept, and an entry that neither of its two rows kept counts as 0.
+
+Work goes stripe by stripe on the threads in force. Each item and each target is handled by one
+thread in a fixed order, so the bits depend on neither threads nor stripes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise import machine
+from equipoise.kernels import Offsets, Positions, compiled
+from equipoise.matrix import Csr, entry_rows, segments
+from equipoise.solve.journal import Journal
+from equipoise.solve.tiled import SolveProgress
+
+Vector = npt.NDArray[np.float64]
+
+KEPT = 3  # entries of a row that are kept, as a multiple of the neighbours
+STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
+SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
+SHIFT = 19  # a bucket of sizes: the exponent of a float32 and four bits behind it
+LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
+BUCKETS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """P with K neighbours for each target, as sparse rows without the diagonal.
+
+    Row i holds P_ij for the targets j that have item i in their support, so a support is the
+    pattern of a column; P is not symmetric. `audit` says how close to the exact P it is.
+    """
+
+    data: npt.NDArray[Any]
+    indices: Positions
+    indptr: Offsets
+    diagonal_: Vector
+    neighbours: int
+    audit: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items x items."""
+        return len(self.diagonal_), len(self.diagonal_)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the numbers."""
+        return self.data.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.data.nbytes + self.indices.nbytes + self.indptr.nbytes
+
+    def diagonal(self) -> Vector:
+        """Return the diagonal of P."""
+        return self.diagonal_
+
+    @property
+    def off_diagonal(self) -> Any:
+        """P without its diagonal as a CSR matrix; the arrays are shared."""
+        return _unchecked(sp.csr_array, self.data, self.indices, self.indptr, self.shape)
+
+    def by_target(self) -> Any:
+        """Return the same as a CSC matrix: the support of a target is a column."""
+        return self.off_diagonal.tocsc()
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """A = X^T W X + L as the kernels read it, with the items numbered from the most used one on.
+
+    So most of what is added up lies close together in memory. `names` are the items' positions in
+    the data; they decide between equal correlations.
+    """
+
+    names: Positions
+    users: tuple[Offsets, Positions, npt.NDArray[Any]]  # the rows of X
+    items: tuple[Offsets, Positions, npt.NDArray[Any]]  # and its columns
+    weights: Vector
+    penalty: Vector
+    diagonal: Vector
+    partners: Offsets  # upper bounds of the number of items that share a user
+
+    @classmethod
+    def of(cls, X: Csr, user_weights: Vector, penalty: Vector) -> System:
+        """Number the items of X anew and put its columns beside its rows."""
+        n_items = X.shape[1]
+        lengths = np.diff(X.indptr).astype(np.int64)
+        counts = np.bincount(X.indices, minlength=n_items)
+        names = np.argsort(-counts, kind="stable").astype(np.int32)
+        rank = np.empty(n_items, np.int32)
+        rank[names] = np.arange(n_items, dtype=np.int32)
+        indices = rank[X.indices]
+        columns: Any = sp.csr_array((X.data, indices, X.indptr), X.shape).tocsc()
+        entries = user_weights[entry_rows(X)] * X.data.astype(np.float64) ** 2
+        gram = np.bincount(indices, entries, minlength=n_items)
+        partners = np.bincount(indices, np.repeat(lengths - 1, lengths), minlength=n_items)
+        penalty = np.ascontiguousarray(penalty[names], np.float64)
+        return cls(
+            names,
+            (X.indptr.astype(np.int64), indices, X.data),
+            (
+                columns.indptr.astype(np.int64),
+                columns.indices.astype(np.int32, copy=False),
+                columns.data,
+            ),
+            np.ascontiguousarray(user_weights, np.float64),
+            penalty,
+            gram + penalty,
+            np.minimum(partners, n_items - 1).astype(np.int64),
+        )
+
+    @cached_property
+    def rank(self) -> Positions:
+        """Where each item of the data is numbered."""
+        rank = np.empty(len(self.names), np.int32)
+        rank[self.names] = np.arange(len(self.names), dtype=np.int32)
+        return rank
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """The strongest entries of rows of A, the K neighbours first, without the diagonal."""
+
+    starts: Offsets
+    lengths: Positions
+    items: Positions
+    values: npt.NDArray[Any]
+
+
+def solve(
+    X: Csr,
+    user_weights: Vector,
+    penalty: Vector,
+    neighbours: int,
+    *,
+    kept: int | None = None,
+    dtype: str = "float32",
+    on_disk: bool = False,
+    scratch: Path | None = None,
+    problem: dict[str, Any] | None = None,
+    progress: Callable[[SolveProgress], None] | None = None,
+) -> Columns:
+    """Solve for all targets on the neighbours that A itself shows.
+
+    Parameters
+    ----------
+    X, user_weights, penalty
+        A = X^T diag(user_weights) X + diag(penalty).
+    neighbours
+        K, the items of a support beside the target.
+    kept
+        T, the entries of a row of A that are kept; three times as many if left out.
+    dtype
+        "float32" or "float64".
+    on_disk
+        Whether the entries are kept in a file instead of memory.
+    scratch
+        Folder for that file, and for what a solve that was cut short goes on from.
+    problem
+        Plain values that tell this problem from others, for the scratch folder.
+    progress
+        Called after each stripe.
+    """
+    n_items = X.shape[1]
+    neighbours = min(neighbours, max(n_items - 1, 1))
+    kept = max(KEPT * neighbours if kept is None else kept, neighbours)
+    system = System.of(X, user_weights, penalty)
+    what = {**(problem or {}), "neighbours": neighbours, "kept": kept, "dtype": dtype}
+    with _journal(what, on_disk=on_disk, scratch=scratch) as journal:
+        report = _reporter(progress, 2 * STRIPES)
+        everything = np.arange(n_items, dtype=np.int32)
+        lists = _lists(system, everything, neighbours, kept, dtype, journal, report)
+        support = _nearest(lists, neighbours)
+        found, diagonal = _solved(system, lists, support, everything, dtype, journal, report)
+        journal.clear()
+    del lists, support
+    return columns_of(found, diagonal, neighbours)
+
+
+def solve_again(
+    old: Columns, X: Csr, user_weights: Vector, penalty: Vector, touched: npt.NDArray[np.int64]
+) -> Columns:
+    """Solve anew for the targets with a touched item in their support; supports stay.
+
+    Items beyond those of `old` are new, and get the neighbours that A shows. Equal to a solve of
+    all targets on these supports, but for entries at the end of the kept ones.
+    """
+    n_items, n_old = X.shape[1], old.shape[0]
+    dtype, neighbours = old.dtype.name, old.neighbours
+    system = System.of(X, user_weights, penalty)
+    changed = np.zeros(n_items, bool)
+    changed[touched] = True
+    known = touched[touched < n_old]
+    changed[old.off_diagonal[known].indices] = True
+    by_target = old.by_target()
+    changed[n_old:] = True
+    targets = np.flatnonzero(changed)
+    before = targets[targets < n_old]
+    starts = by_target.indptr[before].astype(np.int64)
+    places, offsets = segments(starts, by_target.indptr[before + 1] - starts)
+    supports = by_target.indices[places].astype(np.int64)
+    kept = max(KEPT * neighbours, neighbours)
+    with Journal() as journal:
+        needed = np.unique(np.concatenate([targets, supports]))
+        fresh = np.arange(n_old, n_items)
+        if len(fresh):
+            first = _lists(system, system.rank[fresh], neighbours, neighbours, dtype, journal)
+            ends = first.starts[system.rank[fresh]]
+            counts = first.lengths[system.rank[fresh]].astype(np.int64)
+            more, _ = segments(ends, counts)
+            chosen = system.names[first.items[more]].astype(np.int64)
+            supports = np.concatenate([supports, chosen])
+            offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(counts)])
+            needed = np.unique(np.concatenate([needed, chosen]))
+        lists = _lists(system, system.rank[needed], neighbours, kept, dtype, journal)
+        sizes = np.zeros(n_items, np.int32)
+        begin = np.zeros(n_items + 1, np.int64)
+        sizes[system.rank[targets]] = np.diff(offsets)
+        begin[system.rank[targets]] = offsets[:-1]
+        support = Lists(begin, sizes, system.rank[supports], lists.values[:0])
+        found, diagonal = _solved(system, lists, support, system.rank[targets], dtype, journal)
+    return _merged(old, found, diagonal, changed)
+
+
+def _nearest(lists: Lists, neighbours: int) -> Lists:
+    """Return the supports: the neighbours of each item, all others where as many are asked for.
+
+    Otherwise an item that shares no user with the target is in no support.
+    """
+    n_items = len(lists.lengths)
+    if neighbours < n_items - 1:
+        sizes = np.minimum(lists.lengths, neighbours).astype(np.int32)
+        return Lists(lists.starts, sizes, lists.items, lists.values[:0])
+    others = np.tile(np.arange(n_items, dtype=np.int32), (n_items, 1))[
+        ~np.eye(n_items, dtype=bool)
+    ]
+    starts = np.arange(n_items + 1, dtype=np.int64) * (n_items - 1)
+    return Lists(starts, np.full(n_items, n_items - 1, np.int32), others, lists.values[:0])
+
+
+def columns_of(found: Any, diagonal: Vector, neighbours: int) -> Columns:
+    """Turn columns (CSC) into the sparse rows that scores are summed from."""
+    rows = found.tocsr()
+    indices, indptr = rows.indices.astype(np.int32, copy=False), rows.indptr.astype(np.int64)
+    return Columns(rows.data, indices, indptr, diagonal, neighbours)
+
+
+def _merged(old: Columns, found: Any, diagonal: Vector, changed: npt.NDArray[np.bool_]) -> Columns:
+    """Put new columns in the place of the changed ones."""
+    size = found.shape
+    stays = old.off_diagonal.tocoo()
+    kept = ~changed[stays.coords[1]]
+    rows, columns = (part[kept].astype(np.int32) for part in stays.coords)
+    before = sp.csc_array((stays.data[kept], (rows, columns)), shape=size)
+    solved = found.tocoo()
+    data = np.concatenate([before.tocoo().data, solved.data])
+    places = [
+        np.concatenate([a, b]) for a, b in zip(before.tocoo().coords, solved.coords, strict=True)
+    ]
+    together = sp.csc_array((data, tuple(places)), shape=size)
+    whole = np.where(changed, diagonal, 0.0)
+    unchanged = np.flatnonzero(~changed)
+    whole[unchanged] = old.diagonal_[unchanged]
+    return columns_of(together, whole, old.neighbours)
+
+
+def _journal(what: dict[str, Any], *, on_disk: bool, scratch: Path | None) -> Journal:
+    if scratch is not None:
+        return Journal(scratch, what)
+    if on_disk:
+        return Journal(Path(tempfile.mkdtemp(prefix="equipoise-")), what, temporary=True)
+    return Journal()
+
+
+def _reporter(
+    progress: Callable[[SolveProgress], None] | None, steps: int
+) -> Callable[[], None] | None:
+    if progress is None:
+        return None
+    start, done, lock = time.perf_counter(), 0, Lock()
+
+    def report() -> None:
+        nonlocal done
+        with lock:
+            done += 1
+            left = (time.perf_counter() - start) * (steps - done) / done
+            progress(SolveProgress(done, steps, done / steps, left))
+
+    return report
+
+
+def _in_stripes(
+    stage: str,
+    task: Callable[[int, int], None],
+    journal: Journal,
+    report: Callable[[], None] | None,
+) -> None:
+    """Carry out the stripes of a stage that the journal does not have."""
+
+    def stripe(number: int) -> None:
+        if not journal.has(stage, number):
+            task(number, STRIPES)
+            journal.add(stage, number)
+        if report is not None:
+            report()
+
+    machine.run(stripe, STRIPES)
+
+
+def _lists(
+    system: System,
+    items: Positions,
+    neighbours: int,
+    kept: int,
+    dtype: str,
+    journal: Journal,
+    report: Callable[[], None] | None = None,
+) -> Lists:
+    """Find the `kept` strongest entries of the rows of these items."""
+    n_items = len(system.names)
+    room = np.zeros(n_items, np.int64)
+    room[items] = np.minimum(system.partners[items], kept)
+    starts = np.concatenate([[0], np.cumsum(room)])
+    lists = Lists(
+        starts,
+        journal.array("lengths", n_items, "int32"),
+        journal.array("items", int(starts[-1]), "int32"),
+        journal.array("values", int(starts[-1]), dtype),
+    )
+    scale = 1 / np.sqrt(system.diagonal)
+    data = (*system.users, *system.items, system.weights, scale, system.names)
+    out = lists.starts, lists.lengths, lists.items, lists.values
+    limits = neighbours, kept
+    _in_stripes(
+        "lists",
+        lambda at, step: _strongest(*data, items, at, step, *limits, *out),
+        journal,
+        report,
+    )
+    return lists
+
+
+def _solved(
+    system: System,
+    lists: Lists,
+    support: Lists,
+    targets: Positions,
+    dtype: str,
+    journal: Journal,
+    report: Callable[[], None] | None = None,
+) -> tuple[Any, Vector]:
+    """Return the columns of these targets as a CSC matrix without the diagonal, and that."""
+    n_items = len(system.names)
+    sizes = np.zeros(n_items, np.int64)
+    sizes[system.names[targets]] = support.lengths[targets]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    indices = journal.array("sources", int(offsets[-1]), "int32")
+    values = journal.array("columns", int(offsets[-1]), dtype)
+    diagonal = journal.array("diagonal", n_items, "float64")
+    widest = int(support.lengths.max(initial=0)) + 1
+    longest = int(lists.lengths.max(initial=0))
+    data = lists.starts, lists.lengths, lists.items, lists.values
+    wanted = support.starts, support.lengths, support.items
+    vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype), system.names
+    out = offsets, indices, values, diagonal
+
+    def task(at: int, step: int) -> None:
+        _solve_targets(*data, *wanted, *vectors, targets, at, step, widest, longest, *out)
+
+    _in_stripes("columns", task, journal, report)
+    values, indices, diagonal = (journal.taken(part) for part in (values, indices, diagonal))
+    return _unchecked(sp.csc_array, values, indices, offsets, (n_items, n_items)), diagonal
+
+
+def _unchecked(kind: Any, data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
+    """Return a sparse matrix of these arrays, with one type of index where they are small."""
+    if len(data) < np.iinfo(np.int32).max:
+        indptr = indptr.astype(np.int32)
+    return kind((data, indices, indptr), shape=shape)
+
+
+@compiled
+def _bucket(bits: Any) -> Any:
+    """Number of the bucket of a size, given by the bits of a float32 >= 0."""
+    return min(max(np.int64(bits >> SHIFT) - LOWEST, 0), BUCKETS - 1)
+
+
+@compiled
+def _key(bits: Any, name: Any) -> Any:
+    """Order by size; of equal sizes the lower position is the larger key."""
+    return (np.uint64(bits) << np.uint64(32)) | np.uint64(0xFFFFFFFF - np.int64(name))
+
+
+@compiled
+def _smallest_key(bits: Any, names: Any, size: int, wanted: int, counts: Any, keys: Any) -> Any:
+    """Return the smallest of the `wanted` largest keys."""
+    if size <= wanted:
+        return np.uint64(0)
+    counts[:] = 0
+    for x in range(size):
+        counts[_bucket(bits[x])] += 1
+    border, above = BUCKETS - 1, 0
+    while above + counts[border] < wanted:
+        above += counts[border]
+        border -= 1
+    inside = 0
+    for x in range(size):
+        keys[inside] = _key(bits[x], names[x])
+        inside += _bucket(bits[x]) == border
+    return np.sort(keys[:inside])[inside - (wanted - above)]
+
+
+@compiled
+def _strongest(
+    indptr: Any,
+    indices: Any,
+    values: Any,
+    column_start: Any,
+    column_user: Any,
+    column_value: Any,
+    weights: Any,
+    scale: Any,
+    names: Any,
+    items: Any,
+    first: int,
+    step: int,
+    neighbours: int,
+    kept: int,
+    starts: Any,
+    lengths: Any,
+    list_items: Any,
+    list_values: Any,
+) -> None:
+    """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
+    n_items = len(scale)
+    row = np.zeros(n_items)
+    seen = np.zeros(n_items, np.uint8)
+    touched = np.empty(n_items + 1, np.int32)
+    size = np.empty(n_items + 1, np.float32)
+    bits = size.view(np.uint32)
+    positions = np.empty(n_items + 1, np.int32)
+    keys = np.empty(n_items + 1, np.uint64)
+    counts = np.empty(BUCKETS, np.int64)
+    for at in range(first, len(items), step):
+        j = items[at]
+        found = 0
+        for entry in range(column_start[j], column_start[j + 1]):
+            user, value = column_user[entry], np.float64(column_value[entry])
+            weight = weights[user]
+            for place in range(indptr[user], indptr[user + 1]):
+                i = indices[place]
+                touched[found] = i
+                found += 1 - seen[i]
+                seen[i] = 1
+                row[i] += weight * (value * values[place])
+        row[j] = 0.0
+        seen[j] = 0
+        others = 0
+        for x in range(found):
+            i = touched[x]
+            touched[others], positions[others], size[others] = i, names[i], abs(row[i]) * scale[i]
+            others += i != j
+        least = _smallest_key(bits, positions, others, kept, counts, keys)
+        near = _smallest_key(bits, positions, others, neighbours, counts, keys)
+        place = starts[j]
+        later = place + min(neighbours, others)
+        for x in range(others):
+            i, key = touched[x], _key(bits[x], positions[x])
+            if key >= near:
+                list_items[place], list_values[place] = i, row[i]
+                place += 1
+            elif key >= least:
+                list_items[later], list_values[later] = i, row[i]
+                later += 1
+            row[i] = 0.0
+            seen[i] = 0
+        lengths[j] = min(others, kept)
+
+
+@compiled
+def _solve_targets(
+    starts: Any,
+    lengths: Any,
+    list_items: Any,
+    list_values: Any,
+    support_starts: Any,
+    support_lengths: Any,
+    support_items: Any,
+    diagonal: Any,
+    penalty: Any,
+    names: Any,
+    targets: Any,
+    first: int,
+    step: int,
+    widest: int,
+    longest: int,
+    offsets: Any,
+    out_items: Any,
+    out_values: Any,
+    out_diagonal: Any,
+) -> None:
+    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N."""
+    A = np.empty((widest, widest), diagonal.dtype)
+    x = np.empty(widest, diagonal.dtype)
+    least = np.empty(widest, diagonal.dtype)
+    N = np.empty(widest, np.int32)
+    near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
+    slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
+    chain = np.empty(widest, np.int32)  # the member before it
+    hits = np.empty(longest + 1, np.int32)
+    for at in range(first, len(targets), step):
+        j = targets[at]
+        size = support_lengths[j] + 1
+        N[size - 1] = j
+        for place in range(size - 1):
+            N[place] = support_items[support_starts[j] + place]
+        for place in range(size):
+            here = N[place] & (SLOTS - 1)
+            near[here] = 1
+            chain[place], slot[here] = slot[here], place
+            least[place] = penalty[N[place]]
+            A[place, place:size] = 0
+            A[place, place] = diagonal[N[place]]
+        for place in range(size):
+            start = starts[N[place]]
+            row = list_items[start : start + lengths[N[place]]]
+            found = 0
+            for entry in range(len(row)):  # most items are in no slot: no branches here
+                hits[found] = entry
+                found += near[row[entry] & (SLOTS - 1)]
+            for hit in range(found):
+                item = row[hits[hit]]
+                other = slot[item & (SLOTS - 1)]
+                while other >= 0 and N[other] != item:
+                    other = chain[other]
+                # a pair that both rows kept is read once: reading is what takes the time
+                if other >= 0 and A[min(place, other), max(place, other)] == 0:
+                    value = list_values[start + hits[hit]]
+                    A[min(place, other), max(place, other)] = value
+        for place in range(size):
+            here = N[place] & (SLOTS - 1)
+            near[here], slot[here] = 0, -1
+        _factor(A, size, least)
+        _last_column(A, size, x)
+        offset = offsets[names[j]]
+        for place in range(size - 1):
+            out_items[offset + place], out_values[offset + place] = names[N[place]], x[place]
+        out_diagonal[names[j]] = x[size - 1]
+
+
+@compiled
+def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
+    """Subtract eight rows of U, each times its entry in column `low`, from left to right."""
+    r0, r1, r2, r3 = (
+        U[row, low:high],
+        U[row + 1, low:high],
+        U[row + 2, low:high],
+        U[row + 3, low:high],
+    )
+    row += 4
+    r4, r5, r6, r7 = (
+        U[row, low:high],
+        U[row + 1, low:high],
+        U[row + 2, low:high],
+        U[row + 3, low:high],
+    )
+    w0, w1, w2, w3, w4, w5, w6, w7 = r0[0], r1[0], r2[0], r3[0], r4[0], r5[0], r6[0], r7[0]
+    for j in range(len(total)):
+        value = total[j] - w0 * r0[j]
+        value = value - w1 * r1[j]
+        value = value - w2 * r2[j]
+        value = value - w3 * r3[j]
+        value = value - w4 * r4[j]
+        value = value - w5 * r5[j]
+        value = value - w6 * r6[j]
+        total[j] = value - w7 * r7[j]
+
+
+@compiled
+def _subtract_one(total: Any, row: Any, weight: Any) -> None:
+    for j in range(len(total)):
+        total[j] = total[j] - weight * row[j]
+
+
+@compiled
+def _factor(A: Any, size: int, least: Any) -> None:
+    """Replace the upper triangle of A by U with U^T U = A.
+
+    The pivot of item i is at least its penalty L_i, for A - L is positive semidefinite. Entries
+    that were not kept can make it smaller: it is raised to L_i then.
+    """
+    for i in range(size):
+        row = A[i, i:size]
+        above = 0
+        while above + 8 <= i:
+            _subtract_eight(row, A, above, i, size)
+            above += 8
+        while above < i:
+            _subtract_one(row, A[above, i:size], A[above, i])
+            above += 1
+        row[0] = max(row[0], least[i])
+        factor = A.dtype.type(1) / np.sqrt(row[0])
+        for j in range(len(row)):
+            row[j] *= factor
+
+
+@compiled
+def _last_column(U: Any, size: int, x: Any) -> None:
+    """Solve U^T U x = e for the last unit vector e."""
+    zero = U.dtype.type(0)
+    x[size - 1] = U.dtype.type(1) / (U[size - 1, size - 1] * U[size - 1, size - 1])
+    for i in range(size - 2, -1, -1):
+        row = U[i]
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        j = i + 1
+        while j + 4 <= size:
+            s0 -= row[j] * x[j]
+            s1 -= row[j + 1] * x[j + 1]
+            s2 -= row[j + 2] * x[j + 2]
+            s3 -= row[j + 3] * x[j + 3]
+            j += 4
+        while j < size:
+            s0 -= row[j] * x[j]
+            j += 1
+        x[i] = ((s0 + s1) + (s2 + s3)) / row[i]

@@ -1,0 +1,182 @@
+"""What the points of a search are measured on, and which of them is chosen.
+
+`OnPart` measures on the valid part of a split. `OnLeftOut` has no part: it measures on training
+users, each left out of the solve, and keeps means over blocks of users. From these it is known how
+far two points differ by chance, and what the chosen one is worth when the choice is made without
+the users it is measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import DataError, SettingError
+from equipoise.estimation import left_out_part
+from equipoise.evaluation import GivenPart, ListMetrics
+from equipoise.interactions import Interactions
+from equipoise.models.leaving_out import lists_without
+from equipoise.split.parts import Split
+from equipoise.tuning.proposals import Point
+from equipoise.tuning.shared_ranking import rank_together
+
+Prefer = Literal["tail", "balance", "accuracy"]
+# standard errors of the difference to the best that may be given for the second objective
+REACH: dict[Prefer, float] = {"tail": 2.0, "balance": 1.0, "accuracy": 0.0}
+BLOCKS = 20
+USERS = 2000
+
+Goals = Mapping[str, float]  # 1 for a metric that should be large, -1 for one that should be small
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a chosen model is worth on new users.
+
+    Attributes
+    ----------
+    metric
+        Its name, such as "ndcg@20".
+    value, error
+        Its mean over users, when for each twentieth of the users the settings were chosen by the
+        others, and the standard error of that.
+    optimism
+        By how much the chosen point looks better on the users it was chosen by.
+    n_users
+        How many users were left out.
+    """
+
+    metric: str
+    value: float
+    error: float
+    optimism: float
+    n_users: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metric} {self.value:.4f} ± {self.error:.4f} (standard error) on "
+            f"{self.n_users:,} users left out one by one, corrected by {self.optimism:.4f} for "
+            "the choice among many settings"
+        )
+
+
+class OnPart:
+    """Points are measured on the valid part of a split; the best by the first goal is chosen."""
+
+    def __init__(self, split: Split, goals: Goals) -> None:
+        assert split.valid is not None
+        self.train, self.goals = split.train, goals
+        self._hides_seen = split.valid.hides_seen
+        self.columns: list[str] = []  # of a point, beside its metrics
+        self._metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
+        self.identity = {
+            "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
+            "protocol": split.valid.protocol,
+        }
+
+    def measure(self, models: Sequence[Any]) -> list[Point]:
+        """Return the metrics of models of one solve."""
+        metrics = self._metrics
+        hide = self._hides_seen
+        lists = rank_together(models, metrics.history, metrics.ks[-1], exclude_seen=hide)
+        return [metrics.measure(found) for found in lists]
+
+    def choose(self, points: Sequence[Point]) -> int:
+        """Return the place of the chosen point; of equal ones the first."""
+        name, sign = next(iter(self.goals.items()))
+        return int(np.argmax([sign * float(point[name]) for point in points]))
+
+    def estimate(self, points: Sequence[Point]) -> Estimate | None:
+        """Return nothing: the valid part has chosen, and says no more about new users."""
+        return None
+
+
+class OnLeftOut:
+    """Points are measured on training users, each left out of the solve."""
+
+    def __init__(
+        self, train: Interactions, goals: Goals, prefer: Prefer, users: int, seed: int
+    ) -> None:
+        self.train, self.prefer = train, prefer
+        self.part: GivenPart = left_out_part(train, users, 0.8, seed)
+        self._metric, *others = goals
+        kept = [self._metric, *(name for name in others if self._has_targets(name))]
+        self.goals: Goals = {name: goals[name] for name in kept}
+        self._metrics = ListMetrics.of(self.part, train.item_counts, kept)
+        n_users = self.part.history.n_users
+        self._block = np.arange(n_users) % min(BLOCKS, n_users)
+        self.columns = [f"{self._metric}/{number}" for number in range(self._block.max() + 1)]
+        self.identity = {
+            "data": f"{train.fingerprint}-{self.part.history.fingerprint}",
+            "protocol": self.part.protocol,
+        }
+
+    def _has_targets(self, name: str) -> bool:
+        """Whether any item to find is in the slice of a metric; small data may have no tail."""
+        try:
+            ListMetrics.of(self.part, self.train.item_counts, [name])
+        except DataError:
+            return False
+        return True
+
+    def measure(self, models: Sequence[Any]) -> list[Point]:
+        """Return the metrics of models of one solve, and means over blocks of users."""
+        lists, _ = lists_without(models, self._metrics.history, self._metrics.ks[-1])
+        out = []
+        for found in lists:
+            per_user, exposure = self._metrics.per_user([found])
+            summaries = self._metrics.summaries(per_user, exposure)
+            point: Point = {named.at(k): value for (named, k), (value, _) in summaries}
+            values = per_user.get(self._metric)
+            if values is None:
+                raise SettingError(f"{self._metric} has no value per user; tune it on a split")
+            means = np.bincount(self._block, np.nan_to_num(values)) / np.bincount(self._block)
+            out.append(point | dict(zip(self.columns, means.tolist(), strict=True)))
+        return out
+
+    def choose(self, points: Sequence[Point]) -> int:
+        """Return the place of the point that `prefer` asks for."""
+        return self._chosen(self._values(points), self._second(points))
+
+    def estimate(self, points: Sequence[Point]) -> Estimate | None:
+        """Return what the choice is worth on users that had no part in it."""
+        blocks, second = self._values(points), self._second(points)
+        n_blocks = blocks.shape[1]
+        if n_blocks < 2:
+            return None
+        held_out = [
+            blocks[self._chosen(np.delete(blocks, each, axis=1), second), each]
+            for each in range(n_blocks)
+        ]
+        value = float(np.mean(held_out))
+        error = float(np.std(held_out, ddof=1)) / n_blocks**0.5
+        optimism = float(blocks[self._chosen(blocks, second)].mean()) - value
+        sign = self.goals[self._metric]
+        n_users = self.part.history.n_users
+        return Estimate(self._metric, sign * value, error, sign * optimism, n_users)
+
+    def _chosen(self, blocks: Floats, second: Floats | None) -> int:
+        means = blocks.mean(axis=1)
+        best = int(np.argmax(means))
+        if second is None or blocks.shape[1] < 2:
+            return best
+        behind = blocks[best] - blocks
+        error = behind.std(axis=1, ddof=1) / blocks.shape[1] ** 0.5
+        near = behind.mean(axis=1) <= REACH[self.prefer] * error
+        near[best] = True
+        return int(np.lexsort((-means, -np.where(near, second, -np.inf)))[0])
+
+    def _values(self, points: Sequence[Point]) -> Floats:
+        rows = [[float(point[name]) for name in self.columns] for point in points]
+        return self.goals[self._metric] * np.array(rows)
+
+    def _second(self, points: Sequence[Point]) -> Floats | None:
+        if self.prefer == "accuracy" or len(self.goals) < 2:
+            return None
+        name, sign = [*self.goals.items()][1]
+        return sign * np.array([float(point[name]) for point in points])

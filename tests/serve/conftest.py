@@ -1,0 +1,250 @@
+"""Two saved models, a service in this process and one in processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import polars as pl
+import pytest
+from tests.serve.postgres import Postgres
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.serve.app import create
+from equipoise.serve.config import Config
+
+SCRIPT = "<script>window.hacked = 1</script>"
+READY = 60.0  # seconds; a busy machine is no failure
+
+
+@pytest.fixture(scope="session")
+def shop_data(synthetic: Interactions) -> Interactions:
+    """300 users x 80 items, with titles and kinds; one title is a script."""
+    titles = [f"Item {n} & friends" for n in range(synthetic.n_items)]
+    titles[3] = f"{SCRIPT} item"
+    kinds = ["tea" if n % 2 else "salt" for n in range(synthetic.n_items)]
+    labels = pl.DataFrame({"title": titles, "kind": kinds})
+    return Interactions(synthetic.matrix, synthetic.users, synthetic.items, labels=labels)
+
+
+@pytest.fixture(scope="session")
+def saved(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the models `dan` and `plain`."""
+    folder = tmp_path_factory.mktemp("models")
+    eq.EASE(l2=20.0, dropout=0.3, normalizer=eq.DAN(0.3, 0.2)).fit(shop_data).save(folder / "dan")
+    eq.EASE(l2=200.0).fit(shop_data).save(folder / "plain")
+    return folder
+
+
+@pytest.fixture
+def models(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy of the models, to be changed."""
+    shutil.copytree(saved, tmp_path / "models")
+    return tmp_path / "models"
+
+
+class Api:
+    """A service in this process; its requests run on the loop of a thread."""
+
+    def __init__(self, app: Any, address: str) -> None:
+        self.state = app.state
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1))
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        work = self._client.request(method, path, **options)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(READY)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return self.request("POST", path, **({} if body is None else {"json": body}), **options)
+
+    def put(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.request("PUT", path, json=body, **options)
+
+    def delete(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("DELETE", path, **options)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        self.state.store.close()
+
+
+Serve = Callable[..., Api]
+
+
+@pytest.fixture(scope="session")
+def standing(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Return one service for the tests that need nothing but an answer."""
+    with _services(saved, tmp_path_factory.mktemp("standing")) as open_service:
+        yield open_service()
+
+
+@pytest.fixture
+def served(saved: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that opens a service in this process."""
+    with _services(saved, tmp_path) as open_service:
+        yield open_service
+
+
+@contextlib.contextmanager
+def _services(saved: Path, folder: Path) -> Iterator[Serve]:
+    with contextlib.ExitStack() as stack:
+
+        def open_service(address: str = "127.0.0.1", **settings: Any) -> Api:
+            chosen = {"default": str(saved / "dan"), "plain": str(saved / "plain")}
+            settings.setdefault("store", f"sqlite:///{folder}/events.db")
+            config = Config.read(None, {"models": chosen, "access_log": False, **settings}, {})
+            api = Api(create(config), address)
+            stack.callback(api.close)
+            return api
+
+        yield open_service
+
+
+@pytest.fixture
+def api(served: Serve) -> Api:
+    return served()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """Return a running PostgreSQL; without one tests are skipped, and fail in CI."""
+    folder = Path("/tmp") / f"equipoise-postgres-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        server = Postgres(folder)
+        yield server
+        server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the address of an empty store, of each kind in turn."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    server: Postgres = request.getfixturevalue("postgres")
+    empty(server.url)
+    return server.url
+
+
+def empty(url: str) -> None:
+    """Drop all tables of the service."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+class Process:
+    """A service in processes of its own, started by the command."""
+
+    def __init__(self, *words: object, log: Path) -> None:
+        command = [sys.executable, "-m", "equipoise", "serve", *map(str, words)]
+        self._log = log.open("w")
+        self.process = subprocess.Popen(
+            [*command, "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        self.log = log
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        if not lines:
+            self._end()
+            raise AssertionError(f"it did not start: {log.read_text()}")
+        self.address: str = json.loads("".join(lines))["address"]
+
+    def workers(self) -> list[int]:
+        """Return the process ids of the workers."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(each) for each in found.split()]
+
+    def client(self, **options: Any) -> eq.Client:
+        return eq.Client(self.address, **options)
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Wait until the log has a text this many times."""
+        end = time.monotonic() + READY
+        while self.log.read_text().count(text) < times:
+            assert time.monotonic() < end, f"{text} is not in the log: {self.log.read_text()}"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End all processes at once, as a crash would."""
+        for process in [self.process.pid, *self.workers()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._end()
+
+    def _end(self) -> int:
+        code = self.process.wait(READY)
+        self._log.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def stop(self) -> int:
+        """End it in good order; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+
+@pytest.fixture(scope="session")
+def service(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Return one service for the tests that change no model: `default` and `plain`."""
+    folder = tmp_path_factory.mktemp("service")
+    models = [f"default={saved / 'dan'}", f"plain={saved / 'plain'}"]
+    made = Process(*models, "--store", f"sqlite:///{folder}/x.db", log=folder / "log")
+    yield made
+    assert made.stop() == 0
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a service; what still runs at the end is killed."""
+    running: list[Process] = []
+
+    def begin(*words: object) -> Process:
+        running.append(Process(*words, log=tmp_path / f"log-{len(running)}"))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        if each.process.poll() is None:
+            each.kill()
+        else:
+            each._end()

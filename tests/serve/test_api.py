@@ -1,0 +1,398 @@
+"""Every route: what it answers, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.serve.conftest import SCRIPT, Api, Serve
+from tests.serve.test_store import TRICKS
+
+import equipoise as eq
+
+
+def items(answer: Any) -> list[Any]:
+    assert answer.status_code == 200, answer.text
+    return [item["item"] for item in answer.json()["items"]]
+
+
+def click(api: Api, user: object, *wanted: object, **more: object) -> dict[str, Any]:
+    events = [{"user": user, "item": item, **more} for item in wanted]
+    answer = api.post("/v1/events", {"events": events})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.fixture(scope="session")
+def dan(saved: Path) -> eq.Recommender:
+    return eq.load(saved / "dan")
+
+
+def test_a_list_is_that_of_the_model(standing: Api, dan: eq.Recommender) -> None:
+    expected = dan.recommend(["u5"], k=10)
+    answer = standing.post("/v1/recommend", {"user": "u5", "k": 10}).json()
+    assert [item["item"] for item in answer["items"]] == expected.items[0]
+    assert [item["score"] for item in answer["items"]] == expected.scores[0].tolist()
+    assert [item["rank"] for item in answer["items"]] == list(range(1, 11))
+    assert answer["model"] == "default"
+    assert answer["source"] == "model"
+    assert len(answer["version"]) == 12
+    assert items(standing.get("/v1/recommend/u5?k=10")) == expected.items[0]
+
+
+def test_a_history_and_the_dial_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
+    history = [3, 13, 403]
+    expected = dan.recommend([history], k=7, alpha=0.9).items[0]
+    for name in ("history", "session"):
+        body = {name: history, "k": 7, "alpha": 0.9}
+        assert items(standing.post("/v1/recommend", body)) == expected
+    texts = [str(item) for item in history]
+    assert (
+        items(standing.post("/v1/recommend", {"history": texts, "k": 7, "alpha": 0.9})) == expected
+    )
+
+
+def test_an_accepted_event_counts_for_the_next_list(api: Api, dan: eq.Recommender) -> None:
+    before = api.get("/v1/recommend/new?k=5").json()
+    assert before["source"] == "popular"
+    assert [item["score"] for item in before["items"]] == [None] * 5
+    assert click(api, "new", 3, "13")["accepted"] == 2
+    after = api.get("/v1/recommend/new?k=5").json()
+    assert after["source"] == "model"
+    assert items(api.get("/v1/recommend/new?k=5")) == dan.recommend([[3, 13]], k=5).items[0]
+    known = dan.interactions_.history("u5")
+    fresh = dan.recommend(["u5"], k=1).items[0][0]
+    click(api, "u5", fresh)
+    expected = dan.recommend([[*known, fresh]], k=5).items[0]
+    assert items(api.get("/v1/recommend/u5?k=5")) == expected
+
+
+def test_replays_change_nothing(api: Api) -> None:
+    assert click(api, "new", 3, id="one")["accepted"] == 1
+    again = click(api, "new", 13, id="one")
+    assert (again["accepted"], again["duplicates"]) == (0, 1)
+    assert [item["item"] for item in api.get("/v1/users/new").json()["items"]] == [3]
+
+
+def test_seen_items_come_back_only_when_asked_for(api: Api) -> None:
+    first = items(api.get("/v1/recommend/u5?k=5"))
+    events = [{"user": "u5", "item": item, "mark": "seen"} for item in first]
+    answer = api.post("/v1/events", {"events": events}).json()
+    assert (answer["accepted"], answer["seen"]) == (0, 5)
+    second = items(api.get("/v1/recommend/u5?k=80"))
+    assert not set(first) & set(second)
+    body = {"user": "u5", "k": 80, "exclude_seen": False}
+    assert len(items(api.post("/v1/recommend", body))) == 80
+    page = items(api.post("/v1/recommend", {"user": "u5", "k": 4, "mark": "seen"}))
+    assert page == second[:4]
+    assert items(api.get("/v1/recommend/u5?k=4")) == second[4:8]
+
+
+def test_negative_feedback_takes_an_item_away(api: Api, dan: eq.Recommender) -> None:
+    click(api, "new", 3, 13)
+    disliked = items(api.get("/v1/recommend/new?k=1"))[0]
+    click(api, "new", disliked, type="dislike")
+    click(api, "new", 13, weight=-1)
+    left = items(api.get("/v1/recommend/new?k=80"))
+    assert not {disliked, 3, 13} & set(left)
+    assert left[:9] == dan.recommend([[3]], k=9, exclude=[disliked, 13]).items[0]
+
+
+def test_pages_do_not_repeat(standing: Api) -> None:
+    whole = items(standing.get("/v1/recommend/u5?k=30"))
+    pages = [items(standing.get(f"/v1/recommend/u5?k=10&offset={at}")) for at in (0, 10, 20)]
+    assert [item for page in pages for item in page] == whole
+    third = standing.get("/v1/recommend/u5?k=10&offset=20").json()["items"]
+    assert third[0]["rank"] == 21
+    assert items(standing.get("/v1/recommend/u5?k=10&offset=100")) == []
+
+
+def test_exclude_candidates_and_filters(standing: Api) -> None:
+    whole = items(standing.post("/v1/recommend", {"user": "u5", "k": 80}))
+    some = items(standing.post("/v1/recommend", {"user": "u5", "k": 80, "exclude": whole[:3]}))
+    assert some == whole[3:]
+    chosen = [whole[7], whole[2], "unheard of"]
+    body = {"user": "u5", "candidates": chosen}
+    assert items(standing.post("/v1/recommend", body)) == [whole[2], whole[7]]
+    tea = items(
+        standing.post("/v1/recommend", {"user": "u5", "k": 80, "filters": {"kind": "tea"}})
+    )
+    assert tea == [item for item in whole if (item - 3) // 10 % 2]
+    both = {"kind": ["tea", "salt"]}
+    assert items(standing.post("/v1/recommend", {"user": "u5", "k": 80, "filters": both})) == whole
+    wrong = standing.post("/v1/recommend", {"user": "u5", "filters": {"colour": "red"}})
+    assert wrong.status_code == 422
+    assert "known are kind, title" in wrong.json()["detail"]
+
+
+RULES: list[dict[str, Any]] = [
+    {"exclude": {"kind": "tea"}},
+    {"include": [{"kind": "tea"}, 3]},
+    {"at_most": {"kind": 2}},
+    {"pin": [793, "783"]},
+    {"boost": {"kind": {"tea": 3.0}}, "bonus": {"13": 0.5}},
+    {"diversity": 0.4},
+    {"seen": "only"},
+    {"users": {"u5": {"exclude": {"kind": "salt"}}}},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: next(iter(rules)))
+def test_rules_are_those_of_the_model(
+    standing: Api, dan: eq.Recommender, rules: dict[str, Any]
+) -> None:
+    expected = dan.recommend(["u5"], k=8, rules=rules).items[0]
+    body = {"user": "u5", "k": 8, "rules": rules}
+    assert items(standing.post("/v1/recommend", body)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"exlude": [3]}, "did you mean 'exclude'"),
+        ({"exclude": {"colour": "red"}}, "colour"),
+        ({"exclude": {"kind": [[1]]}}, "rules"),
+        ({"diversity": 2}, "diversity"),
+        ({"pin": {"a": 1}}, "pin"),
+        ("/etc/passwd", "rules"),
+    ],
+)
+def test_rules_that_are_none_are_refused(standing: Api, rules: Any, words: str) -> None:
+    answer = standing.post("/v1/recommend", {"user": "u5", "rules": rules})
+    assert answer.status_code == 422, answer.text
+    assert words in answer.json()["detail"]
+
+
+def test_attributes_change_lists_at_once(api: Api) -> None:
+    first, second, *_ = items(api.get("/v1/recommend/u5?k=5"))
+    assert api.put(f"/v1/items/{first}", {"available": False}).status_code == 200
+    assert items(api.get("/v1/recommend/u5?k=1")) == [second]
+    assert first not in items(api.get(f"/v1/similar?item={second}&k=80"))
+    api.put(f"/v1/items/{second}", {"category": "winter", "tags": ["a", "b"], "weight": 2.5})
+    for filters in ({"category": "winter"}, {"tags": "b"}, {"weight": [2.5, 3]}):
+        answer = api.post("/v1/recommend", {"user": "u5", "filters": filters})
+        assert items(answer) == [second]
+    found = api.get(f"/v1/items/{second}").json()
+    assert found["attributes"]["category"] == "winter"
+    assert found["attributes"]["kind"] in ("tea", "salt")
+    api.put(f"/v1/items/{first}", {})
+    assert items(api.get("/v1/recommend/u5?k=1")) == [first]
+
+
+def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
+    answer = standing.post("/v1/recommend", {"user": "u5", "k": 3, "explain": 2}).json()
+    for item in answer["items"]:
+        expected = dan.explain("u5", item["item"])
+        assert [each["item"] for each in item["reasons"]] == expected.sources[:2]
+        body = {"user": "u5", "item": item["item"]}
+        whole = standing.post("/v1/explain", body).json()
+        assert whole["score"] == item["score"]
+        parts = [each["contribution"] for each in whole["reasons"]]
+        # sums of numbers given in double precision, in another order
+        assert sum(parts) == pytest.approx(item["score"], rel=1e-12)
+        assert parts == pytest.approx(expected.contributions, rel=1e-6)
+
+
+def test_similar_and_score_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
+    answer = standing.get("/v1/similar?item=13&k=6").json()
+    assert [item["item"] for item in answer["items"]] == dan.similar(13, k=6).items[0]
+    whole = dan.score([[3, 13]])[0]
+    body = {"history": [3, 13], "items": [23, "793", "none"]}
+    found = standing.post("/v1/score", body).json()["scores"]
+    assert [each["score"] for each in found] == [float(whole[2]), float(whole[79]), None]
+    empty = standing.post("/v1/score", {"history": [], "items": [23]}).json()
+    assert (empty["source"], empty["scores"][0]["score"]) == ("popular", None)
+
+
+def test_a_batch_answers_and_refuses_entry_by_entry(standing: Api) -> None:
+    requests = [
+        {"user": "u5", "k": 3},
+        {"user": "u5", "history": [3]},
+        {"user": "u5", "model": "none"},
+        {"history": [3], "k": 2, "model": "plain"},
+        {"k": -1},
+    ]
+    answers = standing.post("/v1/recommend:batch", {"requests": requests}).json()["answers"]
+    statuses = [None if a["problem"] is None else a["problem"]["status"] for a in answers]
+    assert statuses == [None, 422, 404, None, 422]
+    assert [i["item"] for i in answers[0]["result"]["items"]] == items(
+        standing.get("/v1/recommend/u5?k=3")
+    )
+    assert answers[3]["result"]["model"] == "plain"
+
+
+def test_items_are_found_by_title_and_id(standing: Api) -> None:
+    found = standing.get("/v1/items?q=item 1&limit=3").json()
+    assert found["total"] == 11  # 1 and 10 to 19
+    assert len(found["items"]) == 3
+    users = [item["users"] for item in found["items"]]
+    assert users == sorted(users, reverse=True)
+    assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == 793
+    whole = [standing.get(f"/v1/items?limit=40&offset={at}").json() for at in (0, 40, 80)]
+    assert len({i["item"] for page in whole for i in page["items"]}) == 80
+    script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
+    assert [item["title"] for item in script] == [f"{SCRIPT} item"]
+
+
+def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
+    click(api, "u5", 3)
+    gone = api.delete("/v1/users/u5").json()
+    assert gone == {"user": "u5", "removed": 1}
+    assert api.get("/v1/recommend/u5").json()["source"] == "popular"
+    assert api.get("/v1/users/u5").json()["known"] is False
+    click(api, "u5", 13)
+    assert [i["item"] for i in api.get("/v1/users/u5").json()["items"]] == [13]
+
+
+def test_models_and_their_facts(standing: Api) -> None:
+    found = standing.get("/v1/models").json()
+    assert [model["name"] for model in found["models"]] == ["default", "plain"]
+    assert found["experiment"] is None
+    one = standing.get("/v1/model?name=plain").json()
+    assert one["summary"] == "EASE l2=200"
+    assert one["items"] == 80
+    assert one["curve"] == sorted(one["curve"], reverse=True)
+    plain = items(standing.get("/v1/recommend/u5?model=plain"))
+    assert plain != items(standing.get("/v1/recommend/u5"))
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_tricks_in_ids_are_data(standing: Api, trick: str) -> None:
+    click(standing, trick, trick, 3, type="view", id=trick)
+    from urllib.parse import quote
+
+    user = standing.get(f"/v1/users/{quote(trick, safe='')}").json()
+    assert user["user"] == trick
+    assert user["events"] == 1  # both have one id
+    assert standing.get(f"/v1/recommend/{quote(trick, safe='')}").status_code == 200
+    assert standing.get("/v1/similar", params={"item": trick}).status_code == 404
+    assert (
+        standing.put(f"/v1/items/{quote(trick, safe='')}", {"category": trick}).status_code == 200
+    )
+    assert standing.get("/v1/items", params={"q": trick}).status_code == 200
+
+
+PROBLEMS: list[tuple[str, str, Any, int, str]] = [
+    ("POST", "/v1/recommend", {}, 422, "one of user, history and session"),
+    ("POST", "/v1/recommend", {"user": "a", "usr": 1}, 422, "usr"),
+    ("POST", "/v1/recommend", {"user": "a", "k": 0}, 422, "k"),
+    ("POST", "/v1/recommend", {"user": "a", "k": 5000}, 422, "at most 1000"),
+    ("POST", "/v1/recommend", {"user": "a", "k": 2.5}, 422, "k"),
+    ("POST", "/v1/recommend", {"user": True}, 422, "user"),
+    ("POST", "/v1/recommend", {"user": ""}, 422, "user"),
+    ("POST", "/v1/recommend", {"user": "x" * 600}, 422, "user"),
+    ("POST", "/v1/recommend", {"user": "nul\0"}, 422, "NUL"),
+    ("POST", "/v1/recommend", {"user": "a", "alpha": 7}, 422, "alpha"),
+    ("POST", "/v1/recommend", {"history": list(range(6000))}, 422, "at most 5000"),
+    ("POST", "/v1/recommend", {"user": "a", "model": "none"}, 404, "known are default, plain"),
+    ("POST", "/v1/recommend", [1, 2], 422, ""),
+    ("POST", "/v1/recommend:batch", {"requests": [{}] * 101}, 422, "at most 100"),
+    ("POST", "/v1/explain", {"history": [], "item": 3}, 422, "empty"),
+    ("POST", "/v1/explain", {"history": [3], "item": "none"}, 404, "unknown item 'none'"),
+    ("POST", "/v1/score", {"history": [3]}, 422, "items"),
+    ("POST", "/v1/events", {"events": []}, 422, "events"),
+    ("POST", "/v1/events", {"events": [{"user": "a"}]}, 422, "item"),
+    ("POST", "/v1/events", {"events": [{"user": "a", "item": 3, "type": "x"}]}, 422, "weight"),
+    ("POST", "/v1/events", {"events": [{"user": "a", "item": 3, "time": 9e10}]}, 422, "a day"),
+    ("POST", "/v1/events", {"events": [{"user": 1, "item": 2}] * 1001}, 422, "at most 1000"),
+    ("PUT", "/v1/items/3", {"available": "no"}, 422, "available"),
+    ("PUT", "/v1/items/3", {str(n): n for n in range(60)}, 422, "50 attributes"),
+    ("GET", "/v1/similar?item=none", None, 404, "unknown item"),
+    ("GET", "/v1/similar?item=3&k=9999", None, 422, "at most 1000"),
+    ("GET", "/v1/items/none", None, 404, "unknown item"),
+    ("GET", "/v1/model?name=none", None, 404, "no model"),
+    ("GET", "/v1/nothing", None, 404, "Not Found"),
+    ("GET", "/page/../config.py", None, 404, ""),
+    ("GET", "/page/%2e%2e%2fconfig.py", None, 404, ""),
+    ("DELETE", "/v1/models", None, 405, ""),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "words"), PROBLEMS)
+def test_every_refusal_is_a_problem(
+    standing: Api, method: str, path: str, body: Any, status: int, words: str
+) -> None:
+    options = {} if body is None else {"json": body}
+    answer = standing.request(method, path, **options)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert set(problem) == {"type", "title", "status", "detail", "instance"}
+    assert problem["status"] == status
+    assert words in problem["detail"]
+    assert problem["instance"] == answer.headers["x-request-id"]
+    assert "/src/" not in answer.text
+
+
+def test_bodies_that_cannot_be_read(standing: Api) -> None:
+    kind = {"content-type": "application/json"}
+    assert standing.request("POST", "/v1/recommend", content=b"{", headers=kind).status_code == 422
+    deep = b"[" * 200_000
+    assert standing.request("POST", "/v1/recommend", content=deep, headers=kind).status_code < 500
+    form = {"content-type": "text/plain"}
+    answer = standing.request("POST", "/v1/recommend", content=b"{}", headers=form)
+    assert answer.status_code == 415
+    large = json.dumps({"history": ["x" * 400] * 3000}).encode()
+    assert (
+        standing.request("POST", "/v1/recommend", content=large, headers=kind).status_code == 413
+    )
+    surrogate = b'{"user": "\\ud800"}'
+    answer = standing.request("POST", "/v1/recommend", content=surrogate, headers=kind)
+    assert answer.status_code == 422
+
+
+def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:
+    experiment = {"name": "dial", "models": {"default": 3, "plain": 1}}
+    api = served(experiments=[experiment])
+    users = [f"v{n}" for n in range(100)]
+    dealt = [api.get(f"/v1/recommend/{user}?k=2").json() for user in users]
+    again = [api.get(f"/v1/recommend/{user}?k=2").json()["model"] for user in users[:9]]
+    assert again == [each["model"] for each in dealt[:9]]
+    share = np.mean([each["model"] == "default" for each in dealt])
+    assert 0.62 < share < 0.88  # 3 of 4, within three standard errors
+    assert {each["experiment"] for each in dealt} == {"dial"}
+    assert api.get("/v1/models").json()["experiment"]["shares"] == {"default": 0.75, "plain": 0.25}
+    chosen = api.post("/v1/recommend", {"user": "v0", "model": "plain"}).json()
+    assert chosen["experiment"] is None
+    api.state.store.do(lambda connection: None)  # what was submitted before is written
+    assert api.state.store.counts("default")["lists"] == 109
+
+
+def test_metrics_and_overview_count_what_was_shown(api: Api) -> None:
+    items(api.get("/v1/recommend/u5?k=10"))
+    items(api.get("/v1/recommend/nobody?k=5"))
+    click(api, "new", 3)
+    text = api.get("/metrics").text
+    for line in (
+        'equipoise_lists_total{model="default",source="model"} 1.0',
+        'equipoise_lists_total{model="default",source="popular"} 1.0',
+        'equipoise_unknown_total{kind="user"} 1.0',
+        'equipoise_events_total{kind="event"} 1.0',
+        'equipoise_requests_total{route="/v1/recommend/{user:path}",status="200"} 2.0',
+    ):
+        assert line in text
+    assert 'equipoise_model_age_seconds{model="plain"}' in text
+    view = api.get("/v1/admin/overview").json()
+    assert sum(view["shown"].values()) == 15
+    assert view["coverage"]["default"] > 0
+    assert view["store"]["events"] == 1
+    assert api.get("/healthz").json() == api.get("/readyz").json() == {"status": "ok"}
+
+
+def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
+    api = served(models={"default": str(models / "dan")})
+    before = api.get("/v1/model").json()["version"]
+    eq.load(models / "plain").save(models / "dan")
+    after = api.post("/v1/admin/reload").json()["models"]["default"]["default"]
+    assert after != before
+    assert api.get("/v1/recommend/u5").json()["version"] == after
+    assert api.get("/v1/model").json()["summary"] == "EASE l2=200"
+    manifest = models / "dan" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("EASE", "EAZE"))
+    refused = api.post("/v1/admin/reload")
+    assert refused.status_code == 409
+    assert str(models) not in refused.text
+    assert api.get("/v1/recommend/u5").json()["version"] == after

@@ -1,0 +1,97 @@
+"""Settings from a file, the environment and flags; mistakes name what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.errors import DataError, SettingError
+from equipoise.serve.config import Config
+
+WHOLE = """
+store = "postgresql://shop@db/shop"
+host = "0.0.0.0"
+workers = 4
+refresh = "1h"
+keep = "90d"
+
+[models]
+default = "model"
+plain = "other"
+
+[tenants.north]
+default = "north"
+
+[weights]
+view = 1
+buy = 10
+return = -5
+
+[limits]
+k = 50
+
+[[tokens]]
+name = "shop"
+secret = "env:SHOP_TOKEN"
+role = "write"
+
+[[experiments]]
+name = "dial"
+models = { default = 0.9, plain = 0.1 }
+"""
+
+
+def test_a_file_says_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "a secret of the shop")
+    path = tmp_path / "serve.toml"
+    path.write_text(WHOLE)
+    config = Config.read(
+        path, {"workers": 2}, {"EQUIPOISE_PORT": "9000", "EQUIPOISE_WORKERS": "8"}
+    )
+    assert config.workers == 2
+    assert config.port == 9000
+    assert config.limits.k == 50
+    assert config.tokens[0].secret == "a secret of the shop"
+    assert config.weights["return"] == -5
+    assert config.folders["north"] == {"default": "north"}
+    assert config.keep_seconds == 90 * 86_400
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"sotre": "x"}, "unknown setting 'sotre'; did you mean 'store'"),
+    ({"limits": {"bath": 3}}, "unknown setting 'limits.bath'; did you mean 'batch'"),
+    ({"tokens": [{"nam": "x"}]}, r"unknown setting 'tokens\[0\].nam'; did you mean 'name'"),
+    ({"tokens": [{"name": "x"}]}, r"tokens\[0\].secret is missing"),
+    ({"tokens": [{"name": "x", "secret": "short"}]}, "shorter than 16"),
+    ({"tokens": [{"name": "x", "secret": "env:NO_SUCH"}]}, "NO_SUCH"),
+    ({"tokens": [{"name": "x", "secret": "s" * 16, "role": "root"}]}, "must be one of read"),
+    ({"tokens": [{"name": "x", "secret": "s" * 16, "tenant": "t"}]}, "unknown tenant"),
+    ({"port": "http"}, "port must be of type int"),
+    ({"port": 70_000}, "port must be a whole number from 0 to 65535"),
+    ({"workers": 0}, "workers"),
+    ({"refresh": "soon"}, "refresh must look like"),
+    ({"models": {}}, "no model to serve"),
+    ({"models": {"../x": "y"}}, "names are made of"),
+    ({"models": ["x"]}, "models must be a table"),
+    ({"cors": "x"}, "cors must be a list"),
+    ({"experiments": [{"name": "e", "models": {"default": 1}}]}, "at least two models"),
+    ({"experiments": [{"name": "e", "models": {"default": 1, "deflt": 1}}]}, "mean 'default'"),
+    ({"experiments": [{"name": "e", "models": {"default": 1, "b": -1}}]}, "share of b"),
+    ({"limits": {"k": 0}}, "k must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), MISTAKES)
+def test_a_mistake_is_named(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        Config.read(None, {"models": {"default": "x"}, **changed}, {})
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="could not be read"):
+        Config.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = b")
+    with pytest.raises(DataError, match="no TOML file"):
+        Config.read(tmp_path / "bad.toml")

@@ -1,0 +1,221 @@
+"""Workers: killed, reloaded, stopped, refreshed; events that survive; clients that dawdle."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cli.conftest import call
+from tests.serve.conftest import READY, Process, Start
+
+import equipoise as eq
+
+
+def ask(address: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
+    """Ask on a connection of its own."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=READY)
+    content = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} if body is not None else {}
+    try:
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there and has not ended; nobody may have asked for its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+class Asker(threading.Thread):
+    """Asks again and again until told to stop; remembers what went wrong."""
+
+    def __init__(self, address: str, expected: dict[str, list[object]]) -> None:
+        super().__init__(daemon=True)
+        self.address, self.expected = address, expected
+        self.answers = self.broken = 0
+        self.wrong: list[object] = []
+        self.going = True
+
+    def run(self) -> None:
+        while self.going:
+            try:
+                status, found = ask(self.address, "/v1/recommend/u5?k=5")
+            except (OSError, http.client.HTTPException):
+                self.broken += 1  # open on a worker that was killed
+                continue
+            items = [item["item"] for item in found.get("items", [])]  # type: ignore[attr-defined]
+            if status != 200 or items != self.expected.get(str(found.get("version"))):
+                self.wrong.append((status, found))
+            self.answers += 1
+            time.sleep(0.005)
+
+
+def test_a_reload_and_a_killed_worker_under_load(
+    models: Path, start: Start, tmp_path: Path
+) -> None:
+    service = start(models / "dan", "--workers", 2, "--store", f"sqlite:///{tmp_path}/x.db")
+    first, second = (
+        eq.load(models / name).recommend(["u5"], k=5).items[0] for name in ("dan", "plain")
+    )
+    version = str(ask(service.address, "/v1/model")[1]["version"])
+    expected = {version: first}
+    askers = [Asker(service.address, expected) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    before = service.workers()
+    assert len(before) == 2
+    os.kill(before[0], signal.SIGKILL)
+    service.wait_for("Application startup complete", 3)
+    assert len(service.workers()) == 2
+    eq.load(models / "plain").save(models / "dan")
+    from equipoise.serve.state import Served
+
+    expected[Served.open("x", str(models / "dan")).version] = second
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("models loaded", 2)
+    time.sleep(0.2)
+    for asker in askers:
+        asker.going = False
+    for asker in askers:
+        asker.join()
+    assert [asker.wrong for asker in askers] == [[], [], []]
+    assert sum(asker.broken for asker in askers) <= len(askers)
+    assert all(asker.answers > 3 for asker in askers)
+    now = ask(service.address, "/v1/model")[1]["version"]
+    assert now != version
+    # a damaged model is not swapped in
+    (models / "dan" / "manifest.json").write_text("{}")
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("reload refused", 2)
+    for _ in range(4):
+        assert ask(service.address, "/v1/recommend/u5")[1]["version"] == now
+    status, found = ask(service.address, "/v1/admin/reload", {})
+    assert status == 409
+    assert str(models) not in str(found)
+    assert service.stop() == 0
+    with pytest.raises(AssertionError, match="it did not start"):
+        start(models / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
+
+
+def test_accepted_events_survive_kill_9(saved: Path, start: Start, url: str) -> None:
+    accepted: set[str] = set()
+    lock = threading.Lock()
+
+    def write(service: Process, writer: int, life: int) -> None:
+        for number in range(1000):
+            name = f"{life}-{writer}-{number}"
+            body = {"events": [{"user": f"w{writer}", "item": 3, "id": name}]}
+            try:
+                status, _ = ask(service.address, "/v1/events", body)
+            except (OSError, http.client.HTTPException):
+                return
+            if status == 200:
+                with lock:
+                    accepted.add(name)
+
+    for life in range(2):
+        service = start(saved / "dan", "--store", url)
+        writers = [
+            threading.Thread(target=write, args=(service, writer, life)) for writer in range(4)
+        ]
+        for thread in writers:
+            thread.start()
+        end = time.monotonic() + READY
+        while len(accepted) < 40 * (life + 1) and time.monotonic() < end:
+            time.sleep(0.01)
+        service.kill()
+        for thread in writers:
+            thread.join()
+    from equipoise.serve.store import Store
+
+    store = Store(url)
+    kept = [event.id for event in store.since("default", "none").events]
+    store.close()
+    assert len(accepted) >= 80
+    assert accepted <= set(kept)
+    assert len(kept) == len(set(kept))
+
+
+def test_slow_clients_are_not_waited_for_and_open_requests_are_finished(
+    saved: Path, start: Start, tmp_path: Path
+) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text(f'[models]\ndefault = "{saved / "dan"}"\n[limits]\ntimeout = 1.5\n')
+    service = start("--config", config, "--store", f"sqlite:///{tmp_path}/x.db")
+    where = urlsplit(service.address)
+    half = b"POST /v1/recommend HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    body = b'content-type: application/json\r\ncontent-length: 100\r\n\r\n{"user":'
+    for sent, answer in ((half, b""), (half + body, b"408")):
+        with socket.create_connection((where.hostname, where.port or 0)) as slow:
+            slow.settimeout(READY)
+            slow.sendall(sent)
+            received = b""
+            while chunk := slow.recv(4096):
+                received += chunk
+            assert answer in received
+            assert ask(service.address, "/healthz")[0] == 200
+    # a request that is open when the end comes is finished
+    body = b'{"user": "u5"}'
+    head = f"POST /v1/recommend HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+    with socket.create_connection((where.hostname, where.port or 0)) as client:
+        client.settimeout(READY)
+        client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body[:4])
+        time.sleep(0.1)
+        service.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        client.sendall(body[4:])
+        received = b""
+        while chunk := client.recv(65536):
+            received += chunk
+        assert b"200 OK" in received
+    assert service.process.wait(READY) == 0
+
+
+def test_events_are_folded_into_the_model_and_swapped_in(
+    models: Path, start: Start, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path}/x.db"
+    service = start(models / "dan", "--store", store, "--refresh", "2s")
+    before = ask(service.address, "/v1/model")[1]
+    events = [{"user": "fresh", "item": item} for item in (3, 13, 9999)]
+    assert ask(service.address, "/v1/events", {"events": events})[0] == 200
+    service.wait_for("models loaded")
+    end = time.monotonic() + READY
+    while ask(service.address, "/v1/model")[1]["version"] == before["version"]:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    after = ask(service.address, "/v1/model")[1]
+    assert (after["users"], after["items"]) == (301, 81)
+    (worker,) = service.workers()
+    os.kill(service.process.pid, signal.SIGKILL)  # the workers end with their parent
+    end = time.monotonic() + READY
+    while is_running(worker):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    done = call("update", models / "dan", "--from-store", store, "--json")
+    assert json.loads(done.stdout)["events"] == 0  # all of them are in
+
+
+def test_a_port_that_is_taken_is_named(saved: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = call("serve", saved / "dan", "--port", port, "--store", f"sqlite:///{tmp_path}/x")
+    assert done.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.output

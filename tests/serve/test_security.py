@@ -1,0 +1,157 @@
+"""Tokens, roles, tenants, hosts, headers, rates."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.conftest import Serve
+
+from equipoise.errors import SettingError
+from equipoise.serve.config import Config
+
+SECRETS = {role: f"a-long-secret-for-{role}" for role in ("read", "write", "admin")}
+OTHER = "a-long-secret-of-another"
+TOKENS = [{"name": role, "secret": secret, "role": role} for role, secret in SECRETS.items()]
+ASKED = [
+    ("GET", "/v1/recommend/u5", "read"),
+    ("POST", "/v1/recommend", "read"),
+    ("GET", "/v1/models", "read"),
+    ("POST", "/v1/events", "write"),
+    ("PUT", "/v1/items/3", "write"),
+    ("DELETE", "/v1/users/u5", "write"),
+    ("GET", "/metrics", "admin"),
+    ("POST", "/v1/admin/reload", "admin"),
+    ("GET", "/v1/admin/overview", "admin"),
+]
+BODIES: dict[str, Any] = {
+    "/v1/recommend": {"user": "u5"},
+    "/v1/events": {"events": [{"user": "a", "item": 3}]},
+    "/v1/items/3": {},
+}
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.parametrize(("method", "path", "needed"), ASKED)
+def test_a_role_opens_what_it_should(served: Serve, method: str, path: str, needed: str) -> None:
+    api = served(tokens=TOKENS)
+    options = {"json": BODIES[path]} if path in BODIES else {}
+    assert api.request(method, path, **options).status_code == 401
+    wrong = api.request(method, path, headers=bearer("a-long-secret-for-nobody"), **options)
+    assert wrong.status_code == 401
+    assert wrong.headers["www-authenticate"] == "Bearer"
+    roles = list(SECRETS)
+    for role in roles:
+        answer = api.request(method, path, headers=bearer(SECRETS[role]), **options)
+        allowed = roles.index(role) >= roles.index(needed)
+        assert answer.status_code == (200 if allowed else 403), (role, answer.text)
+
+
+def test_what_is_open_needs_no_token(served: Serve) -> None:
+    api = served(tokens=TOKENS)
+    for path in ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/page/page.js"):
+        assert api.get(path).status_code == 200, path
+
+
+def test_a_token_of_one_tenant_does_not_open_another(served: Serve, saved: Path) -> None:
+    tokens = [*TOKENS, {"name": "other", "secret": OTHER, "role": "admin", "tenant": "other"}]
+    api = served(tokens=tokens, tenants={"other": {"default": str(saved / "plain")}})
+    body = {"events": [{"user": "u5", "item": 3, "id": "one"}]}
+    mine, theirs = bearer(SECRETS["admin"]), bearer(OTHER)
+    assert api.post("/v1/t/other/events", body, headers=mine).status_code == 404
+    assert api.post("/v1/events", body, headers=theirs).status_code == 404
+    assert api.get("/v1/t/none/models", headers=mine).status_code == 404
+    assert api.post("/v1/t/other/events", body, headers=theirs).status_code == 200
+    assert api.get("/v1/users/u5", headers=mine).json()["events"] == 0
+    assert api.get("/v1/t/other/users/u5", headers=theirs).json()["events"] == 1
+    assert api.get("/v1/t/default/users/u5", headers=mine).json()["events"] == 0
+    names = api.get("/v1/t/other/models", headers=theirs).json()["models"]
+    assert [each["summary"] for each in names] == ["EASE l2=200"]
+    api.put("/v1/t/other/items/3", {"category": "theirs"}, headers=theirs)
+    assert "category" not in api.get("/v1/items/3", headers=mine).json()["attributes"]
+    api.delete("/v1/t/other/users/u5", headers=theirs)
+    assert api.get("/v1/users/u5", headers=mine).json()["known"] is True
+    for path in ("/v1/t/../events", "/v1/t//models", "/v1/t/other%2f..%2fdefault/models"):
+        assert api.get(path, headers=theirs).status_code in (404, 405)
+
+
+def test_without_tokens_only_this_machine_may_ask(served: Serve) -> None:
+    api = served(address="192.0.2.7")
+    assert api.get("/v1/models").status_code == 403
+    assert api.get("/healthz").status_code == 403
+    local = served()
+    assert local.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+    assert local.get("/v1/models", headers={"host": "localhost:8000"}).status_code == 200
+
+
+def test_secrets_are_neither_shown_nor_logged(
+    served: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    api = served(tokens=TOKENS, access_log=True)
+    api.get("/v1/models", headers=bearer(SECRETS["admin"]))
+    api.get("/v1/models", headers=bearer("a-long-secret-for-nobody"))
+    logged = " ".join(str(vars(record)) for record in caplog.records)
+    assert "'token': 'admin'" in logged
+    assert "a-long-secret" not in logged
+    config = Config.read(None, {"models": {"default": "x"}, "tokens": TOKENS}, {})
+    assert "a-long-secret" not in repr(config)
+
+
+def test_no_other_site_may_ask_unless_it_is_named(served: Serve) -> None:
+    origin = {"origin": "https://shop.example"}
+    assert "access-control-allow-origin" not in served().get("/v1/models", headers=origin).headers
+    api = served(cors=["https://shop.example"])
+    answer = api.get("/v1/models", headers=origin)
+    assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+    other = api.get("/v1/models", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_page_has_headers_that_keep_others_out(served: Serve) -> None:
+    headers = served().get("/").headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+
+
+def test_a_rate_is_kept_to(served: Serve) -> None:
+    api = served(limits={"rate": 0.01})
+    assert api.get("/healthz").status_code == 200
+    answer = api.get("/v1/models")
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 1
+
+
+def test_an_internal_error_tells_nothing(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = served()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret path /home/shop")
+
+    monkeypatch.setattr(api.state.store, "live", broken)
+    answer = api.get("/v1/recommend/u5")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.json()["type"].endswith(":internal")
+
+
+def test_a_request_id_is_taken_over_where_it_is_sound(served: Serve) -> None:
+    api = served()
+    given = api.get("/healthz", headers={"x-request-id": "abcd-1234-efgh"})
+    assert given.headers["x-request-id"] == "abcd-1234-efgh"
+    other = api.get("/healthz", headers={"x-request-id": "no-sound-id!"})
+    assert "!" not in other.headers["x-request-id"]
+
+
+def test_a_service_for_others_needs_tokens() -> None:
+    with pytest.raises(SettingError, match="without tokens"):
+        Config.read(None, {"models": {"default": "x"}, "host": "0.0.0.0"}, {})

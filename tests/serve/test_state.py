@@ -1,0 +1,134 @@
+"""Models of every kind answer through the service as they do by themselves."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import equipoise as eq
+from equipoise.interactions import Interactions
+from equipoise.serve.state import Catalogue, Served, allowed_items
+from equipoise.serve.store import Live
+
+NEW = 10**9
+
+
+def served(model: eq.Recommender, folder: Path) -> Served:
+    model.save(folder / "m")
+    return Served.open("m", str(folder / "m"))
+
+
+def listed(made: Served, user: str, live: Live, k: int = 8) -> list[object]:
+    history = made.live(user, live)
+    allowed = allowed_items(made, Catalogue(made, {}), history, exclude_seen=True)
+    return [made.ids[place] for place in made.top(history, k, allowed).places]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [eq.EASE(l2=5.0), eq.RLAE(l2=5.0), eq.GFCF(), eq.ItemKNN(), eq.Popularity()],
+    ids=lambda model: type(model).__name__,
+)
+def test_lists_are_those_of_the_model(
+    model: eq.Recommender, shop_data: Interactions, tmp_path: Path
+) -> None:
+    made = served(model.fit(shop_data), tmp_path)
+    nobody = Live([], [], 0)
+    for user in ("u1", "u99"):
+        assert listed(made, user, nobody) == made.model.recommend([user], k=8).items[0]
+    fresh = [item for item in shop_data.items.tolist() if item not in shop_data.history("u1")][:2]
+    live = Live([(str(item), 1.0, 1.0, NEW, "view") for item in fresh], [], 0)
+    together = [*shop_data.history("u1"), *fresh]
+    assert listed(made, "u1", live) == made.model.recommend([together], k=8).items[0]
+
+
+def test_a_session_model_takes_clicks_in_their_order(tmp_path: Path) -> None:
+    visits = [["tea", "pot", "cup"] if n % 2 else ["pot", "jam", "tea"] for n in range(30)]
+    rows = [
+        (f"s{n}", item, n * 100 + step)
+        for n, visit in enumerate(visits)
+        for step, item in enumerate(visit)
+    ]
+    frame = pl.DataFrame(rows, schema=["session", "item", "time"], orient="row")
+    data = eq.read(frame, session="session", item="item", time="time")
+    made = served(eq.SLIST(l2=1.0).fit(data), tmp_path)
+    live = Live([("tea", 1.0, 1.0, NEW, "view"), ("pot", 1.0, 2.0, NEW + 1, "view")], [], 0)
+    expected = made.model.recommend([["tea", "pot"]], k=2, exclude=["tea", "pot"]).items[0]
+    assert listed(made, "new", live, 2) == expected
+
+
+def test_weighted_data_add_the_weights_of_events(toy: Interactions, tmp_path: Path) -> None:
+    data = Interactions(toy.matrix * 2, toy.users, toy.items)
+    made = served(eq.EASE(l2=1.0).fit(data), tmp_path)
+    events = [("rice", 0.5, NEW), ("tea", 3.0, NEW), ("tea", 9.0, 0)]
+    live = Live([(item, weight, 1.0, number, "view") for item, weight, number in events], [], 0)
+    history = made.live("ann", live)
+    found = dict(zip([made.ids[n] for n in history.places], history.weights, strict=True))
+    assert found == {"tea": 5.0, "milk": 2.0, "rice": 0.5}  # number 0 is in the model already
+
+
+def test_one_model_answers_many_threads(saved: Path) -> None:
+    made = Served.open("m", str(saved / "dan"))
+    expected = made.model.recommend([f"u{n}" for n in range(40)], k=5).items
+    wrong: list[int] = []
+
+    def ask(start: int) -> None:
+        for n in range(start, 40, 4):
+            if listed(made, f"u{n}", Live([], [], 0), 5) != expected[n]:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=ask, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_ids_are_found_under_their_text(saved: Path) -> None:
+    made = Served.open("m", str(saved / "dan"))
+    found = made.given(["3", "03", "+3", " 3", "3.0", "999999999999999999999", "-3", ""])
+    assert found.places.tolist() == [0]
+    assert len(found.unknown) == 7
+    assert np.array_equal(made.given(["13", "3"]).places, [0, 1])
+
+
+def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: Path) -> None:
+    day = 86_400.0
+    rows = [
+        (f"u{n}", item, day * step, "buy" if n % 2 else "view")
+        for n in range(12)
+        for step, item in enumerate(["tea", "milk", "salt"][: 2 + n % 2])
+    ]
+    frame = pl.DataFrame(rows, schema=["user", "item", "time", "type"], orient="row")
+    data = eq.read(frame, user="user", item="item", time="time", type="type")
+    signals = eq.Signals(weights={"view": 1, "buy": 10}, transform="sum", decay="1d", floor=0.0)
+    made = served(eq.EASE(l2=1.0, signals=signals).fit(data), tmp_path)
+    live = Live([("salt", 10.0, 3 * day, NEW, "buy")], [], 0)
+    history = made.live("u2", live)
+    found = dict(zip([made.ids[n] for n in history.places], history.weights.tolist(), strict=True))
+    # u2 viewed tea and milk 3 and 2 half-lives before the purchase, which counts 10
+    assert found == pytest.approx({"tea": 0.125, "milk": 0.25, "salt": 10.0})
+    with_it = data.union(
+        eq.read(
+            pl.DataFrame(
+                [("u2", "salt", 3 * day, "buy")],
+                schema=["user", "item", "time", "type"],
+                orient="row",
+            ),
+            user="user",
+            item="item",
+            time="time",
+            type="type",
+            on_bad="skip",
+        )
+    )
+    place = with_it.user_index.position("u2")
+    asked = with_it.rows(np.array([place]))
+    expected = made.model.recommend(asked, k=3, exclude_seen=False).items[0]
+    whole = np.ones(made.n_items, np.bool_)
+    assert [made.ids[n] for n in made.top(history, 3, whole).places] == expected

@@ -1,0 +1,169 @@
+"""`tune` without a split: points are those of leave-one-out, and the model is the chosen solve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.errors import DataError, SettingError
+from equipoise.interactions import Interactions
+from equipoise.solve import dense
+from equipoise.split import Split
+from equipoise.tuning.criterion import OnLeftOut
+
+GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.3]}
+
+
+@pytest.fixture
+def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collects the sizes of inversions; measuring the machine's speed takes some too."""
+    counted: list[int] = []
+    real = dense.invert_in_place
+
+    def counting(A: Any) -> None:
+        counted.append(len(A))
+        real(A)
+
+    monkeypatch.setattr(dense, "invert_in_place", counting)
+    return counted
+
+
+def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions) -> None:
+    found = eq.tune([eq.EASE, eq.LAE], synthetic, grid=GRID, users=50, seed=2)
+    assert found.trials.height == 16
+    for row in found.trials.rows(named=True)[::5]:
+        settings = {name: row[name] for name in ("l2", "dropout")}
+        kind: Any = getattr(eq, row["family"])
+        model = kind(normalizer=eq.DAN(row["alpha"], row["beta"]), **settings).fit(synthetic)
+        result = eq.leave_one_out(model, users=50, seed=2, bootstrap=0)
+        for name in ("ndcg@20", "tail_ndcg@20"):
+            assert result[name] == pytest.approx(row[name], rel=1e-12)
+
+
+def test_the_chosen_solve_is_the_model(synthetic: Interactions, solves: list[int]) -> None:
+    found = eq.tune(eq.EASE, synthetic, grid=GRID, users=50, prefer="accuracy")
+    assert solves.count(80) == 4  # one for each beta and l2, none for the model
+    alone = found.model.vary({}).fit(synthetic)
+    np.testing.assert_array_equal(found.model.inverse_, alone.inverse_)
+    best = found.trials.sort("ndcg@20", descending=True).row(0, named=True)
+    assert found.best["ndcg@20"] == best["ndcg@20"]
+
+
+def test_with_nothing_set_seven_solves_choose_among_three_families(
+    synthetic: Interactions, solves: list[int]
+) -> None:
+    found = eq.tune(synthetic, users=60)
+    assert found.solves == 7
+    assert solves.count(80) in (7, 8)  # the chosen solve may not be the last one that was kept
+    assert set(found.trials["family"]) == {"EASE", "LAE", "RLAE"}
+    assert found.model.data_fingerprint_ == synthetic.fingerprint
+    assert found.best["family"] in found.sentence
+
+
+def test_the_model_keeps_its_figures_when_saved(synthetic: Interactions, tmp_path: Path) -> None:
+    model = eq.tune(eq.EASE, synthetic, grid={"l2": [2.0, 20.0]}, users=50).model
+    result = eq.leave_one_out(model, users=50)
+    figure = model.estimate_["values"]["ndcg@20"]
+    assert figure["value"] == result["ndcg@20"]
+    assert figure["low"] < figure["value"] < figure["high"]
+    assert model.estimate_["n_users"] == 50
+    model.save(tmp_path / "model")
+    assert eq.load(tmp_path / "model").estimate_ == model.estimate_
+    model.update(removed=synthetic.users[:2].tolist())
+    assert model.estimate_ is None
+    again = eq.load(tmp_path / "model")
+    again.fit(synthetic)
+    assert again.estimate_ is None
+
+
+def test_the_estimate_is_that_of_users_who_had_no_part_in_the_choice() -> None:
+    rng = np.random.default_rng(0)
+    data = eq.Interactions(rng.random((400, 30)) < 0.2)
+    goals = {"ndcg@20": 1.0, "tail_ndcg@20": 1.0}
+    criterion = OnLeftOut(data, goals, "accuracy", 400, 0)
+    # points that differ by chance alone: the best of them looks better than it is
+    blocks = 0.3 + 0.05 * rng.standard_normal((200, 20))
+    points = [
+        {"ndcg@20": row.mean(), "tail_ndcg@20": 0.1}
+        | dict(zip(criterion.columns, row.tolist(), strict=True))
+        for row in blocks
+    ]
+    chosen = blocks[criterion.choose(points)].mean()
+    found = criterion.estimate(points)
+    assert found is not None
+    assert chosen > 0.32
+    assert found.optimism == pytest.approx(chosen - found.value)
+    assert abs(found.value - 0.3) < 3 * 0.05 / 20**0.5
+    assert f"{found.n_users} users" in str(found)
+
+
+@pytest.mark.parametrize(("prefer", "expected"), [("accuracy", 0), ("balance", 1), ("tail", 2)])
+def test_preferences_give_accuracy_for_the_tail_within_their_reach(
+    prefer: Any, expected: int
+) -> None:
+    data = eq.Interactions(np.random.default_rng(0).random((100, 30)) < 0.2)
+    criterion = OnLeftOut(data, {"ndcg@20": 1.0, "tail_ndcg@20": 1.0}, prefer, 100, 0)
+    swing = np.where(np.arange(20) % 2, 0.01, -0.01)  # of the differences, user by user
+    error = swing.std(ddof=1) / 20**0.5
+    behind = [0.0, 0.9 * error, 1.9 * error, 2.5 * error]
+    points = []
+    for place, gap in enumerate(behind):
+        row = 0.3 - gap + (swing if place else 0)
+        columns = dict(zip(criterion.columns, np.broadcast_to(row, 20).tolist(), strict=True))
+        points.append({"ndcg@20": 0.3 - gap, "tail_ndcg@20": 0.1 + 0.01 * place} | columns)
+    assert criterion.choose(points) == expected
+
+
+def test_a_search_goes_on_from_its_storage(synthetic: Interactions, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}
+    eq.tune(eq.EASE, synthetic, trials=3, **options)
+    found = eq.tune(eq.EASE, synthetic, trials=5, **options)
+    assert (found.resumed, found.solves) == (3, 2)
+    whole = eq.tune(eq.EASE, synthetic, trials=5, users=40)
+    assert found.best == whole.best
+    assert found.estimate == whole.estimate
+    np.testing.assert_array_equal(found.model.inverse_, whole.model.inverse_)
+    with pytest.raises(DataError, match="other data"):
+        eq.tune(eq.EASE, synthetic, trials=5, users=41, storage=tmp_path / "search.jsonl")
+
+
+def test_a_companion_is_chosen_by_users_it_was_not_fitted_on(synthetic: Interactions) -> None:
+    model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
+    found = eq.tune(model, synthetic, grid={"strength": [0.0, 0.3], "l2": [5.0]}, users=30)
+    by_strength = dict(found.trials.select("strength", "ndcg@20").rows())
+    alone = eq.EASE(l2=5.0, dropout=0.2).fit(synthetic)
+    expected = eq.leave_one_out(alone, users=30, bootstrap=0)["ndcg@20"]
+    assert by_strength[0.0] == pytest.approx(expected)
+
+
+def test_refit_on_all_uses_train_and_valid(split: Split) -> None:
+    grid = {"l2": [2.0, 20.0]}
+    train = eq.tune(eq.EASE, split, grid=grid)
+    every = eq.tune(eq.EASE, split, grid=grid, refit="all")
+    assert every.best == train.best
+    assert split.valid is not None
+    added = split.valid.history.n_interactions + split.valid.target.n_interactions
+    data = every.model.interactions_
+    assert data.n_interactions == split.train.n_interactions + added
+    assert data.n_users == split.train.n_users + split.valid.n_users
+    assert train.model.data_fingerprint_ == split.train.fingerprint
+    assert every.estimate is None
+
+
+def test_what_makes_no_sense_is_refused(synthetic: Interactions, split: Split) -> None:
+    with pytest.raises(SettingError, match="GFCF is tuned on a split"):
+        eq.tune(eq.GFCF, synthetic)
+    with pytest.raises(SettingError, match="leave out refit"):
+        eq.tune(synthetic, refit="all")
+    with pytest.raises(SettingError, match="prefer is for leave-one-out"):
+        eq.tune(eq.EASE, split, prefer="tail")
+    with pytest.raises(SettingError, match="prefer must be"):
+        eq.tune(synthetic, prefer="head")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="no value per user"):
+        eq.tune(eq.EASE, synthetic, metric="coverage@20", grid={"l2": [5.0]})
+    with pytest.raises(SettingError, match="needs a split or Interactions"):
+        eq.tune(eq.EASE)
