@@ -278,6 +278,11 @@ def option(help: str, *names: str, panel: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
+Cluster = Annotated[
+    str | None, option("Let a Dask cluster work: its scheduler's address, or local.", "--cluster")
+]
+
+
 class Commands(TyperGroup):
     """A group of commands that turns what a user can cause into one sentence and an exit code."""
 
