@@ -24,14 +24,15 @@ EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "d
 # Data flows down: a module may import from its own line and from those above it.
 ORDER = [
     ["errors"],
-    ["checks", "kernels", "machine", "names"],
+    ["checks", "drawing", "kernels", "machine", "names"],
+    ["notebook"],
     ["ids", "matrix"],
     ["events"],
     ["storage"],
     ["interactions"],
     ["readers"],
     ["datasets"],
-    ["statistics"],
+    ["statistics", "plot"],
     ["split"],
     ["signals"],
     ["normalize", "automatic"],

@@ -2,6 +2,7 @@
 # A function never has the name of its module, which would hide the module.
 from equipoise import datasets as datasets
 from equipoise import metrics as metrics
+from equipoise import plot as plot
 from equipoise import split as split
 from equipoise.client import Client as Client
 from equipoise.comparison import Comparison as Comparison

@@ -22,6 +22,7 @@ from equipoise.machine import duration, free_memory, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
+from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
@@ -155,6 +156,8 @@ def tune(
         if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
             kind = type(each).__name__
             raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
+    if isinstance(criterion, OnLeftOut) and engine == "neighbourhood":
+        raise SettingError(CANNOT_LEAVE_OUT)
     options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
     options |= {"memory": memory, "scratch": scratch, "threads": threads}
     options |= {"neighbours": neighbours}
