@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -71,12 +71,29 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def timed(what: str, work: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
+class Spent(NamedTuple):
+    """Time on the clock, and of processors, which other work on the machine hardly changes."""
+
+    seconds: float
+    processor: float
+
+    def __add__(self, other: Any) -> Spent:
+        return Spent(self.seconds + other.seconds, self.processor + other.processor)
+
+
+def timed(what: str, work: Callable[[], Any], client: Any = None) -> tuple[Any, Spent]:
+    """Do something and say how long it took, here and on the workers of a client."""
+    before, start = processor_seconds(client), time.perf_counter()
     found = work()
     seconds = time.perf_counter() - start
-    say(f"  {what}: {seconds:.1f} s")
-    return found, seconds
+    spent = Spent(seconds, processor_seconds(client) - before)
+    say(f"  {what}: {spent.seconds:.1f} s, {spent.processor:.1f} s of processors")
+    return found, spent
+
+
+def processor_seconds(client: Any) -> float:
+    there = [] if client is None else client.run(time.process_time).values()
+    return time.process_time() + sum(there)
 
 
 @contextmanager
@@ -115,21 +132,21 @@ class _Here:
         return function(*args)
 
 
-def ingest(client: Any, parts: Path) -> tuple[Any, float]:
+def ingest(client: Any, parts: Path) -> tuple[Any, Spent]:
     """Read and count, and sum the Gram matrix; return the data and the time of all three."""
     from distributed import wait
 
-    data, reading = timed("read", lambda: eq.cluster.read(parts, client=client))
-    _, counting = timed("counts", lambda: data.item_counts)
-    local, gathering = timed("gather", data.gather)
+    data, reading = timed("read", lambda: eq.cluster.read(parts, client=client), client)
+    _, counting = timed("counts", lambda: data.item_counts, client)
+    local, gathering = timed("gather", data.gather, client)
     solver = WorkerSolver(client, local)
     ones = np.ones(local.n_users), np.ones(local.n_items)
-    tiles, summing = timed("Gram tiles", lambda: wait(list(solver.system(*ones).values())))
+    tiles, summing = timed("Gram tiles", lambda: wait(list(solver.system(*ones).values())), client)
     del tiles
     return data, reading + counting + gathering + summing
 
 
-def plain(parts: Path) -> tuple[Any, float]:
+def plain(parts: Path) -> tuple[Any, Spent]:
     data, reading = timed("read", lambda: eq.read(parts))
     room = np.empty((data.n_items,) * 2, np.float32)
     ones = np.ones(data.n_users)
@@ -164,6 +181,7 @@ def compare(folder: Path, parts: Path, skip_solve: bool) -> None:
                 lambda client=client, number=number: eq.cluster.recommend_to(
                     folder / "model", folder / f"lists-{number}", client=client
                 ),
+                client,
             )
             if number == 1:
                 continue
@@ -181,15 +199,21 @@ def compare(folder: Path, parts: Path, skip_solve: bool) -> None:
                 solve(client, split.train)
             say("a worker is killed while it reads")
             del data
-            timer = kill_soon(client, phases[2] / 8)
+            timer = kill_soon(client, phases[2].seconds / 8)
             again, broken = timed("read", lambda: eq.cluster.read(parts, client=client))
             timer.join()
             assert again.gather().fingerprint == local.fingerprint
-            say(f"  the same bits, in {broken:.1f} s")
+            say(f"  the same bits, in {broken.seconds:.1f} s")
     say("ratios")
-    say(f"  read, counts and Gram, two workers against one: {phases[1] / phases[2]:.2f}x")
-    say(f"  two workers against the plain library: {phases[2] / alone:.2f} of its time")
-    say(f"  lists, two workers against one: {lists[1] / lists[2]:.2f}x")
+    for what, found in (("read, counts and Gram", phases), ("lists", lists)):
+        faster = found[1].seconds / found[2].seconds
+        more = found[2].processor / found[1].processor
+        say(f"  {what}: two workers {faster:.2f}x as fast as one, with {more:.2f} of the work")
+    work = phases[2].processor / alone.processor
+    say(
+        f"  read, counts and Gram: {phases[2].seconds / alone.seconds:.2f} of the time of the "
+        f"plain library on the same processors, {work:.2f} of its work"
+    )
 
 
 def solve(client: Any, train: Any) -> None:
@@ -198,14 +222,15 @@ def solve(client: Any, train: Any) -> None:
     gram = dense.Gram(train.matrix, weights)
     (wanted, _), here = timed("dense engine", lambda: gram.inverse(penalty))
     solver = WorkerSolver(client, train)
-    found, there = timed("over the workers", lambda: solver.solve(weights, penalty))
+    found, there = timed("over the workers", lambda: solver.solve(weights, penalty), client)
     apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
     most = client.run(peak_bytes)
     share = max(most.values()) / wanted.nbytes
     say(
-        f"  {train.n_items:,} items: {there / here:.2f} of the time of the dense engine; largest "
-        f"difference {apart:.1e} of the largest number; peak of a worker process {share:.0%} of "
-        "the matrix, interpreter included"
+        f"  {train.n_items:,} items: {there.seconds / here.seconds:.2f} of the time of the dense "
+        f"engine, {there.processor / here.processor:.2f} of its work; largest difference "
+        f"{apart:.1e} of the largest number; peak of a worker process {share:.0%} of the matrix, "
+        "interpreter and data included"
     )
 
 
