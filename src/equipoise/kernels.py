@@ -34,7 +34,9 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         place = builder.bitcast(builder.gep(view.data, [arguments[1]]), byte)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        call = cast(Any, cgutils).get_or_insert_function(
+            builder.module, kind, "llvm.prefetch.p0i8"
+        )
         builder.call(call, [place, number(0), number(3), number(1)])  # to read, again and again
         return context.get_dummy_value()
 

@@ -439,7 +439,7 @@ def _smallest(
 @compiled
 def _strong(bits: Any, names: Any, i: int, least: Any) -> bool:
     """Whether an entry is as strong as the last one wanted."""
-    return bits > least[0] or (bits == least[0] and names[i] <= least[1])
+    return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
 
 
 @compiled

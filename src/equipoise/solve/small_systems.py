@@ -151,7 +151,7 @@ def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> bool:
             z[i] = r[i] / A[i, i]
         after = _dot(r, z)
         if after <= enough:
-            return x[last] > 0 and x[last] * least[last] <= one + 64 * eps
+            return bool(x[last] > 0 and x[last] * least[last] <= one + 64 * eps)
         turn = after / rest
         rest = after
         for i in range(size):
