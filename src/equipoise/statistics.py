@@ -7,8 +7,9 @@ The definitions are those of "Why is Normalization Necessary for Linear Recommen
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -121,30 +122,66 @@ def describe(
       items per user  median 1, from 1 to 2
       users per item  median 2, from 1 to 3
     """
-    items, users = interactions.item_counts, interactions.user_counts
-    ranked = np.sort(items)[::-1]
-    n_head = math.ceil(HEAD * interactions.n_items)
     if exact is None:
+        users = interactions.user_counts
         exact = float(users @ (users - 1)) / 2 <= PAIRS
     if exact:
-        alike = low = high = homophily(interactions, delta=delta)
-    else:
-        alike, low, high = sampled_homophily(interactions, delta=delta)
+        return statistics_of(interactions, homophily(interactions, delta=delta), delta)
+    alike, *interval = sampled_homophily(interactions, delta=delta)
+    return statistics_of(interactions, alike, delta, interval)
+
+
+class Counted(Protocol):
+    """Data of which sizes and counts are known."""
+
+    @property
+    def n_users(self) -> int:
+        """Number of users."""
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+
+    @property
+    def n_interactions(self) -> int:
+        """Number of pairs."""
+
+    @property
+    def density(self) -> float:
+        """Share of the matrix that is filled."""
+
+    @property
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Number of users of each item."""
+
+    @property
+    def user_counts(self) -> npt.NDArray[np.int64]:
+        """Number of items of each user."""
+
+
+def statistics_of(
+    data: Counted, ratio: float, delta: float, interval: Sequence[float] | None = None
+) -> Statistics:
+    """Return the statistics of data whose homophily is known, or known to lie in an interval."""
+    items, users = data.item_counts, data.user_counts
+    ranked = np.sort(items)[::-1]
+    n_head = math.ceil(HEAD * data.n_items)
+    low, high = interval or (ratio, ratio)
     return Statistics(
-        n_users=interactions.n_users,
-        n_items=interactions.n_items,
-        n_interactions=interactions.n_interactions,
-        density=interactions.density,
+        n_users=data.n_users,
+        n_items=data.n_items,
+        n_interactions=data.n_interactions,
+        density=data.density,
         gini_items=gini(items),
         gini_users=gini(users),
-        homophily=alike,
-        head_share=int(ranked[:n_head].sum()) / max(interactions.n_interactions, 1),
+        homophily=ratio,
+        head_share=int(ranked[:n_head].sum()) / max(data.n_interactions, 1),
         **_lengths("user", users),
         **_lengths("item", items),
         delta=float(delta),
         homophily_low=low,
         homophily_high=high,
-        popularity=_curve(ranked),
+        popularity=popularity_curve(data),
     )
 
 
@@ -176,8 +213,7 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
         return 0.0
     sums = np.zeros((2, data.n_items))
     _add_all(data, delta, np.arange(data.n_items, dtype=np.int32), sums, whole=False)
-    similar, total = math.fsum(sums[0]), math.fsum(sums[1])
-    return similar / total if total > 0 else 0.0
+    return pair_ratio(sums)
 
 
 def sampled_homophily(
@@ -211,8 +247,7 @@ def sampled_homophily(
 
 def _positive(interactions: Interactions, delta: float) -> Interactions:
     """Return the interactions that count, and refuse a bad exponent."""
-    if not 0 <= delta <= 50:
-        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+    check_delta(delta)
     if interactions.signed:
         return interactions.entries(interactions.matrix.data > 0)
     return interactions
@@ -235,8 +270,7 @@ def _add_all(
     places = np.argsort(matrix.indices, kind="stable")
     users = entry_rows(matrix).astype(np.int32)[places]
     starts = np.concatenate([[0], np.cumsum(counts)])
-    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
-    power = (np.arange(counts.max() + 1) / counts.max()) ** (delta + 1)
+    power = _powers(counts, delta)
     # One dtype for all data, so that the kernel is compiled once.
     rows = matrix.indptr.astype(np.int64)
     items = matrix.indices.astype(np.int32, copy=False)
@@ -246,6 +280,42 @@ def _add_all(
         _add_pairs(some, whole, users, places, starts, rows, items, counts, power, sums)
 
     run(add_block, -(-len(chosen) // BLOCK))
+
+
+def check_delta(delta: float) -> None:
+    """Refuse an exponent that homophily cannot take."""
+    if not 0 <= delta <= 50:
+        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+
+
+def _powers(counts: npt.NDArray[np.int64], delta: float) -> npt.NDArray[np.float64]:
+    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
+    return np.asarray((np.arange(counts.max() + 1) / counts.max()) ** (delta + 1))
+
+
+def pair_ratio(sums: npt.NDArray[np.float64]) -> float:
+    """Return the mean similarity from the sums of w s and of w for each item."""
+    similar, total = math.fsum(sums[0]), math.fsum(sums[1])
+    return similar / total if total > 0 else 0.0
+
+
+def pair_sums(
+    shared: npt.NDArray[np.int32], low: int, counts: npt.NDArray[np.int64], delta: float
+) -> npt.NDArray[np.float64]:
+    """Sum w_ij s_ij and w_ij over all j > i, for items i from `low` on.
+
+    `shared` has a row for each of these items: the users it has in common with each item.
+    """
+    power = _powers(counts, delta)
+    sums = np.zeros((2, len(shared)))
+    for row, common in enumerate(shared):
+        i = low + row
+        j = i + 1 + np.flatnonzero(common[i + 1 :])
+        both = common[j].astype(np.int64)
+        weight = power[both] / np.minimum(counts[i], counts[j])
+        sums[0, row] = (weight * both / (counts[i] + counts[j] - both)).sum()
+        sums[1, row] = weight.sum()
+    return sums
 
 
 @compiled
@@ -295,7 +365,13 @@ def _lengths(axis: str, counts: npt.NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _curve(ranked: npt.NDArray[np.int64]) -> pl.DataFrame:
+def popularity_curve(data: Counted) -> pl.DataFrame:
+    """Return 51 points: the share of the items, most used first, and of the interactions on them.
+
+    >>> popularity_curve(Interactions([[1, 1], [1, 0]]))[25].row(0)
+    (0.5, 0.6666666666666666)
+    """
+    ranked = np.sort(data.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
     held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)

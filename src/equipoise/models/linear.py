@@ -36,7 +36,7 @@ from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
 from equipoise.signals import SETTINGS
-from equipoise.solve.engine import Solved, Solver, plan, solve
+from equipoise.solve.engine import Solved, Solver, Solving, plan, solve
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
@@ -429,7 +429,7 @@ def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
 
 
 def fit_together(
-    models: Sequence[LinearAutoencoder], solver: Solver, given: Interactions | None = None
+    models: Sequence[LinearAutoencoder], solver: Solving, given: Interactions | None = None
 ) -> None:
     """Fit models that share l2, dropout, user weights and signals by one solve.
 

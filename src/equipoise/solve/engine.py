@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -543,6 +543,15 @@ class Solved:
     P: Any
     diagonal: Vector
     residual: float
+
+
+class Solving(Protocol):
+    """What solves linear systems of its training data, here or elsewhere."""
+
+    train: Interactions
+
+    def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
+        """Return P for these weights and this penalty."""
 
 
 class Solver:
