@@ -437,7 +437,7 @@ def _smallest(
 
 
 @compiled
-def _strong(bits: Any, names: Any, i: int, least: Any) -> bool:
+def _strong(bits: Any, names: Any, i: int, least: Any) -> Any:
     """Whether an entry is as strong as the last one wanted."""
     return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
 

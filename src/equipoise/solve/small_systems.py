@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from equipoise.kernels import compiled, prefetch
+from equipoise.kernels import compiled, prefetch, reordered
 
 SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
 AHEAD = 2  # rows that are asked for before they are needed
@@ -106,8 +105,7 @@ def _ask(array: Any, start: int, length: int) -> None:
         prefetch(array, entry)
 
 
-# one order of summation for each size, whatever the thread: the same bits everywhere on a machine
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@reordered
 def _dot(a: Any, b: Any) -> Any:
     total = a.dtype.type(0)
     for i in range(len(a)):
@@ -116,7 +114,7 @@ def _dot(a: Any, b: Any) -> Any:
 
 
 @compiled
-def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> bool:
+def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> Any:
     """Solve A x = e for the last unit vector e to rounding, or say that this is not the way.
 
     A - L is positive semidefinite, so the last number lies between 0 and 1 / L_j. Entries that
