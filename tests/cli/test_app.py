@@ -99,7 +99,11 @@ REFUSED = [
     ("fit split {new} -m popularity --l2 3", 2, "--model popularity has no --l2"),
     ("fit split {new} -m item-knn -n dan", 2, "--model item-knn has no --normalizer"),
     ("fit split {new} -m item-knn --refine", 2, "ItemKNN is fitted without refine"),
-    ("fit split {new} --neighbours 1", 2, "neighbours is for --engine neighbourhood; leave it out"),
+    (
+        "fit split {new} --neighbours 1",
+        2,
+        "neighbours is for --engine neighbourhood; leave it out",
+    ),
     ("fit split {new} --beta 0.1", 2, "--beta needs --normalizer user or dan, got none"),
     ("fit split {new} -n col --alpha 0.1", 2, "--alpha needs --normalizer item or dan, got col"),
     ("fit split {new} -n dan --alpha much", 2, "alpha must be a number, got 'much'"),
