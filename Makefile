@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 SERVE := $(VENV)/.serve
 
-.PHONY: help demo serve test check kernels slow paper docs wheelcheck licences lint format lock clean
+.PHONY: help demo serve cluster test check kernels slow paper docs wheelcheck licences lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -25,6 +25,11 @@ $(DEV): $(CORE)
 
 demo: $(CORE)  ## real data, from download to recommendations, in a minute
 	$(BIN)/equipoise demo --report report.html
+
+ROWS ?= 50000000
+cluster: $(CORE)  ## two workers on this machine, 50 million interactions; make cluster ROWS=2000000
+	$(PIP) install -c requirements.lock -e '.[cluster]'
+	$(BIN)/python benchmarks/cluster.py --interactions $(ROWS)
 
 $(SERVE): $(CORE)
 	$(PIP) install -c requirements.lock -e '.[serve]'

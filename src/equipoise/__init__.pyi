@@ -1,5 +1,6 @@
 # The public names, listed once: `__init__.py` imports each from its module on first use.
 # A function never has the name of its module, which would hide the module.
+from equipoise import cluster as cluster
 from equipoise import datasets as datasets
 from equipoise import metrics as metrics
 from equipoise import plot as plot
@@ -7,6 +8,7 @@ from equipoise import split as split
 from equipoise.client import Client as Client
 from equipoise.comparison import Comparison as Comparison
 from equipoise.comparison import compare as compare
+from equipoise.errors import ClusterError as ClusterError
 from equipoise.errors import DataError as DataError
 from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.errors import FetchError as FetchError

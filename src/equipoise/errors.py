@@ -47,3 +47,7 @@ class FetchError(EquipoiseError, OSError):
 
 class MissingExtraError(EquipoiseError, ImportError):
     """An optional dependency is not installed."""
+
+
+class ClusterError(EquipoiseError, ConnectionError):
+    """A cluster that does not answer, or that lost its work too often."""

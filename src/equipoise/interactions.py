@@ -367,10 +367,7 @@ class Interactions:
         kept = self.rows(user_fine).columns(item_fine)
         gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
         if any(gone):
-            kept.notes += (
-                f"users with fewer than {min_user} items and items with fewer than {min_item} "
-                f"users were left out: {gone[0]:,} users, {gone[1]:,} items",
-            )
+            kept.notes += (core_note(min_user, min_item, *gone),)
         return kept
 
     def union(self, other: Interactions, *, replace: bool = False) -> Interactions:
@@ -514,6 +511,14 @@ class Interactions:
             head = head.insert_column(2, pl.Series("title", titles, pl.String))
         rows = table(head.columns, head.rows(), words=len(head.columns)) if head.height else ""
         return fragment(repr(self), rows, notes=self.notes)
+
+
+def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
+    """Say how many users and items a filter left out."""
+    return (
+        f"users with fewer than {min_user} items and items with fewer than {min_item} users were "
+        f"left out: {n_users:,} users, {n_items:,} items"
+    )
 
 
 def generator(seed: int) -> np.random.Generator:

@@ -83,6 +83,7 @@ OTHER = {
     "engine": "tiled",
     "memory": "1GB",
     "scratch": "folder",
+    "neighbours": 5,
     "refine": True,
     "precision": "tf32",
     "progress": print,

@@ -28,6 +28,7 @@ from equipoise.cli.framework import (
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
+    from equipoise.cluster import Partitioned
     from equipoise.ids import IdIndex
     from equipoise.interactions import Interactions
     from equipoise.split import Split
@@ -203,13 +204,35 @@ class ReadOptions:
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
     ] = "error"
+    cluster: Annotated[
+        str | None,
+        reads("Let a Dask cluster read and work: its scheduler's address, or local."),
+    ] = None
 
     def load(self, source: str) -> Interactions:
         """Return the interactions that DATA names; what a reader found or left out is noted."""
+        from equipoise.interactions import Interactions
+
+        found = self.open(source)
+        if isinstance(found, Interactions):
+            return found
+        with working(f"gathering {source}"):
+            return found.gather()
+
+    def open(self, source: str) -> Interactions | Partitioned:
+        """Return the interactions, on the cluster where one is named."""
         with working(f"reading {source}"):
-            data = self._load(source)
+            data = self._load(source) if self.cluster is None else self._partitioned(source)
             if self.min_user or self.min_item:
                 data = data.filter(min_user=self.min_user, min_item=self.min_item)
+        return data
+
+    def _partitioned(self, source: str) -> Partitioned:
+        from equipoise import cluster
+
+        data = cluster.read(source, client=self.cluster, **self._settings())
+        for sentence in data.notes:
+            note(f"{source}: {told(sentence)}")
         return data
 
     def _load(self, source: str) -> Interactions:
@@ -260,7 +283,7 @@ class ReadOptions:
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
-        del settings["min_user"], settings["min_item"]
+        del settings["min_user"], settings["min_item"], settings["cluster"]
         for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
@@ -308,13 +331,17 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Describe data: size, density, Gini, homophily and more; one row for each DATA."""
+    from equipoise.interactions import Interactions
     from equipoise.statistics import describe
 
     found: list[tuple[str, Statistics]] = []
     for source in data:
-        interactions = reading.load(source)
+        interactions = reading.open(source)
         with working(f"describing {source}"):
-            found.append((source, describe(interactions, delta=delta)))
+            if isinstance(interactions, Interactions):
+                found.append((source, describe(interactions, delta=delta)))
+            else:
+                found.append((source, interactions.describe(delta=delta)))
     if as_json:
         emit([{"data": source, **each.to_dict()} for source, each in found])
         return

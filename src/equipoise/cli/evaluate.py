@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from equipoise.cli.data import check_out, require_split
 from equipoise.cli.framework import (
+    Cluster,
     Json,
     declare,
     emit,
@@ -67,6 +68,7 @@ def evaluate(
         bool, option("Of MODEL alone: on its own users, left out one by one.", "--leave-one-out")
     ] = False,
     users: Annotated[int, option("With --leave-one-out: how many users.")] = 2000,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a saved model on a split, or one that is fitted in place with --model.
@@ -96,19 +98,18 @@ def evaluate(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
     with working(f"evaluating {title}") as progress:
-        result = measure(
-            model,
-            held_out,
-            k=k or [20],
-            bootstrap=bootstrap,
-            threads=options.threads,
-            tuned_on_test=tuned_on_test,
-            progress=progress,
-            train=split.train,
-            name=model.stem if isinstance(model, Path) else None,
-            rules=rules,
-            alpha=dial,
-        )
+        settings: dict[str, Any] = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
+        settings |= {"threads": options.threads, "progress": progress}
+        settings |= {"rules": rules, "alpha": dial}
+        if cluster is not None:
+            from equipoise.cluster import evaluate as measure_there
+
+            asked = model if len(paths) == 1 else paths[0]
+            result = measure_there(asked, held_out, k or [20], client=cluster, **settings)
+        else:
+            given = model.stem if isinstance(model, Path) else None
+            settings |= {"train": split.train, "name": given}
+            result = measure(model, held_out, k=k or [20], **settings)
     _tell(result, title, save, as_json)
 
 

@@ -98,6 +98,20 @@ def fit(
     model = chosen.build()
     interactions = reading.load(data)
     start = perf_counter()
+    if reading.cluster is not None and options.outgrown(model, interactions):
+        from equipoise.cluster import fit as fit_there
+
+        with working(f"fitting {model.summary()} on the workers"):
+            model = fit_there(
+                model,
+                interactions,
+                where="workers",
+                client=reading.cluster,
+                dtype=options.dtype,
+                scratch=options.scratch,
+            )
+        _save(model, out, perf_counter() - start, as_json)
+        return
     if chosen.given or options.refine or options.engine == "neighbourhood":
         near = chosen.solving(model)
         options.agree(model, interactions, yes, **near)

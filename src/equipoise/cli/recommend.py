@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from equipoise.cli.data import find_items, find_users, item_list
-from equipoise.cli.framework import Json, Saved, declare, emit, option, say, show, working
+from equipoise.cli.framework import Cluster, Json, Saved, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ def recommend(
     history: Histories = None,
     session: Sessions = None,
     all_users: Annotated[bool, option("All training users; with --out.", "--all")] = False,
-    out: Annotated[Path | None, option("File to write instead: .parquet, .csv or .jsonl.")] = None,
+    out: Annotated[
+        Path | None,
+        option("File to write instead: .parquet, .csv or .jsonl; with --cluster a folder."),
+    ] = None,
     k: Length = 20,
     alpha: Alpha = None,
     rules: RulesFile = None,
@@ -58,6 +61,7 @@ def recommend(
     ] = "error",
     unknown_items: UnknownItems = "error",
     threads: Annotated[int | None, option("At most this many.")] = None,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Recommend items to training users, or to any user with a history."""
@@ -77,9 +81,16 @@ def recommend(
             options[name] = item_list(fitted.interactions_, text, skip=skip)
     if with_seen:
         options["exclude_seen"] = False
+    if cluster is not None and out is None:
+        raise SettingError("--cluster writes a folder of Parquet files; give it with --out")
     if out is not None:
         with working("recommending"):
-            count = fitted.recommend_to(out, wanted, k, **options)
+            if cluster is None:
+                count = fitted.recommend_to(out, wanted, k, **options)
+            else:
+                from equipoise.cluster import recommend_to
+
+                count = recommend_to(model, out, wanted, k, client=cluster, **options)
         if as_json:
             emit({"path": str(out), "users": count})
         else:

@@ -239,6 +239,17 @@ class FitOptions(PlanOptions):
             options = {name: getattr(self, name) for name in names} | more
             agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
 
+    def outgrown(self, model: Recommender, data: Interactions) -> bool:
+        """Whether no engine of this machine's memory serves, so that workers should solve."""
+        from equipoise.models.linear import LinearAutoencoder
+        from equipoise.solve.engine import plan
+
+        free = isinstance(model, LinearAutoencoder) and self.engine == "auto"
+        if not free or self.device != "cpu":
+            return False
+        found = plan(data, dtype=self.dtype, memory=self.memory)
+        return found.engine == "tiled" or not found.fits
+
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
         options: dict[str, Any] = {**vars(self), **more}

@@ -17,6 +17,7 @@ from rich.text import Text
 from equipoise.cli.data import ReadOptions, open_split
 from equipoise.cli.framework import (
     REMINDER,
+    Cluster,
     Json,
     console,
     declare,
@@ -75,6 +76,7 @@ def tune(
         option("On DATA: what to choose for. [balance]"),
     ] = None,
     threads: Annotated[int | None, option("At most this many.")] = None,
+    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Search settings; OUT gets model, trials and frontier plot.
@@ -83,8 +85,15 @@ def tune(
     left out one by one decide.
     """
     from equipoise.split import Split
-    from equipoise.tuning import tune as search
 
+    search: Any
+    there: dict[str, Any] = {}
+    if cluster is None:
+        from equipoise.tuning import tune as search
+    else:
+        from equipoise.cluster import tune as search
+
+        there = {"client": cluster}
     _check_out(out, resume)
     loaded = open_split(split) or reading.load(split)
     with watching(metric) as watch:
@@ -103,6 +112,7 @@ def tune(
             prefer=prefer,
             threads=threads,
             progress=watch,
+            **there,
             **vars(options),
         )
     written = _write(out, found)

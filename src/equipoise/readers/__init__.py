@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -179,8 +179,8 @@ def read(
     options = ReadOptions(**settings)
     if labels is not None:
         plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
-        options = replace(options, labels=_labels(labels, plain))
-    if _is_path(source):
+        options = replace(options, labels=labels_source(labels, plain))
+    if is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
@@ -188,10 +188,10 @@ def read(
     return to_interactions(object_source(source), row_options(source, options))
 
 
-def _labels(labels: Any, options: ReadOptions) -> Source:
+def labels_source(labels: Any, options: ReadOptions) -> Source:
     """Open the labels: a table, or a mapping from items to titles."""
-    if _is_path(labels):
-        return _table(labels, options)
+    if is_path(labels):
+        return table_source(labels, options)
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
     return object_source(labels, "the labels")
@@ -201,7 +201,7 @@ def _is_column(values: object) -> bool:
     return isinstance(values, Iterable) and not isinstance(values, str)
 
 
-def _is_path(source: object) -> bool:
+def is_path(source: object) -> bool:
     return isinstance(source, (str, os.PathLike))
 
 
@@ -213,24 +213,36 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)
-    return to_interactions(_table(path, options), options) if research is None else research
+    return to_interactions(table_source(path, options), options) if research is None else research
 
 
-def _table(path: str | os.PathLike[str], options: ReadOptions) -> Source:
+def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:
     """Open a table file, a folder of parts, or the files a pattern names."""
     text = os.fspath(path)
-    place = Path(text)
+    files = part_files(text)
+    if files is None:
+        return OPENERS[table_kind(Path(text), options)](text, [Path(text)], options)
+    return _parts(text, files, options)
+
+
+def part_files(path: str) -> list[Path] | None:
+    """Return the files of a folder or a pattern; None for the path of a file."""
+    place = Path(path)
     if place.is_dir():
+        files = files_below(place)
         missing = f"{place} is a folder without Parquet, CSV or JSON lines files"
-        return _parts(text, _files_below(place), f"{missing}; give the path of a file", options)
-    if not place.exists() and glob.has_magic(text):
-        return _parts(
-            text, _matching(place), f"no file matches {text}; check the pattern", options
-        )
-    return OPENERS[_kind(place, options)](text, [place], options)
+        missing += "; give the path of a file"
+    elif not place.exists() and glob.has_magic(path):
+        files = matching(place)
+        missing = f"no file matches {path}; check the pattern"
+    else:
+        return None
+    if not files:
+        raise DataError(missing)
+    return files
 
 
-def _matching(pattern: Path) -> list[Path]:
+def matching(pattern: Path) -> list[Path]:
     """Return the files that a pattern names; folders that exist are what they are called."""
     root = next(folder for folder in pattern.parents if folder.is_dir())
     rest = str(pattern.relative_to(root))
@@ -238,7 +250,7 @@ def _matching(pattern: Path) -> list[Path]:
     return [root / name for name in found if (root / name).is_file()]
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the table files below a folder; names that start with . or _ are not data."""
     found: dict[tuple[str, ...], list[Path]] = {}
     for file in sorted(folder.rglob("*")):
@@ -259,7 +271,7 @@ def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _kind(path: Path, options: ReadOptions) -> str:
+def table_kind(path: Path, options: ReadOptions) -> str:
     """Return which kind of table a file holds: a key of `OPENERS`."""
     suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
     if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
@@ -271,24 +283,33 @@ def _kind(path: Path, options: ReadOptions) -> str:
     return "jsonl" if suffix in JSON else "text"
 
 
-def _parts(name: str, files: list[Path], missing: str, options: ReadOptions) -> Source:
+def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
     """Put files of one kind and with the same columns one after another."""
-    if not files:
-        raise DataError(missing)
     full = [file for file in files if not is_blank(file)]
-    if not full:
-        raise DataError(f"all {len(files)} parts of {name} are empty; nothing can be read from it")
-    kinds = [_kind(file, options) for file in full]
-    for file, kind in zip(full, kinds, strict=True):
-        if kind != kinds[0]:
-            raise DataError(f"{full[0]} and {file} are of different kinds; give a pattern of one")
+    kinds = [table_kind(file, options) for file in full]
+    notes = part_notes(name, len(files), len(full))
+    check_one_kind(list(map(str, full)), kinds)
     source = OPENERS[kinds[0]](name, full, options)
-    notes = [f"read {len(files)} part{'s' if len(files) > 1 else ''}"]
-    if len(full) < len(files):
-        notes.append(f"{len(files) - len(full)} of {len(files)} parts are empty")
 
     def load(wanted: list[str], ids: Collection[str]) -> Table:
         table = source.loader(wanted, ids)
         return replace(table, notes=[*notes, *table.notes])
 
     return replace(source, loader=load)
+
+
+def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
+    """Say how many parts a table has; all of them empty is an error."""
+    if not n_full:
+        raise DataError(f"all {n_files} parts of {name} are empty; nothing can be read from it")
+    notes = [f"read {n_files} part{'s' if n_files > 1 else ''}"]
+    if n_full < n_files:
+        notes.append(f"{n_files - n_full} of {n_files} parts are empty")
+    return notes
+
+
+def check_one_kind(names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Refuse parts that are not all Parquet, text, ... like the first."""
+    for name, kind in zip(names, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{names[0]} and {name} are of different kinds; give a pattern of one")

@@ -6,7 +6,9 @@ Ids become positions and pairs a CSR matrix by counting, in linear time and a fe
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ from equipoise.readers.columns import (
     time_column,
 )
 from equipoise.readers.delimited import WHOLE
-from equipoise.readers.options import BadRows, Mask, ReadOptions, Source
+from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, skipped_notes
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,89 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[Any]
 
 
+@dataclass
+class Rows:
+    """The usable rows of a table, with raw ids, and what is to be said of the others.
+
+    Parameters
+    ----------
+    users, items
+        Ids, as integers or text.
+    weights, times, types
+        What else is known of each row.
+    type_column
+        Name of the column of types.
+    notes
+        How the columns were found, how the table was opened, and how its cells were understood.
+    found
+        How many of the notes are on how the columns were found.
+    skipped
+        Bad rows that were left out, by reason.
+    reasons
+        The same in words, each with a value.
+    rated, low, idle
+        Rows that have a rating, those of them below the least one, and rows of weight 0.
+    """
+
+    users: pl.Series
+    items: pl.Series
+    weights: Floats | None = None
+    times: Floats | None = None
+    types: pl.Series | None = None
+    type_column: str | None = None
+    notes: list[str] = field(default_factory=list)
+    found: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    reasons: str = ""
+    rated: int = 0
+    low: int = 0
+    idle: int = 0
+
+    def said(self, name: str, options: ReadOptions) -> list[str]:
+        """Return the notes, with how many rows were left out and why."""
+        said = [*self.notes, *skipped_notes(self.skipped, name)]
+        if self.low:
+            below = f"have a rating below {options.min_rating:g}"
+            said.append(f"{self.low:,} of {self.rated:,} rows {below}")
+        if self.idle:
+            said.append(f"{self.idle:,} rows with weight 0 left out")
+        return said
+
+    def require_some(self, n_rows: int, name: str, options: ReadOptions) -> None:
+        """Refuse a table of which no row is left."""
+        if n_rows:
+            return
+        remedy = "check the columns"
+        if self.skipped:
+            remedy = f"skipped were {self.reasons}; correct them or name another column"
+        if options.min_rating is not None:
+            remedy = f"lower min_rating={options.min_rating:g} or check the rating column"
+        raise DataError(f"{name}: nothing is left of the rows; {remedy}")
+
+
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     """Load the columns that a source has for the roles and make the matrix."""
-    columns = choose_columns(source, options)
+    table = usable_rows(source, choose_columns(source, options), options)
+    table.require_some(len(table.users), source.name, options)
+    notes = table.said(source.name, options)
+    rows, user_ids = factorize(table.users)
+    table.users = table.users.clear()
+    places, item_ids = factorize(table.items)
+    table.items = table.items.clear()
+    if options.gap is not None and table.times is not None:
+        rows, user_ids = cut_sessions(rows, table.times, user_ids, options.gap)
+        notes.append(cut_note(len(user_ids), options.gap))
+    names = type_names(table.types, table.type_column)
+    log = Log(rows, places, table.weights, table.times, type_codes(table.types, names))
+    shape = (len(user_ids), len(item_ids))
+    matrix, events, repeats = gathered(log, shape, in_sessions(options), names)
+    check_sums(matrix, log, (user_ids, item_ids))
+    notes += event_notes(log, matrix.nnz, repeats)
+    return finished(source.name, matrix, user_ids, item_ids, options, notes, events)
+
+
+def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
+    """Load and check these columns; rows of no use are left out."""
     extra = (columns.time, columns.rating, columns.weight, columns.type)
     others = [column for column in extra if column is not None]
     table = source.load((columns.user, columns.item), others)
@@ -52,53 +134,46 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
-    notes += bad.notes(source.name)
-    kept = _kept_rows(ratings, weights, options, bad, notes)
+    found = Rows(users, items, weights, times, types, columns.type, notes)
+    found.found, found.skipped = len(columns.notes), bad.counts
+    found.reasons = bad.reasons()
+    kept = _kept_rows(ratings, options, bad, found)
     # The frame is the largest thing in memory and, like the ratings, no longer needed.
-    table.frame, ratings = table.frame.clear(), None
+    table.frame = table.frame.clear()
     if kept is not None:
-        users, items = users.filter(pl.Series(kept)), items.filter(pl.Series(kept))
-        weights = None if weights is None else weights[kept]
-        times = None if times is None else times[kept]
-        types = None if types is None else types.filter(pl.Series(kept))
-    if not len(users):
-        remedy = "check the columns"
-        if bad.counts:
-            remedy = f"skipped were {bad.reasons()}; correct them or name another column"
-        if options.min_rating is not None:
-            remedy = f"lower min_rating={options.min_rating:g} or check the rating column"
-        raise DataError(f"{source.name}: nothing is left of the rows; {remedy}")
-    rows, user_ids = factorize(users)
-    del users
-    places, item_ids = factorize(items)
-    del items
-    in_sessions = options.gap is not None or options.session is not None
-    if options.gap is not None and times is not None:
-        pause = period("gap", options.gap)
-        rows, user_ids = _cut(rows, times, user_ids, pause)
-        notes.append(f"cut into {len(user_ids):,} sessions at pauses over {pause:g} seconds")
-    codes, names = _types(types, columns.type)
-    log = Log(rows, places, weights, times, codes)
-    matrix, events, repeats = gathered(log, (len(user_ids), len(item_ids)), in_sessions, names)
-    _check_sums(matrix, log, (user_ids, item_ids))
-    _note_events(log, matrix, repeats, notes)
-    return finished(source.name, matrix, user_ids, item_ids, options, notes, events)
+        found.users, found.items = (each.filter(pl.Series(kept)) for each in (users, items))
+        found.weights = None if weights is None else weights[kept]
+        found.times = None if times is None else times[kept]
+        found.types = None if types is None else types.filter(pl.Series(kept))
+    return found
 
 
-def _types(column: pl.Series | None, name: str | None) -> tuple[Kinds | None, tuple[str, ...]]:
-    """Return the kinds of events as positions in their names."""
+def in_sessions(options: ReadOptions) -> bool:
+    """Whether the rows of the matrix are sessions, whose order means something."""
+    return options.gap is not None or options.session is not None
+
+
+def type_names(column: pl.Series | None, name: str | None) -> tuple[str, ...]:
+    """Return the kinds of events in order of the alphabet."""
     if column is None:
-        return None, ()
+        return ()
     names = column.drop_nulls().unique().sort()
     if len(names) >= MOST_TYPES:
         raise DataError(
             f"column {name!r} holds {len(names):,} kinds of events, too many; name another one "
             "or pass type=False"
         )
-    codes = column.replace_strict(
-        names, pl.int_range(len(names), eager=True), default=-1, return_dtype=pl.Int16
-    )
-    return codes.to_numpy(), tuple(names.to_list())
+    return tuple(names.to_list())
+
+
+def type_codes(column: pl.Series | None, names: tuple[str, ...]) -> Kinds | None:
+    """Return the kinds of events as positions in their names."""
+    if column is None:
+        return None
+    places = pl.int_range(len(names), eager=True)
+    known = pl.Series(list(names), dtype=pl.String)
+    codes = column.replace_strict(known, places, default=-1, return_dtype=pl.Int16)
+    return codes.to_numpy()
 
 
 def _values(
@@ -133,37 +208,38 @@ def finished(
     events: Events | None = None,
 ) -> Interactions:
     """Add the labels; a single user or item, often of a wrong column, is a warning."""
-    for axis, values in (("user", users), ("item", items)):
-        if len(values) == 1:
-            notes.append(
-                f"there is only one {axis}, {values.tolist()[0]!r}: enough for an update, not to "
-                f"recommend from; {axis}= names another column"
-            )
-            logger.warning("%s: %s", name, notes[-1])
-    labels = None
-    if options.labels is not None:
-        labels = _aligned(options.labels, items, options, notes)
+    notes += [*lone_note(name, "user", users), *lone_note(name, "item", items)]
+    labels = item_labels(items, options, notes)
     return Interactions(matrix, users, items, labels=labels, events=events, notes=notes)
 
 
+def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
+    """Say that there is a single user or item, which is also logged as a warning."""
+    if len(ids) != 1:
+        return []
+    note = (
+        f"there is only one {axis}, {ids.tolist()[0]!r}: enough for an update, not to recommend "
+        f"from; {axis}= names another column"
+    )
+    logger.warning("%s: %s", name, note)
+    return [note]
+
+
+def item_labels(items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame | None:
+    """Return the labels of the items, where a table of them was given."""
+    return None if options.labels is None else _aligned(options.labels, items, options, notes)
+
+
 def _kept_rows(
-    ratings: Floats | None,
-    weights: Floats | None,
-    options: ReadOptions,
-    bad: BadRows,
-    notes: list[str],
+    ratings: Floats | None, options: ReadOptions, bad: BadRows, found: Rows
 ) -> Mask | None:
     """Return the rows to use, or None for all; a row that is left out is counted once."""
     kept = None if bad.mask is None else ~bad.mask
     if options.min_rating is not None and ratings is not None:
-        before = len(ratings) if kept is None else int(kept.sum())
-        kept, low = _narrowed(kept, ratings >= options.min_rating)
-        if low:
-            notes.append(f"{low:,} of {before:,} rows have a rating below {options.min_rating:g}")
-    if weights is not None:  # a weight of 0 is no interaction
-        kept, idle = _narrowed(kept, weights != 0)
-        if idle:
-            notes.append(f"{idle:,} rows with weight 0 left out")
+        found.rated = len(ratings) if kept is None else int(kept.sum())
+        kept, found.low = _narrowed(kept, ratings >= options.min_rating)
+    if found.weights is not None:  # a weight of 0 is no interaction
+        kept, found.idle = _narrowed(kept, found.weights != 0)
     return kept
 
 
@@ -176,7 +252,7 @@ def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
     return kept & fine, int((kept & ~fine).sum())
 
 
-def _check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
+def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
     """Refuse sums of weights that single precision cannot hold."""
     with np.errstate(over="ignore"):
         large = ~np.isfinite(matrix.data.astype(np.float32))
@@ -190,32 +266,44 @@ def _check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
     )
 
 
-def _note_events(log: Log, matrix: Csr, repeats: int, notes: list[str]) -> None:
-    """Say how repeated pairs and returns make the matrix."""
+def event_notes(log: Log, n_values: int, repeats: int) -> list[str]:
+    """Say how repeated pairs and returns make a matrix of so many values."""
+    returned = 0 if log.weights is None else int((log.weights < 0).sum())
+    return repeat_notes(len(log.users), n_values, repeats, log.weights is not None, returned)
+
+
+def repeat_notes(
+    n_rows: int, n_values: int, repeats: int, weighted: bool, returned: int
+) -> list[str]:
+    """Say how many rows repeat a pair, and how many are returns."""
+    notes = []
     if repeats:
-        added = ", their weights added up" if log.weights is not None else ""
+        added = ", their weights added up" if weighted else ""
         notes.append(f"merged {repeats:,} repeated pairs{added}")
-    if log.weights is None:
-        return
-    returned = int((log.weights < 0).sum())
     if returned:
-        gone = len(log.users) - repeats - matrix.nnz
+        gone = n_rows - repeats - n_values
         notes.append(
             f"{returned:,} rows with a negative weight are returns, taken off the other weights "
             f"of their pair; {gone:,} pairs are left with nothing"
         )
+    return notes
 
 
-def _cut(users: Codes, times: Floats, ids: Ids, gap: float) -> tuple[Codes, Ids]:
+def cut_note(n_sessions: int, gap: float | str) -> str:
+    """Say where sessions were cut."""
+    return f"cut into {n_sessions:,} sessions at pauses over {period('gap', gap):g} seconds"
+
+
+def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tuple[Codes, Ids]:
     """Return the session of each event and the ids of the sessions.
 
-    A session ends where the same user pauses for longer than `gap` seconds. Sessions are in order
+    A session ends where the same user pauses for longer than `gap`. Sessions are in order
     of user, then time; user "ann" has sessions "ann/1", "ann/2", ...
     """
     order = np.lexsort((times, users))
     user, time = users[order], times[order]
     new_user = np.concatenate([[True], user[1:] != user[:-1]])
-    starts = new_user | np.concatenate([[False], np.diff(time) > gap])
+    starts = new_user | np.concatenate([[False], np.diff(time) > period("gap", gap)])
     number = np.cumsum(starts) - 1
     sessions = np.empty(len(users), np.int32)
     sessions[order] = number
@@ -334,12 +422,17 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
 
 
 def gathered(
-    log: Log, shape: tuple[int, int], in_sessions: bool = False, type_names: tuple[str, ...] = ()
+    log: Log,
+    shape: tuple[int, int],
+    in_sessions: bool = False,
+    type_names: tuple[str, ...] = (),
+    *,
+    always: bool = False,
 ) -> tuple[Csr, Events | None, int]:
     """Return the matrix, the events and how many rows repeat a pair.
 
     Of a repeated pair the weights add up. There are events where they say more than the matrix:
-    times, weights, kinds, repeats, or the order of a session.
+    times, weights, kinds, repeats, or the order of a session; or `always`.
     """
     empty = np.empty(0, np.float64)
     weights, times = (empty if each is None else _own(each) for each in (log.weights, log.times))
@@ -359,7 +452,8 @@ def gathered(
         ones = np.ones(len(indices), np.float32)
         matrix: Csr = sp.csr_array((ones, indices, indptr), shape=shape)
         matrix.has_canonical_format = True
-        if not (repeats or in_sessions or log.times is not None or log.types is not None):
+        plain = log.times is None and log.types is None
+        if plain and not (repeats or in_sessions or always):
             return matrix, None, 0
         return matrix, Events.dealt(items, offsets, **columns), repeats
     events = Events.dealt(items, offsets, **columns)

@@ -262,7 +262,7 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
         if options.ids == "text":
             kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
         whole = pl.concat(
-            frame.select(_as_type(frame[key], kinds[key], file) for key in wanted)
+            frame.select(as_type(frame[key], kinds[key], file) for key in wanted)
             for file, frame in zip(files, frames, strict=True)
         )
         sizes = [frame.height for frame in frames]
@@ -285,7 +285,7 @@ def _unbroken(
         ) from error
 
 
-def _as_type(column: pl.Series, kind: pl.DataType, file: Path) -> pl.Series:
+def as_type(column: pl.Series, kind: pl.DataType, file: Path | str) -> pl.Series:
     """Return the column of a part in the type of the table; integers in text only if they are."""
     if column.dtype == pl.String and kind.is_integer():
         wrong = ~column.str.contains(f"^({WHOLE.pattern})$")

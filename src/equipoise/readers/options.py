@@ -202,14 +202,15 @@ class BadRows:
             shown[reason + (f", such as {value!r}" if value is not None else "")] = count
         return reasons_text(shown)
 
-    def notes(self, name: str) -> list[str]:
-        """Return a sentence on what was skipped, which is also logged as a warning."""
-        if not self.counts:
-            return []
-        total = self.counts.total()
-        note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons_text(self.counts)}"
-        logger.warning("%s: %s", name, note)
-        return [note]
+
+def skipped_notes(counts: Counter[str], name: str) -> list[str]:
+    """Return a sentence on the rows that were skipped, which is also logged as a warning."""
+    if not counts:
+        return []
+    total = counts.total()
+    note = f"skipped {total:,} bad row{'s' if total > 1 else ''}: {reasons_text(counts)}"
+    logger.warning("%s: %s", name, note)
+    return [note]
 
 
 def reasons_text(counts: Counter[str]) -> str:
@@ -246,7 +247,7 @@ def located(sizes: Sequence[int], locate: Sequence[Locate]) -> Locate:
     return place
 
 
-def check_one_schema(files: Sequence[Path], columns: Sequence[Sequence[str]]) -> None:
+def check_one_schema(files: Sequence[Path | str], columns: Sequence[Sequence[str]]) -> None:
     """Refuse parts whose columns are not those of the first, in any order."""
     for file, names in zip(files, columns, strict=True):
         if sorted(names) != sorted(columns[0]):

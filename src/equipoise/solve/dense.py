@@ -19,19 +19,21 @@ from equipoise import machine
 from equipoise.errors import SolveError
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
-from equipoise.solve.blocked import Blocks, indefinite, lapack, strips
+from equipoise.solve.blocked import Blocks, Span, indefinite, lapack, strips
 
 logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float64]
+GramArrays = tuple[Array, Array, Array, Array, Array, Array, Vector]
 
 TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
 # The largest sizes that were seen to work on two threads, with a margin
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
-BLOCK = 1024
+BLOCK = 512  # smaller ones have fewer zeros in their triangles, and slower products
+SYMMETRIC = 1024  # columns of a symmetric product formed at a time
 STRIP = 2048  # rows of a product that are held beside the matrix
 TILE = 64
 REFINE_COLUMNS = 512
@@ -85,11 +87,16 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
     X has sorted indices, `out` is C-ordered. Rows are summed in float64 and each by one thread in
     a fixed order, so the result does not depend on the number of threads.
     """
-    n_items = X.shape[1]
+    fill_gram(gram_arrays(X, user_weights), (0, X.shape[1]), out)
+    return out
+
+
+def gram_arrays(X: Csr, user_weights: Vector) -> GramArrays:
+    """Return X by rows and by columns, as `fill_gram` works on it."""
     # CSC whose values are the places of the same entries in CSR: from there on, user u's row
     # holds just the items j >= i
     place: Any = sp.csr_array((np.arange(X.nnz), X.indices, X.indptr), X.shape).tocsc()
-    arrays = (
+    return (
         X.indptr.astype(np.int64, copy=False),
         X.indices.astype(np.int32, copy=False),
         X.data.astype(np.float64, copy=False),
@@ -98,9 +105,13 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
         place.data.astype(np.int64, copy=False),
         np.ascontiguousarray(user_weights, np.float64),
     )
-    stripes = min(STRIPES * machine.count(), n_items)
-    machine.run(lambda stripe: _fill_rows(*arrays, stripe, stripes, out), stripes)
-    return out
+
+
+def fill_gram(arrays: GramArrays, span: Span, out: Array) -> None:
+    """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first."""
+    low, high = span
+    stripes = min(STRIPES * machine.count(), high - low)
+    machine.run(lambda stripe: _fill_rows(*arrays, low, high, stripe, stripes, out), stripes)
 
 
 @compiled
@@ -112,14 +123,16 @@ def _fill_rows(
     column_user: Any,
     column_place: Any,
     weights: Any,
+    low: int,
+    high: int,
     first: int,
     step: int,
     out: Any,
 ) -> None:
-    """Fill the rows first, first + step, ... from their diagonal on."""
-    n_items = out.shape[0]
+    """Fill the rows low + first, low + first + step, ... from their diagonal on."""
+    n_items = column_start.size - 1
     row = np.empty(n_items, np.float64)
-    for i in range(first, n_items, step):
+    for i in range(low + first, high, step):
         row[i:] = 0.0
         for entry in range(column_start[i], column_start[i + 1]):
             user = column_user[entry]
@@ -128,7 +141,7 @@ def _fill_rows(
             for place in range(start, indptr[user + 1]):
                 row[indices[place]] += weight * values[place]
         for j in range(i, n_items):
-            out[i, j] = row[j]
+            out[i - low, j - low] = row[j]
 
 
 def gram_times(X: Csr, user_weights: Vector, right: Array) -> Vector:
@@ -141,7 +154,7 @@ def invert_in_place(A: Array) -> None:
     """Replace a positive definite matrix, given by its upper triangle, by its inverse."""
     mirror(A)
     if len(A) > LAPACK_ITEMS[A.dtype.name]:
-        Blocks(A, BLOCK, STRIP, STRIP).invert()
+        Blocks(A, BLOCK, SYMMETRIC, STRIP).invert()
     else:
         with machine.one_blas_thread(len(A) <= SMALL):
             _invert_by_lapack(A)

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ from equipoise.machine import duration, free_memory, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
+from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
@@ -142,6 +143,31 @@ def tune(
     >>> found.solves, found.model.data_fingerprint_ == data.fingerprint
     (7, True)
     """
+    return search_with(Solves, **locals())
+
+
+def search_with(
+    solves: Callable[..., Solves],
+    model: Any = None,
+    split: Split | Interactions | None = None,
+    *,
+    trials: int | None = None,
+    metric: str = "ndcg@20",
+    objectives: Sequence[str] = ("tail_ndcg@20",),
+    grid: Any = None,
+    budget: str | float | None = None,
+    early_stop: bool = False,
+    storage: Any = None,
+    resume: bool = True,
+    seed: int = 0,
+    refit: Refit = "train",
+    prefer: Prefer | None = None,
+    users: int = USERS,
+    threads: int | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
+    **how: Any,
+) -> Tuned:
+    """Search as `tune` does; `solves` says who makes the solves."""
     started = time.perf_counter()
     if split is None and isinstance(model, (Split, Interactions)):
         model, split = None, model
@@ -155,9 +181,9 @@ def tune(
         if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
             kind = type(each).__name__
             raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "engine": engine}
-    options |= {"memory": memory, "scratch": scratch, "threads": threads}
-    options |= {"neighbours": neighbours}
+    if isinstance(criterion, OnLeftOut) and how.get("engine") == "neighbourhood":
+        raise SettingError(CANNOT_LEAVE_OUT)
+    options = {**how, "threads": threads}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     if "valid" in space.models[0].fit_options:
         options["valid"] = cast(Split, split).valid  # a neural model stops where it is best there
@@ -166,15 +192,16 @@ def tune(
         **criterion.identity,
         "metrics": [*criterion.goals, *criterion.columns],
         **space.identity(),
-        "dtype": dtype,
+        "dtype": how.get("dtype", FIT_DEFAULTS["dtype"]),
         "seed": seed,
     }
-    search = Search(criterion, space, options, limit, started, progress)
+    made = solves(space, criterion, options)
+    search = Search(criterion, space, options, made, limit, started, progress)
     with Ledger(storage, header, resume=resume) as ledger, limited(threads):
         complete = search.run(ledger, trials, early_stop, seed, whole=grid is not None)
         best = search.best()
         fitted = search.kept(best)
-        search.release()
+        made.release()  # the last fit needs the memory
         before = time.perf_counter()
         if fitted is None:
             fitted = space.model(best)
@@ -225,6 +252,69 @@ def _whole(split: Split) -> Interactions:
     return whole
 
 
+class Solve(NamedTuple):
+    """The points that one solve served, and the time of the fit and of everything."""
+
+    points: list[Point]
+    fit_seconds: float
+    seconds: float
+
+
+class Solves:
+    """Makes solves: fits every model that the settings of one serve, and measures them.
+
+    Parameters
+    ----------
+    space
+        What is searched.
+    criterion
+        What models are measured on.
+    options
+        Of every fit.
+    """
+
+    def __init__(
+        self, space: Space, criterion: OnPart | OnLeftOut, options: dict[str, Any]
+    ) -> None:
+        self.space, self.criterion, self.options = space, criterion, options
+        self.last: Any = None  # a model of the last solve, valid until the next one
+        self._fit: Callable[[Sequence[Any]], None] | None = None
+
+    def expect(self, points: Sequence[Point]) -> None:
+        """Hear of solves that will all be asked for, in this order."""
+
+    def __call__(self, outer: Point) -> Solve:
+        """Make one solve."""
+        start = time.perf_counter()
+        numbers, models = zip(*self.space.variants(outer), strict=True)
+        if self._fit is None:
+            options = dict(self.options)
+            if "scratch" in options:
+                options["scratch"] = self._scratch
+            self._fit = models[0].shared_fit(models, self.criterion.train, **options)
+        self._fit(models)
+        fit_seconds = time.perf_counter() - start
+        points = [
+            {**model.search_point(), **found, "prototype": number}
+            for number, model, found in zip(
+                numbers, models, self.criterion.measure(models), strict=True
+            )
+        ]
+        self.last = models[0]
+        return Solve(points, fit_seconds, time.perf_counter() - start)
+
+    def release(self) -> None:
+        """Give back the memory and the disk of the solves."""
+        self._fit = self.last = None
+        if "scratch" in self.options:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def _scratch(self) -> Path:
+        """Folder for the tiles of the search; that of the last fit is beside it."""
+        return Path(self.options["scratch"]) / "search"
+
+
 class Search:
     """One search: what is solved, what came of it and when to stop.
 
@@ -236,19 +326,19 @@ class Search:
         criterion: OnPart | OnLeftOut,
         space: Space,
         options: dict[str, Any],
+        solves: Solves,
         limit: float | None,
         started: float,
         progress: Callable[[SearchProgress], None] | None,
     ) -> None:
         self.criterion, self.space, self.train = criterion, space, criterion.train
-        self.goals = goals = criterion.goals
+        self.goals, self.made = criterion.goals, solves
         self.options, self.limit, self.started, self.progress = options, limit, started, progress
-        self.metric = next(iter(goals))
+        self.metric = next(iter(self.goals))
         self.solves = self.resumed = 0
         # of most models only a first fit can tell how long they take
         self._fit_seconds = space.models[0].fit_seconds(self.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
-        self._fit: Callable[[Sequence[Any]], None] | None = None
         self._kept: tuple[Point, Any] | None = None  # a fitted model of the chosen solve so far
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
@@ -285,12 +375,6 @@ class Search:
                 self._report(last, done, total)
         return True
 
-    def release(self) -> None:
-        """Give back the memory and the disk of the solves: the last fit needs them."""
-        self._fit = None
-        if "scratch" in self.options:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
     def best(self) -> Point:
         """Return the best point; of equal ones the first, on a grid the first of the grid."""
         if not self.ledger.solves:
@@ -304,7 +388,9 @@ class Search:
 
     def _grid(self, early_stop: bool) -> Iterator[Point]:
         if not early_stop:
-            return iter(self.space.outer())
+            points = list(self.space.outer())
+            self.made.expect([each for each in points if key_of(each) not in self.ledger.solves])
+            return iter(points)
         start = self.space.start(self.train)
         self._walk = CoordinateSearch(
             self.space.axes, start, lambda outer: self._value(self._best_of(outer))
@@ -334,28 +420,15 @@ class Search:
             past.append((outer, self._value(self._best_of(outer))))
 
     def _solve(self, outer: Point) -> None:
-        """Fit every model that the settings of one solve serve, and keep their metrics."""
-        start = time.perf_counter()
-        numbers, models = zip(*self.space.variants(outer), strict=True)
-        if self._fit is None:
-            options = dict(self.options)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
-            self._fit = models[0].shared_fit(models, self.train, **options)
-        self._fit(models)
-        self._fit_seconds = max(self._fit_seconds, time.perf_counter() - start)
-        points = [
-            {**model.search_point(), **found, "prototype": number}
-            for number, model, found in zip(
-                numbers, models, self.criterion.measure(models), strict=True
-            )
-        ]
-        seconds = time.perf_counter() - start
-        self._longest = max(self._longest, seconds)
-        self.ledger.add(outer, {"points": points, "seconds": seconds})
+        """Make a solve and keep what it gave."""
+        found = self.made(outer)
+        self._fit_seconds = max(self._fit_seconds, found.fit_seconds)
+        self._longest = max(self._longest, found.seconds)
+        self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
         self.solves += 1
-        if isinstance(self.criterion, OnLeftOut) and self.best() in points:
-            self._keep(outer, models[0])
+        by_users = isinstance(self.criterion, OnLeftOut)
+        if by_users and self.made.last is not None and self.best() in found.points:
+            self._keep(outer, self.made.last)
 
     def _keep(self, outer: Point, model: Any) -> None:
         """Keep the solve of the best point so far, where the memory has room for a second one."""
@@ -372,11 +445,6 @@ class Search:
         model: Any = self.space.model(point)
         found: Recommender = model.reuse(self._kept[1])
         return found
-
-    @property
-    def _scratch(self) -> Path:
-        """Folder for the tiles of the search; that of the last fit is beside it."""
-        return Path(self.options["scratch"]) / "search"
 
     def _late(self) -> bool:
         if self.limit is None:

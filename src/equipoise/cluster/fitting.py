@@ -1,0 +1,163 @@
+"""`fit` and `tune`: where a system is solved, and solves of a search side by side."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from equipoise.checks import choice
+from equipoise.cluster.partitioned import Partitioned
+from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.workers import connect, results, submit, task
+from equipoise.errors import SettingError
+from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender
+from equipoise.models.linear import LinearAutoencoder, fit_together
+from equipoise.solve.engine import plan
+from equipoise.tuning import Tuned
+from equipoise.tuning.ledger import key_of
+from equipoise.tuning.proposals import Point
+from equipoise.tuning.search import Solve, Solves, search_with
+
+WHERE = ("auto", "here", "workers")
+
+
+def fit(
+    model: Recommender,
+    data: Partitioned | Interactions,
+    *,
+    where: str = "auto",
+    client: Any = None,
+    dtype: str = "float32",
+    tile_rows: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Recommender:
+    """Fit a model on data of a cluster; an ordinary model on this machine comes back.
+
+    The sparse matrix is gathered: a model carries its data, and they are small beside its inverse.
+    The n x n system is solved on this machine or, exactly too, by the workers in tiles that they
+    hold in memory.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    data
+        `Partitioned` or ordinary interactions.
+    where
+        "here", with an engine of the library; "workers", for linear autoencoders; "auto" takes
+        the workers where the plan says that no engine in memory fits here.
+    client
+        Where the data are ordinary interactions; as for `equipoise.cluster.read`.
+    dtype
+        As for `fit`.
+    tile_rows
+        Rows of a tile on the workers; left out, a twelfth of the items, from 256 to 4,096.
+    scratch
+        Folder for the inverse where it does not fit into the memory of this machine.
+    **options
+        Other options of the model's `fit`, on this machine.
+    """
+    choice("where", where, WHERE)
+    if isinstance(data, Partitioned):
+        client, data = data.client, data.gather()
+    elif client is None:
+        raise SettingError("interactions of one machine need client=, such as client='local'")
+    fitted = copy.copy(model)
+    linear = isinstance(model, LinearAutoencoder)
+    if where == "workers" and not linear:
+        kind = type(model).__name__
+        raise SettingError(f"where='workers' is for linear autoencoders, not {kind}; use 'here'")
+    if where == "auto":
+        beyond = (
+            linear
+            and plan(data, dtype=dtype).engine == "tiled"
+            and not {"engine", "device"} & set(options)
+        )
+        where = "workers" if beyond else "here"
+    if where == "here":
+        chosen: dict[str, Any] = {} if dtype == "float32" else {"dtype": dtype}
+        chosen |= {} if scratch is None else {"scratch": scratch}
+        return fitted.fit(data, **chosen, **options)
+    if options:
+        name = next(iter(options))
+        raise SettingError(f"{name}= is for a fit on this machine; leave it out, or where='here'")
+    assert isinstance(fitted, LinearAutoencoder)
+    weighed = fitted._weighed(data)
+    solver = WorkerSolver(connect(client), weighed, dtype, tile_rows, scratch)
+    fit_together([fitted], solver, data)
+    return fitted
+
+
+def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:
+    """Find good settings with solves on the workers; ledger and answer are those of `tune`.
+
+    The solves of a grid run side by side, each on a worker. With `early_stop`, and where Optuna
+    proposes, the next settings depend on the last ones: solves run one after another.
+
+    Parameters
+    ----------
+    model, split
+        As for `equipoise.tune`.
+    client
+        As for `equipoise.cluster.read`.
+    **options
+        As for `equipoise.tune`; `memory`, `device` and `scratch` are those of a worker.
+    """
+    connected = connect(client)
+    return search_with(lambda *given: _WorkerSolves(connected, *given), model, split, **options)
+
+
+class _WorkerSolves(Solves):
+    """Makes solves on workers, those that are expected side by side."""
+
+    def __init__(self, client: Any, *given: Any) -> None:
+        super().__init__(*given)
+        self.client = client
+        self.options = {name: each for name, each in self.options.items() if name != "threads"}
+        here = Solves(self.space, self.criterion, self.options)
+        self._given = submit(client, held_solves, here, secrets.token_hex(8))
+        self._under_way: dict[str, Any] = {}
+
+    def expect(self, points: Sequence[Point]) -> None:
+        """Begin with these solves."""
+        for outer in points:
+            self._under_way[key_of(outer)] = submit(self.client, solve_there, self._given, outer)
+
+    def __call__(self, outer: Point) -> Solve:
+        """Wait for a solve, which is begun now unless it was expected."""
+        if key_of(outer) not in self._under_way:
+            self.expect([outer])
+        found: Solve = results(self.client, self._under_way.pop(key_of(outer)))
+        return found
+
+    def release(self) -> None:
+        """Drop what workers hold for the search, and solves that nobody waits for."""
+        self.client.cancel(list(self._under_way.values()), force=True)
+        self._under_way.clear()
+        self._given = None
+
+
+@lru_cache(maxsize=1)
+def _kept(token: str) -> list[Solves]:
+    """Return room for the solves of one search, whose Gram matrices stay between tasks."""
+    return []
+
+
+def held_solves(solves: Solves, token: str) -> tuple[Solves, str]:
+    """Keep what a search needs on a worker."""
+    return solves, token
+
+
+@task
+def solve_there(given: tuple[Solves, str], outer: Point) -> Solve:
+    """Make one solve of a search."""
+    kept = _kept(given[1])
+    if not kept:
+        kept.append(given[0])
+    return kept[0](outer)

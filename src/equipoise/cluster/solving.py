@@ -1,0 +1,180 @@
+"""The exact inverse over the workers: the steps of `solve.blocked` on tiles that they hold.
+
+The tasks are those of the tiled engine. Its files are results of workers here: a task makes a new
+tile from an old one and others, and the scheduler drops the old one, runs what can run at the same
+time and sends tiles where they are needed. Only the lower triangle exists, half of the matrix.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.checks import count
+from equipoise.cluster.workers import results, submit, task
+from equipoise.errors import DataError
+from equipoise.interactions import Interactions
+from equipoise.machine import free_memory
+from equipoise.matrix import Csr
+from equipoise.solve import dense
+from equipoise.solve.engine import Solved
+from equipoise.solve.tiled import accumulate, all_tasks, transform
+
+Tile = npt.NDArray[Any]
+Vector = npt.NDArray[np.float64]
+Place = tuple[int, int]
+Span = tuple[int, int]
+
+CHUNK_PAIRS = 4_000_000  # pairs of users and items that a part of the Gram matrix is summed over
+TILES = 12  # tiles of a row
+SMALLEST, LARGEST = 256, 4096  # rows of a tile
+
+
+class WorkerSolver:
+    """Solves where the workers are; stands in for `solve.engine.Solver`.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster.
+    train
+        Training data, weighed.
+    dtype
+        "float32" or "float64".
+    tile_rows
+        Rows of a tile; None chooses.
+    scratch
+        Folder for an inverse that does not fit into memory here.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        train: Interactions,
+        dtype: str = "float32",
+        tile_rows: int | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.client, self.train, self.dtype, self.scratch = client, train, dtype, scratch
+        rows = min(max(-(-train.n_items // TILES), SMALLEST), LARGEST)
+        self.rows = rows if tile_rows is None else count("tile_rows", tile_rows)
+
+    def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
+        """Return P for these weights and this penalty, in the memory of this machine or mapped."""
+        X, n_items = self.train.matrix, self.train.n_items
+        P = self._room()
+        tiles = self.system(user_weights, penalty)
+        for each in all_tasks(-(-n_items // self.rows)):
+            i, j = each.target
+            spans = self._span(i), self._span(j)
+            if each.kind == "gram":
+                continue
+            if each.kind == "place":
+                tile = results(self.client, tiles.pop((i, j)))
+                if i == j:
+                    dense.mirror(tile.T)
+                P[slice(*spans[0]), slice(*spans[1])] = tile
+                P[slice(*spans[1]), slice(*spans[0])] = tile.T
+            else:
+                # only tiles of the newest state are held: the old one is dropped when it is used
+                inputs = [tiles[place] for place in each.inputs]
+                diagonal = i == j
+                tiles[i, j] = submit(
+                    self.client, changed, each.kind, tiles[i, j], inputs, diagonal, spans[0][0]
+                )
+        residual = dense.check_residual(P, X, user_weights, penalty)
+        return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
+        """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
+        chunks = self._chunks(self.train.matrix, user_weights)
+        spans = [self._span(number) for number in range(-(-self.train.n_items // self.rows))]
+        tiles: dict[Place, Any] = {}
+        for j, span in enumerate(spans):
+            strip = None
+            for chunk in chunks:
+                strip = submit(self.client, gram_strip, strip, chunk, span)
+            for i in range(j, len(spans)):
+                added = penalty[slice(*span)] if i == j else None
+                below = (spans[i][0] - span[0], spans[i][1] - span[0])
+                tiles[i, j] = submit(self.client, tile_of, strip, below, added, self.dtype)
+        return tiles
+
+    def _span(self, number: int) -> Span:
+        return number * self.rows, min((number + 1) * self.rows, self.train.n_items)
+
+    def _room(self) -> Tile:
+        """Return room for P: in memory, or in a file where the memory is too small."""
+        shape = (self.train.n_items,) * 2
+        dtype = np.dtype(self.dtype)
+        if self.scratch is None and 1.2 * shape[0] ** 2 * dtype.itemsize < free_memory():
+            return np.empty(shape, dtype)
+        folder = Path(tempfile.gettempdir() if self.scratch is None else self.scratch)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(".npy", "inverse-", folder)
+            os.close(handle)
+            return np.lib.format.open_memmap(name, "w+", dtype, shape)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be used: {error.strerror or error}") from error
+
+    def _chunks(self, X: Csr, user_weights: Vector) -> list[Any]:
+        """Send rows of the matrix to the workers, cut by the number of pairs alone."""
+        number = -(-X.nnz // CHUNK_PAIRS) or 1
+        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, number + 1)[1:-1])
+        bounds = [0, *cuts.tolist(), X.shape[0]]
+        return [
+            submit(self.client, held, _rows(X, low, high), user_weights[low:high])
+            for low, high in pairwise(bounds)
+        ]
+
+
+def _rows(X: Csr, low: int, high: int) -> Any:
+    start, stop = X.indptr[low], X.indptr[high]
+    arrays = (X.data[start:stop], X.indices[start:stop], X.indptr[low : high + 1] - start)
+    return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
+
+
+@task
+def held(X: Csr, user_weights: Vector) -> dense.GramArrays:
+    """Keep rows of the matrix, and the weights of their users, on a worker."""
+    return dense.gram_arrays(X, user_weights)
+
+
+@task
+def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
+    """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
+    n_items = len(chunk[3]) - 1
+    out = np.zeros((span[1] - span[0], n_items - span[0]))
+    dense.fill_gram(chunk, span, out)
+    if strip is not None:
+        out += strip
+    return out
+
+
+@task
+def tile_of(strip: Tile, columns: Span, added: Vector | None, dtype: str) -> Tile:
+    """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
+    out = np.array(strip[:, columns[0] : columns[1]].T, dtype, order="C")
+    if added is not None:
+        out.flat[:: len(out) + 1] += added.astype(dtype)
+    return out
+
+
+@task
+def changed(kind: str, tile: Tile, inputs: list[Tile], diagonal: bool, row: int) -> Tile:
+    """Return what a task of the tiled engine makes of a tile."""
+    out = np.array(tile, order="C")  # what a worker holds is not to be changed
+    if len(inputs) < 2:
+        transform(kind, out, inputs[0] if inputs else None, row)
+    else:
+        for left, right in zip(inputs[::2], inputs[1::2], strict=True):
+            accumulate(kind, out, left, right, symmetric=diagonal)
+    return out

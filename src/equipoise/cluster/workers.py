@@ -1,0 +1,150 @@
+"""The client of a cluster, tasks on its workers, and what can go wrong with them.
+
+Tasks are plain functions of this package. What they return stays with the worker until it is
+gathered; a worker that is lost takes its results with it, and the scheduler makes them again from
+what they were made of, so that a result never depends on which worker was lost when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from equipoise import machine
+from equipoise.errors import ClusterError, MissingExtraError, SettingError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECONDS = 10  # in which a scheduler has to answer
+FAN_IN = 8  # results that a step of a reduction puts together
+_clients: dict[str, Any] = {}  # by address, and of this machine's own workers
+
+
+def connect(client: Any = "local") -> Any:
+    """Return a Dask client.
+
+    Parameters
+    ----------
+    client
+        A `distributed.Client`; the address of a scheduler, such as "tcp://host:8786"; or "local",
+        which starts a process for each processor of this machine, once, and says on stderr where
+        its dashboard is.
+    """
+    distributed = _distributed()
+    if isinstance(client, distributed.Client):
+        if client.status != "running":
+            raise ClusterError(
+                f"the client is {client.status}; make another one with the scheduler's address"
+            )
+        return client
+    if not isinstance(client, str):
+        raise SettingError(
+            "client must be a distributed.Client, the address of a scheduler or 'local', got "
+            f"{client!r}"
+        )
+    if client in _clients and _clients[client].status == "running":
+        return _clients[client]
+    if client == "local":
+        return _local_client(distributed)
+    try:
+        _clients[client] = distributed.Client(client, timeout=SECONDS, set_as_default=False)
+        return _clients[client]
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ClusterError(
+            f"no scheduler answers at {client}; start one with `dask scheduler` or check the "
+            "address"
+        ) from error
+
+
+def _local_client(distributed: Any) -> Any:
+    cluster = distributed.LocalCluster(
+        n_workers=machine.count(),
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=":0",
+        env={"POLARS_MAX_THREADS": "1"},
+    )
+    _clients["local"] = distributed.Client(cluster, set_as_default=False)
+    print(f"workers on this machine; dashboard at {cluster.dashboard_link}", file=sys.stderr)
+    return _clients["local"]
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingExtraError(
+            "a cluster needs dask; install it with `pip install 'equipoise[cluster]'`"
+        ) from error
+    return distributed
+
+
+def task(function: F) -> F:
+    """Mark what workers run: with as many threads as the worker has."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        with machine.limited(_threads()):
+            return function(*args, **options)
+
+    return run  # type: ignore[return-value]
+
+
+def _threads() -> int | None:
+    from distributed import get_worker
+
+    try:
+        return int(get_worker().state.nthreads)
+    except ValueError:  # not on a worker
+        return None
+
+
+def submit(client: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Let a worker call a function; what it returns stays there."""
+    with watched(client), warnings.catch_warnings():
+        # data in the arguments stay with the scheduler, from where a lost worker's are sent again
+        warnings.filterwarnings("ignore", "Sending large graph")
+        return client.submit(function, *args, pure=False, **options)
+
+
+def results(client: Any, futures: Any) -> Any:
+    """Fetch what workers hold; an error of a task is raised as it was there."""
+    with watched(client):
+        return client.gather(futures)
+
+
+def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
+    """Put results together in a tree of fixed shape; a worker holds a few of them at a time."""
+    level = list(futures)
+    while True:
+        groups = [level[at : at + FAN_IN] for at in range(0, len(level), FAN_IN)]
+        level = [submit(client, merge, group) for group in groups]
+        if len(level) == 1:
+            return level[0]
+
+
+@contextmanager
+def watched(client: Any) -> Iterator[None]:
+    """Turn what the cluster itself does wrong into one error that says what to do."""
+    from concurrent.futures import CancelledError
+
+    from distributed import KilledWorker
+    from distributed.comm.core import CommClosedError
+
+    try:
+        yield
+    except KilledWorker as error:
+        raise ClusterError(
+            f"several workers died on the same task, the last at {error.last_worker.address}; "
+            "give workers more memory, or the data in more and smaller parts"
+        ) from error
+    except (CommClosedError, CancelledError, asyncio.CancelledError, TimeoutError) as error:
+        address = getattr(getattr(client, "scheduler", None), "address", "its address")
+        raise ClusterError(
+            f"the scheduler at {address} is gone or dropped the work; start it and run again"
+        ) from error

@@ -1,0 +1,409 @@
+"""Every phase on two worker processes equals the library on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import equipoise as eq
+from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.workers import results, submit
+
+CHUNK = 150  # rows of a block, so that a few hundred rows make several
+
+
+def events(n_rows: int = 600, seed: int = 0) -> pl.DataFrame:
+    """Return rows with repeats, times, weights and types; users are text, items integers."""
+    rng = np.random.default_rng(seed)
+    return pl.DataFrame(
+        {
+            "user_id": [f"u{each:03d}" for each in rng.integers(0, 60, n_rows)],
+            "item_id": rng.zipf(1.4, n_rows).clip(1, 30),
+            "ts": rng.integers(1_600_000_000, 1_700_000_000, n_rows),
+            "amount": rng.integers(1, 5, n_rows).astype(float),
+            "event": rng.choice(["view", "buy"], n_rows),
+        }
+    )
+
+
+def parts(folder: Path, frame: pl.DataFrame, cuts: list[int], kind: str = "parquet") -> Path:
+    """Write the rows between the cuts as the parts of a folder."""
+    folder.mkdir()
+    bounds = [0, *cuts, frame.height]
+    for number, (low, high) in enumerate(pairwise(bounds)):
+        file = folder / f"part-{number:02d}.{kind}"
+        write = {"parquet": "write_parquet", "csv": "write_csv", "jsonl": "write_ndjson"}[kind]
+        getattr(frame[low:high], write)(file)
+    return folder
+
+
+def same(found: eq.Interactions, wanted: eq.Interactions) -> bool:
+    return found.fingerprint == wanted.fingerprint and found.notes == wanted.notes
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> eq.Interactions:
+    return eq.read(parts(tmp_path_factory.mktemp("local") / "data", events(), [200, 400]))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, client: object) -> eq.cluster.Partitioned:
+    folder = parts(tmp_path_factory.mktemp("cluster") / "data", events(), [200, 400])
+    return eq.cluster.read(folder, client=client, block_rows=CHUNK)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("options", [{}, {"weight": "amount"}, {"time": False, "type": False}])
+def test_reading_equals_the_reader_of_the_library(client, tmp_path, kind, options):
+    folder = parts(tmp_path / "data", events(), [100, 101, 450], kind)
+    found = eq.cluster.read(folder, client=client, block_rows=CHUNK, **options)
+    assert len(found.blocks) == 4
+    assert same(found.gather(), eq.read(folder, **options))
+
+
+def test_sessions_are_cut_as_on_one_machine(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [250])
+    found = eq.cluster.read(folder, client=client, block_rows=CHUNK, gap="100d")
+    assert same(found.gather(), eq.read(folder, gap="100d"))
+
+
+def test_positions_do_not_depend_on_parts_or_their_order(client, tmp_path):
+    frame = events().select("user_id", "item_id").unique(maintain_order=True)
+    whole = eq.read(frame)
+    mixed = frame.sample(fraction=1.0, shuffle=True, seed=1)
+    for number, (table, cuts) in enumerate([(frame, []), (mixed, [1, 50, 51]), (mixed, [0, 90])]):
+        folder = parts(tmp_path / str(number), table, cuts)
+        found = eq.cluster.read(folder, client=client, block_rows=70).gather()
+        assert found.fingerprint == whole.fingerprint
+
+
+def test_empty_parts_are_counted(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300], "csv")
+    (folder / "part-05.csv").write_text("")
+    found = eq.cluster.read(folder, client=client, block_rows=CHUNK)
+    assert "1 of 3 parts are empty" in found.notes
+    assert same(found.gather(), eq.read(folder))
+
+
+def test_a_table_without_rows_is_refused(client, tmp_path):
+    folder = parts(tmp_path / "data", events()[:0], [])
+    with pytest.raises(eq.DataError, match=r"all 1 parts of .* are empty"):
+        eq.cluster.read(folder, client=client)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_integers_and_text_in_parts_become_one_kind_of_ids(client, tmp_path, kind):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write = "write_csv" if kind == "csv" else "write_parquet"
+    text = pl.DataFrame({"user": ["a", "10"], "item": [1, 2]})
+    numbers = pl.DataFrame({"user": [10, 9], "item": [2, 3]})
+    getattr(text, write)(folder / f"part-0.{kind}")
+    getattr(numbers, write)(folder / f"part-1.{kind}")
+    found = eq.cluster.read(folder, client=client).gather()
+    assert found.users.tolist() == ["10", "9", "a"]
+    assert same(found, eq.read(folder))
+
+
+def test_text_that_is_no_integer_is_refused_after_integers(client, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pl.DataFrame({"user": [1, 2], "item": [1, 2]}).write_parquet(folder / "part-0.parquet")
+    pl.DataFrame({"user": ["7", "x"], "item": [2, 3]}).write_parquet(folder / "part-1.parquet")
+    with pytest.raises(eq.DataError, match=r"part-1.parquet holds 'x' where the parts before"):
+        eq.cluster.read(folder, client=client)
+
+
+def test_a_frame_of_dask_is_read(client, tmp_path):
+    frames = pytest.importorskip("dask.dataframe")
+    pandas = events().to_pandas()
+    found = eq.cluster.read(frames.from_pandas(pandas, npartitions=3), client=client)
+    assert same(found.gather(), eq.read(pandas))
+
+
+def test_addresses_of_fsspec_are_read(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300])
+    url = f"file://{folder}/part-*.parquet"
+    assert eq.cluster.read(url, client=client).gather().fingerprint == eq.read(folder).fingerprint
+    (folder / "part-01.parquet").write_bytes(b"PAR1 but broken")
+    with pytest.raises(eq.DataError, match=r"file://.*part-01.parquet is not a whole Parquet"):
+        eq.cluster.read(url, client=client)
+
+
+def test_labels_are_those_of_the_library(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300])
+    titles = {each: f"title {each}" for each in range(1, 31)}
+    found = eq.cluster.read(folder, client=client, labels=titles).gather()
+    wanted = eq.read(folder, labels=titles)
+    assert found.notes == wanted.notes
+    assert found.labels.equals(wanted.labels)
+
+
+def test_a_bad_row_is_named_with_its_file(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300], "csv")
+    file = folder / "part-01.csv"
+    file.write_text(file.read_text() + ",3,1600000000,1.0,view\n")
+    with pytest.raises(eq.DataError) as here:
+        eq.read(folder)
+    with pytest.raises(eq.DataError) as there:
+        eq.cluster.read(folder, client=client)
+    assert str(there.value) == str(here.value)
+    assert "part-01.csv, line 302" in str(there.value)
+    found = eq.cluster.read(folder, client=client, on_bad="skip").gather()
+    assert same(found, eq.read(folder, on_bad="skip"))
+
+
+def test_schemas_that_disagree_are_named(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300])
+    events().rename({"amount": "price"}).write_parquet(folder / "part-01.parquet")
+    with pytest.raises(eq.DataError, match="parts need one schema"):
+        eq.cluster.read(folder, client=client)
+
+
+def test_times_of_two_units_are_named(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [300])
+    later = events()[300:].with_columns(pl.col("ts") * 1000)
+    later.write_parquet(folder / "part-01.parquet")
+    with pytest.raises(eq.DataError, match=r"seconds .*part-00.* but .*milliseconds"):
+        eq.cluster.read(folder, client=client)
+
+
+def test_statistics_equal_those_of_one_machine(data, local):
+    found, wanted = data.describe().to_dict(), eq.describe(local).to_dict()
+    assert found.pop("homophily") == pytest.approx(wanted.pop("homophily"), rel=1e-12)
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("min_user", "min_item"), [(5, 4), (0, 9), (6, 0), (0, 0)])
+def test_the_core_equals_that_of_one_machine(data, local, min_user, min_item):
+    found = data.filter(min_user=min_user, min_item=min_item)
+    wanted = local.filter(min_user=min_user, min_item=min_item)
+    assert (found.n_users, found.n_items) == (wanted.n_users, wanted.n_items)
+    assert found.n_interactions == wanted.n_interactions
+    assert same(found.gather(), wanted)
+
+
+def test_a_core_of_nothing_is_refused(data):
+    with pytest.raises(eq.DataError, match="nothing is left with min_user=1000"):
+        data.filter(min_user=1000)
+
+
+@pytest.mark.parametrize("protocol", ["strong", "weak", "time_cut"])
+def test_splits_equal_those_of_one_machine(data, local, protocol):
+    found, wanted = data.split(protocol), getattr(eq.split, protocol)(local)
+    assert found.train.fingerprint == wanted.train.fingerprint
+    assert found.test.fingerprint == wanted.test.fingerprint
+
+
+def test_a_fit_here_has_the_same_bits(data, local):
+    model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
+    found = eq.cluster.fit(model, data)
+    assert np.array_equal(
+        found.weights_, eq.cluster.fit(model, local, client=data.client).weights_
+    )
+    assert np.array_equal(found.weights_, model.fit(local).weights_)
+    assert found.data_fingerprint_ == local.fingerprint
+
+
+@pytest.mark.parametrize("tile_rows", [12, 30])
+def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.solving.CHUNK_PAIRS", 100)
+    model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
+    found = eq.cluster.fit(model, data, where="workers", dtype="float64", tile_rows=tile_rows)
+    wanted = model.fit(local, dtype="float64")
+    # both solve (A + E) P = I with |E| of some n eps |A|, so P differs by about cond(A) n eps |P|
+    A = np.linalg.inv(wanted.inverse_)
+    bound = 10 * np.linalg.cond(A) * len(A) * np.finfo(np.float64).eps
+    error = np.linalg.norm(found.inverse_ - wanted.inverse_) / np.linalg.norm(wanted.inverse_)
+    assert error < bound
+    assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
+
+
+def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
+    found = eq.cluster.fit(eq.EASE(l2=5.0), data, where="workers", scratch=tmp_path / "scratch")
+    found.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    assert again.recommend("u001").items == found.recommend("u001").items
+    found.update(removed=["u001"])
+    assert "u001" not in found.data_.user_index
+
+
+def test_settings_without_a_meaning_are_refused(data, local):
+    with pytest.raises(eq.SettingError, match="where='workers' is for linear autoencoders"):
+        eq.cluster.fit(eq.Popularity(), data, where="workers")
+    with pytest.raises(eq.SettingError, match="engine= is for a fit on this machine"):
+        eq.cluster.fit(eq.EASE(), data, where="workers", engine="dense")
+    with pytest.raises(eq.SettingError, match="need client="):
+        eq.cluster.fit(eq.EASE(), local)
+
+
+def test_evaluation_equals_that_of_one_machine(data, local, tmp_path):
+    split = eq.split.strong(local, valid=0, test=0.3)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    wanted = eq.evaluate(model, split.test, k=[5, 10])
+    found = eq.cluster.evaluate(model, split.test, [5, 10], client=data.client, batch_size=4)
+    assert found.table.equals(wanted.table)
+    assert found.per_user.equals(wanted.per_user)
+    assert (found.name, found.settings) == (wanted.name, wanted.settings)
+    model.save(tmp_path / "model")
+    saved = eq.cluster.evaluate(tmp_path / "model", split.test, [5, 10], client=data.client)
+    assert saved.table.equals(wanted.table)
+
+
+def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
+    model = eq.cluster.fit(eq.EASE(l2=5.0), data)
+    model.save(tmp_path / "model")
+    model.recommend_to(tmp_path / "lists.parquet", k=5)
+    out = tmp_path / "lists"
+    call = {"client": data.client, "users_per_file": 25}
+    assert eq.cluster.recommend_to(tmp_path / "model", out, k=5, **call) == data.n_users
+    files = sorted(out.glob("part-*.parquet"))
+    assert len(files) == -(-data.n_users // 25)
+    wanted = pl.read_parquet(tmp_path / "lists.parquet")
+    assert pl.read_parquet(files).equals(wanted)
+    # an interrupted run: one file is missing, and the others are left alone
+    files[1].unlink()
+    before = [file.stat().st_mtime_ns for file in files if file.exists()]
+    eq.cluster.recommend_to(tmp_path / "model", out, k=5, **call)
+    after = [file.stat().st_mtime_ns for file in files]
+    assert pl.read_parquet(files).equals(wanted)
+    assert [after[0], *after[2:]] == before
+    with pytest.raises(eq.SettingError, match="lists of another model, of other users or with"):
+        eq.cluster.recommend_to(tmp_path / "model", out, k=6, **call)
+
+
+def test_lists_of_histories_and_of_named_users(data, local, tmp_path):
+    model = eq.EASE(l2=5.0).fit(local)
+    histories = local.rows(np.arange(10))
+    users = local.users[:7].tolist()
+    for name, wanted in (("histories", histories), ("users", users)):
+        model.recommend_to(tmp_path / f"{name}.parquet", wanted, k=4)
+        call = {"client": data.client, "users_per_file": 3}
+        count = eq.cluster.recommend_to(model, tmp_path / name, wanted, 4, **call)
+        assert count == len(users if name == "users" else histories.users)
+        found = pl.read_parquet(tmp_path / name / "*.parquet")
+        assert found.equals(pl.read_parquet(tmp_path / f"{name}.parquet"))
+
+
+def test_a_search_has_the_ledger_and_the_answer_of_one_machine(data, local, tmp_path):
+    split = eq.split.strong(local, valid=0.2, test=0.2)
+    grid = {"l2": [1, 10, 100], "dropout": [0.0, 0.5], "alpha": [0, 0.3]}
+    wanted = eq.tune([eq.EASE, eq.LAE], split, grid=grid, storage=tmp_path / "here")
+    call = {"grid": grid, "client": data.client, "storage": tmp_path / "there"}
+    found = eq.cluster.tune([eq.EASE, eq.LAE], split, **call)
+    assert found.trials.equals(wanted.trials)
+    assert found.best == wanted.best
+    assert np.array_equal(found.model.weights_, wanted.model.weights_)
+    # either goes on where the other was
+    again = eq.tune([eq.EASE, eq.LAE], split, grid=grid, storage=tmp_path / "there")
+    assert (again.solves, again.resumed) == (0, 6)
+
+
+def test_a_search_with_early_stops_is_the_same(data, local):
+    split = eq.split.strong(local, valid=0.2, test=0.2)
+    call = {"grid": {"l2": [1, 3, 10, 30, 100]}, "early_stop": True}
+    wanted = eq.tune(eq.EASE, split, **call)
+    found = eq.cluster.tune(eq.EASE, split, client=data.client, **call)
+    assert found.trials.equals(wanted.trials)
+
+
+def kill_one(client: object, worker: str | None = None) -> None:
+    """Kill a worker process; its nanny starts another one."""
+    pids = client.run(os.getpid)  # type: ignore[attr-defined]
+    os.kill(pids[worker] if worker else next(iter(pids.values())), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_changes_nothing(client, tmp_path):
+    folder = parts(tmp_path / "data", events(), [200, 400])
+    wanted = eq.read(folder)
+    data = eq.cluster.read(folder, client=client, block_rows=CHUNK)
+    kill_one(client)  # with the blocks that it held
+    assert data.describe().n_interactions == wanted.n_interactions
+    assert data.gather().fingerprint == wanted.fingerprint
+    model = eq.EASE(l2=5.0)
+    before = eq.cluster.fit(model, data, where="workers", tile_rows=12)
+    pending = submit(client, die_once, str(tmp_path / "died"))
+    after = eq.cluster.fit(model, data, where="workers", tile_rows=12)
+    assert results(client, pending) == "alive"
+    assert np.array_equal(before.weights_, after.weights_)
+
+
+def die_once(marker: str) -> str:
+    """Kill the worker that runs this for the first time."""
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def die_always() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_that_kills_every_worker_is_one_clear_error(client):
+    scheduler = client.cluster.scheduler
+    scheduler.allowed_failures, before = 0, scheduler.allowed_failures
+    try:
+        with pytest.raises(eq.ClusterError, match="several workers died on the same task"):
+            results(client, submit(client, die_always))
+    finally:
+        scheduler.allowed_failures = before
+
+
+def test_a_scheduler_that_is_not_there_is_one_clear_error(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("equipoise.cluster.workers.SECONDS", 1)
+    with pytest.raises(eq.ClusterError, match=r"no scheduler answers at tcp://127.0.0.1:9"):
+        eq.cluster.connect("tcp://127.0.0.1:9")
+    with pytest.raises(eq.SettingError, match="client must be"):
+        eq.cluster.connect(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_that_goes_is_one_clear_error(tmp_path):
+    """Files of lists are whole or not there, and the next run makes the others."""
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    )
+    own = distributed.Client(cluster, set_as_default=False)
+    pending = submit(own, time.sleep, 60)
+    cluster.close()
+    with pytest.raises(eq.ClusterError, match=r"the scheduler at .* is gone"):
+        results(own, pending)
+    own.close()
+    with pytest.raises(eq.ClusterError, match="the client is closed"):
+        eq.cluster.read(parts(tmp_path / "data", events(), []), client=own)
+
+
+def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
+    model = eq.EASE(l2=5.0).fit(local)
+    wanted = [*local.users[:5].tolist(), "nobody"]
+    call = {"client": data.client, "users_per_file": 3}
+    with pytest.raises(eq.UnknownIdError, match="nobody"):
+        eq.cluster.recommend_to(model, tmp_path / "lists", wanted, 4, **call)
+    names = {file.name for file in (tmp_path / "lists").iterdir()}
+    assert names <= {"lists.json", "part-000000.parquet"}
+
+
+def test_only_the_lower_triangle_is_held(data, rng):
+    train = eq.Interactions(rng.random((300, 120)) < 0.1)
+    solver = WorkerSolver(data.client, train, tile_rows=30)
+    weights, penalty = np.ones(300), np.full(120, 5.0)
+    tiles = solver.system(weights, penalty)
+    sizes = results(data.client, [submit(data.client, np.size, each) for each in tiles.values()])
+    assert sum(sizes) == 120 * (120 + 30) / 2
+    P = solver.solve(weights, penalty).P
+    A = train.matrix.toarray().astype(np.float64)
+    A = A.T @ A + np.diag(penalty)
+    bound = 10 * np.linalg.cond(A) * len(A) * np.finfo(np.float32).eps
+    assert np.linalg.norm(A @ P - np.eye(120)) < bound

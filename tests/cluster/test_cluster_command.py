@@ -1,0 +1,100 @@
+"""The commands with `--cluster` do what they do without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from equipoise.cli.app import app
+
+
+def answer(*args: object) -> Any:
+    done = CliRunner().invoke(app, [*map(str, args), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of two parts, a split and a model of it."""
+    folder = tmp_path_factory.mktemp("shop")
+    rng = np.random.default_rng(3)
+    (folder / "events").mkdir()
+    for number in range(2):
+        frame = pl.DataFrame(
+            {
+                "user": [f"u{each}" for each in rng.integers(0, 50, 300)],
+                "item": rng.zipf(1.5, 300).clip(1, 15),
+            }
+        )
+        frame.write_csv(folder / "events" / f"part-{number}.csv")
+    answer("split", folder / "events", folder / "split", "--valid", 0.2, "--test", 0.2)
+    answer("fit", folder / "split", folder / "model", "--l2", 5)
+    return folder
+
+
+@pytest.fixture
+def there(client: Any) -> tuple[str, str]:
+    return "--cluster", client.scheduler.address
+
+
+def test_stats_fit_and_split(shop, there, tmp_path):
+    here = answer("stats", shop / "events", "--min-user", 5)[0]
+    found = answer("stats", shop / "events", "--min-user", 5, *there)[0]
+    assert found.pop("homophily") == pytest.approx(here.pop("homophily"), rel=1e-12)
+    assert found == here
+    for command, extra in (("fit", ("--l2", 5)), ("split", ("--seed", 1))):
+        names = ("data_fingerprint", "residual") if command == "fit" else ("fingerprint",)
+        facts = [
+            answer(command, shop / "events", tmp_path / f"{command}{at}", *extra, *where)
+            for at, where in enumerate([(), there])
+        ]
+        assert [facts[0][name] for name in names] == [facts[1][name] for name in names]
+
+
+def test_a_fit_that_outgrows_the_memory_is_solved_by_the_workers(shop, there, tmp_path):
+    call = ("fit", shop / "events", tmp_path / "model", "--l2", 5, "--memory", "1000")
+    found = answer(*call, *there)
+    assert found["items"] == 15
+    assert found["residual"] < 1e-4
+
+
+def test_evaluate(shop, there):
+    call = ("evaluate", shop / "model", shop / "split", "-k", 5)
+    here, found = answer(*call), answer(*call, *there)
+    assert found["table"] == here["table"]
+
+
+def test_tune(shop, there, tmp_path):
+    call = ("--family", "ease", "--trials", 3)
+    here = answer("tune", shop / "split", tmp_path / "here", *call)
+    found = answer("tune", shop / "split", tmp_path / "there", *call, *there)
+    assert found["best"] == here["best"]
+    assert (found["solves"], found["points"]) == (here["solves"], here["points"])
+
+
+def test_recommend(shop, there, tmp_path):
+    call = ("recommend", shop / "model", "--all", "-k", 5)
+    here = answer(*call, "--out", tmp_path / "lists.parquet")
+    found = answer(*call, "--out", tmp_path / "lists", *there)
+    assert found["users"] == here["users"]
+    lists = pl.read_parquet(tmp_path / "lists" / "*.parquet")
+    assert lists.equals(pl.read_parquet(tmp_path / "lists.parquet"))
+    done = CliRunner().invoke(app, [*map(str, call[:2]), "--user", "u1", *there])
+    assert done.exit_code == 2
+    assert "give it with --out" in done.stderr
+
+
+def test_a_cluster_that_is_not_there_is_a_sentence(shop, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.workers.SECONDS", 1)
+    done = CliRunner().invoke(
+        app, ["stats", str(shop / "events"), "--cluster", "tcp://127.0.0.1:9"]
+    )
+    assert done.exit_code == 1
+    assert "no scheduler answers at tcp://127.0.0.1:9" in done.stderr
