@@ -27,7 +27,7 @@ CLICKS = "visit,page,when\n" + "".join(
     f"{row // 4},p{(row // 4 + row % 4) % 9},{1_700_000_000 + row}\n" for row in range(400)
 )
 TESTED_ELSEWHERE = {"extending", "rules"}
-NEEDS_A_SERVICE = {"serving"}  # tests/serve makes the same calls
+NEEDS_PROCESSES = {"serving", "cluster"}  # tests/serve and tests/cluster make the same calls
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -38,7 +38,7 @@ def blocks(page: Path, language: str) -> list[str]:
 PAGES = [
     page
     for page in sorted(DOCS.glob("*.md"))
-    if blocks(page, "python") and page.stem not in TESTED_ELSEWHERE | NEEDS_A_SERVICE
+    if blocks(page, "python") and page.stem not in TESTED_ELSEWHERE | NEEDS_PROCESSES
 ]
 
 
@@ -84,5 +84,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     loaded = re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?://[^"]+)"', html)
     assert not loaded
     missing = [n for n in eq.__all__ if n[0] != "_" and f'id="equipoise.{n}"' not in html]
-    modules = {"datasets", "metrics", "plot", "split"}
+    modules = {"cluster", "datasets", "metrics", "plot", "split"}
     assert set(missing) <= modules

@@ -47,7 +47,7 @@ def fragment(title: str, *parts: str, notes: Iterable[str] = ()) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: int = 1) -> str:
     """Return a table; the first `words` columns are text, the others are aligned to the right.
 
-    >>> table(["item", "score"], [["<b>", 0.5]])[-70:]
+    >>> table(["item", "score"], [["<b>", 0.5]]).partition("</tr>")[2]
     '<tr><td>&lt;b&gt;</td><td style="text-align:right">0.5</td></tr></table>'
     """
 
