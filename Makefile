@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 SERVE := $(VENV)/.serve
 
-.PHONY: help demo serve cluster test check kernels slow paper lint format lock clean
+.PHONY: help demo serve cluster test check kernels slow paper docs wheelcheck licences lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -66,6 +66,16 @@ slow: $(DEV)  ## the full-size checks (minutes, up to 9 GB of memory)
 DATA ?= ../shared/data
 paper: $(CORE)  ## every table and figure of the paper; make paper DATA=folder of the data sets
 	$(BIN)/python paper/run.py all --data $(DATA)
+
+docs: $(DEV)  ## the documentation site, in docs/_build (no network, warnings are errors)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
+	@echo "open docs/_build/index.html"
+
+wheelcheck: $(DEV)  ## build twice and compare; install without extras under every Python at hand
+	$(BIN)/nox -f noxfile.py
+
+licences: $(DEV)  ## the packages equipoise needs, with versions and licences
+	$(BIN)/python tools/licences.py
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -1,9 +1,14 @@
 """Times of the session models: the sparse route against the dense one, and past and future.
 
-Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``. The dense route inverts
-n x n, so the comparison is made on the most clicked items (10,000); the sparse route alone is
-also measured on all. Past and future matrices are compared with the sparse product S^T T of the
-same matrices. Medians of several runs in turn; prints Markdown.
+Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``; ``--tables`` says which:
+
+- ``routes``: the dense route inverts n x n, so the comparison is made on the most clicked items
+  (10,000);
+- ``events``: lists after every click of so many test sessions by models of all items: of a fresh
+  model, which solves for the rows of all clicked items, and again, when it has them;
+- ``matrices``: past and future matrices beside the sparse product S^T T of the same matrices.
+
+Medians of several runs in turn; prints Markdown.
 """
 
 from __future__ import annotations
@@ -21,11 +26,15 @@ import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.models.session_solver import past_future
 
+AUTHORS = {"l2": 10.0, "dropout": 0.0, "decay_position": 1.0}
 MODELS = {
     "SLIT": lambda: eq.SLIT(decay_inference=1.0),
-    "SLIST": lambda: eq.SLIST(mix=0.4, decay_inference=1.0),
+    "SLIST": lambda: eq.SLIST(**AUTHORS, mix=0.4, decay_inference=1.0),
     "SLIS": lambda: eq.SLIS(decay_inference=1.0),
 }
+
+
+TABLES = ("routes", "events", "matrices")
 
 
 def seconds(task: Callable[[], Any], repeats: int) -> float:
@@ -43,6 +52,15 @@ def most_clicked(data: Interactions, n_items: int) -> Interactions:
     small = data.columns(kept)
     assert small.sequences is not None
     return small.rows(small.sequences.lengths >= 2)
+
+
+def some_sessions(folder: Path, train: Interactions, n_sessions: int) -> Interactions:
+    """Return test sessions of two or more clicks on known items, drawn evenly."""
+    known = eq.read(folder / "test_sessions.npz").with_items(train.item_index, unknown="skip")
+    assert known.sequences is not None
+    long = np.flatnonzero(known.sequences.lengths >= 2)
+    n_sessions = min(n_sessions, len(long))
+    return known.rows(np.sort(np.random.default_rng(0).choice(long, n_sessions, replace=False)))
 
 
 def routes(data: Interactions, visits: Interactions, repeats: int) -> list[str]:
@@ -65,6 +83,27 @@ def routes(data: Interactions, visits: Interactions, repeats: int) -> list[str]:
             f"| {name} | {fast:.2f} | {slow:.1f} | {slow / fast:.0f} | {ask:.4f} "
             f"| {same:,} of {visits.n_users:,} equal |"
         )
+    return lines
+
+
+def events(data: Interactions, sessions: Interactions, repeats: int) -> list[str]:
+    lines = [
+        "| model | events | items clicked | fresh: ms an event | ms a row | again: ms an event |",
+        "|---|---|---|---|---|---|",
+    ]
+    history, _ = eq.split.reveal(sessions)
+    size, clicked = history.n_users, len(np.unique(history.matrix.indices))
+    models = {"SLIT": eq.SLIT(), "SLIST": eq.SLIST(**AUTHORS, mix=0.5), "SLIS": eq.SLIS()}
+    for name, settings in models.items():
+        fresh, again = [], []
+        for _ in range(repeats):
+            model = settings.clone().fit(data)
+            model.rank(history.rows([0]), 20)  # puts the system in order
+            fresh.append(seconds(lambda m=model: m.rank(history, 20), 1))
+            again.append(seconds(lambda m=model: m.rank(history, 20), 1))
+        first, second = statistics.median(fresh), statistics.median(again)
+        times = [f"{1e3 * each:.2f}" for each in (first / size, first / clicked, second / size)]
+        lines.append(f"| {name} | {size:,} | {clicked:,} | {' | '.join(times)} |")
     return lines
 
 
@@ -91,6 +130,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of one prepared set")
     parser.add_argument("--items", type=int, default=10_000, help="of the comparison")
     parser.add_argument("--visits", type=int, default=500, help="lists to compare")
+    parser.add_argument("--sessions", type=int, default=100, help="of test, to list after clicks")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     data = eq.read(args.data / "train_sessions.npz")
@@ -98,11 +139,16 @@ def main() -> None:
     visits = small.rows(np.arange(args.visits))
     for make in MODELS.values():  # compiles the kernels
         make().fit(visits, engine="sparse").recommend(visits.rows([0]))
-    print(f"{args.data.name}: {small.n_users:,} sessions, {small.n_items:,} items\n")
-    print("\n".join(routes(small, visits, args.repeats)))
-    whole = seconds(lambda: eq.SLIST(mix=0.4).fit(data), args.repeats)
-    print(f"\nSLIST on all {data.n_items:,} items: fit {whole:.2f} s\n")
-    print("\n".join(matrices(data, args.repeats)))
+    if "routes" in args.tables:
+        print(f"{args.data.name}: {small.n_users:,} sessions, {small.n_items:,} items\n")
+        print("\n".join(routes(small, visits, args.repeats)))
+        whole = seconds(lambda: MODELS["SLIST"]().fit(data), args.repeats)
+        print(f"\nSLIST on all {data.n_items:,} items: fit {whole:.2f} s\n")
+    if "events" in args.tables:
+        print(f"{args.data.name}: {data.n_users:,} sessions, {data.n_items:,} items\n")
+        print("\n".join(events(data, some_sessions(args.data, data, args.sessions), args.repeats)))
+    if "matrices" in args.tables:
+        print("\n".join(matrices(data, args.repeats)))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import paper_path  # noqa: F401  puts `reproduce` on the path
 import equipoise as eq
 from equipoise.interactions import Interactions
 from equipoise.models import session_solver
+from equipoise.split import Part, Split
 from reproduce.config import Settings
 from reproduce.results import write_text
 from reproduce.sessions import Pair, Search, folder_name, make, measure, sample
@@ -57,7 +58,7 @@ CACHE = 4 << 30  # bytes of solved rows: several settings are measured on one fi
 
 def authors(name: str, model: str) -> Settings:
     mix, position, inference = AUTHORS[name]
-    settings: Settings = {"decay_inference": inference, "l2": 10.0}
+    settings: Settings = {"decay_inference": inference, "l2": 10.0, "dropout": 0.0}
     if model != "SLIS":
         settings["decay_position"] = position
     return settings | ({"mix": mix} if model == "SLIST" else {})
@@ -90,12 +91,13 @@ def prepared(name: str, model: str, args: argparse.Namespace) -> None:
     test = prepared_test(args.data / folder_name(name), train)
     wanted = {"authors": authors(name, model)}
     if args.tune:
-        past, valid = last_tenth(train)
-        path = args.out / f"prepared-{name}-{model}-search.json"
-        some = sample(valid, args.events)
+        past, last = last_tenth(train)
+        valid = sample(Part(*last, "session", "valid"), args.events)
         start = {"decay_position": AUTHORS[name][1]} if model == "SLIST" else {}
-        search = Search(model, past, some, path, args.device)
-        wanted["tuned"], wanted["tuned, DAN"] = search.pair(search.own(start))
+        where = args.out / "searches", f"prepared-{name}-", args.device
+        search = Search(Split(past, valid, valid, "session"), *where)
+        own = search.own(model, start)
+        wanted["tuned"], wanted["tuned, DAN"] = search.pair(model, own)
     for how, settings in wanted.items():
         path = args.out / f"prepared-{name}-{model}-{how.replace(', ', '-')}.json"
         if path.exists() and json.loads(path.read_text())["settings"] == settings:
@@ -174,8 +176,6 @@ def prepared_table(out: Path) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for path in sorted(out.glob("prepared-*.json")):
-        if path.stem.endswith("-search"):
-            continue
         one = json.loads(path.read_text())
         pairs = [f"{one[p + 'recall@20']:.4f} / {one[p + 'mrr@20']:.4f}" for p in ("", "tail_")]
         cells = [one["set"], one["model"], one["how"], *pairs, f"{one['events']:,}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.main import get_command
 
 import equipoise
+from equipoise.cli.app import COMMANDS, app
 
 SOURCE = Path(equipoise.__file__).parent
 HEAVY = ["torch", "matplotlib", "optuna", "fastapi", "numba", "polars", "scipy", "rich", "typer"]
@@ -21,18 +24,19 @@ EXTRAS = ["torch", "matplotlib", "jinja2", "optuna", "fastapi", "sqlalchemy", "d
 # Data flows down: a module may import from its own line and from those above it.
 ORDER = [
     ["errors"],
-    ["checks", "kernels", "machine", "names"],
+    ["checks", "drawing", "kernels", "machine", "names"],
+    ["notebook"],
     ["ids", "matrix"],
     ["events"],
     ["storage"],
     ["interactions"],
     ["readers"],
     ["datasets"],
-    ["statistics"],
+    ["statistics", "plot"],
     ["split"],
     ["signals"],
     ["normalize", "automatic"],
-    ["svd"],
+    ["svd", "cooccurrence"],
     ["solve"],
     ["ranking"],
     ["metrics", "resampling"],
@@ -58,9 +62,41 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not loaded("import equipoise") & set(HEAVY)
 
 
-def test_the_help_of_the_command_imports_nothing_heavy() -> None:
-    present = loaded("import equipoise.cli.app")
+def called(*words: str) -> set[str]:
+    """Names of the modules that the command has loaded when it ends."""
+    code = (
+        "import atexit, sys; from equipoise.cli.app import main; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        f"sys.argv = {['equipoise', *words]}; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def commands(modules: set[str]) -> set[str]:
+    """Return the modules of commands among these."""
+    return {name.removeprefix("equipoise.cli.") for name in modules} & {
+        module for module, _ in COMMANDS.values()
+    }
+
+
+def test_the_help_of_the_command_imports_nothing_heavy_and_no_command() -> None:
+    present = called("--help")
+    assert not present & {"numpy", "scipy", "polars", "numba", "torch", "rich.progress"}
+    assert not commands(present)
+
+
+def test_the_help_of_one_command_imports_no_other() -> None:
+    present = called("doctor", "--help")
     assert not present & {"numpy", "scipy", "polars", "numba", "torch"}
+    assert commands(present) == {"doctor"}
+
+
+def test_a_command_is_summarised_by_the_first_line_of_its_help() -> None:
+    group = get_command(app)
+    shown = {name: inspect.cleandoc(each.help) for name, each in group.commands.items()}  # type: ignore[attr-defined]
+    first = {name: " ".join(text.split("\n\n")[0].split()) for name, text in shown.items()}
+    assert first == {name: summary for name, (_, summary) in COMMANDS.items()}
 
 
 def test_no_public_name_needs_an_extra() -> None:

@@ -19,7 +19,7 @@ from equipoise import statistics
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
-from equipoise.statistics import Statistics, describe, gini, homophily
+from equipoise.statistics import Statistics, describe, gini, homophily, sampled_homophily
 
 # The pairs of items of `toy`: (common users, smaller count, size of the union).
 TOY_PAIRS = [(3, 5, 7), (2, 3, 6), (2, 2, 5), (2, 3, 6), (2, 2, 5), (1, 2, 4)]
@@ -151,7 +151,7 @@ def test_popularity_curve_is_concave_from_nothing_to_everything(synthetic: Inter
 
 def test_empty_data_can_be_described() -> None:
     stats = describe(Interactions(sp.csr_array((0, 0))))
-    assert stats.to_frame().select(pl.exclude("delta")).row(0) == (0,) * 14
+    assert stats.to_frame().select(pl.exclude("delta")).row(0) == (0,) * 16
 
 
 def test_frames_of_several_data_sets_stack(toy: Interactions, synthetic: Interactions) -> None:
@@ -191,3 +191,36 @@ def test_known_data_have_the_known_gini_and_homophily(
 ) -> None:
     stats = describe(pairs(*(shared_data / name / f"{file}.npz" for file in files)))
     assert (f"{stats.gini_items:.4f}", f"{stats.homophily:.4f}") == (gini_items, expected)
+
+
+def test_a_sampled_homophily_has_an_interval_that_holds_the_exact_one(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = describe(synthetic)
+    assert exact.homophily_low == exact.homophily == exact.homophily_high
+    assert "sampled" not in repr(exact)
+    monkeypatch.setattr(statistics, "SAMPLE", 100)
+    found = [sampled_homophily(synthetic, seed=seed) for seed in range(60)]
+    held = sum(low <= exact.homophily <= high for _, low, high in found)
+    assert held >= 48  # 57 are expected; the seeds are fixed
+    assert all(high - low < exact.homophily for _, low, high in found)
+    wide = [high - low for _, low, high in found]
+    monkeypatch.setattr(statistics, "SAMPLE", 10_000)
+    narrow = [high - low for _, low, high in [sampled_homophily(synthetic, seed=1)]]
+    assert narrow[0] < np.mean(wide) / 5
+
+
+def test_describe_samples_where_there_are_too_many_pairs_and_says_so(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = describe(synthetic)
+    monkeypatch.setattr(statistics, "PAIRS", 10)
+    monkeypatch.setattr(statistics, "homophily", pytest.fail)
+    found = describe(synthetic)
+    assert found.homophily_low < found.homophily < found.homophily_high
+    assert f"sampled, 95% interval {found.homophily_low:.4f} to" in repr(found)
+    assert found == describe(synthetic)
+    assert found.to_dict()["homophily_low"] == found.homophily_low
+    assert found.gini_items == exact.gini_items
+    empty = describe(Interactions(np.zeros((3, 2))), exact=False)
+    assert empty.homophily == empty.homophily_high == 0.0

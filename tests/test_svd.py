@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import equipoise as eq
 from equipoise import svd
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
@@ -127,6 +129,44 @@ def test_power_iterations_give_the_plain_randomised_method() -> None:
     np.testing.assert_allclose(rough[2][:5], exact[:5], rtol=1e-7)
     right = truncated_svd(A, 10, dtype="float64", power_iterations=2).right
     np.testing.assert_allclose(np.linalg.norm(A @ right.T, axis=0), rough[1], rtol=1e-7)
+
+
+def test_a_randomised_method_takes_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = random_matrix(500, 80, 0.1)
+    whole = truncated_svd(A, 10, dtype="float64", power_iterations=3)
+    monkeypatch.setattr(svd, "ROW_NUMBERS", 10 * 64)
+    blocks = truncated_svd(A, 10, dtype="float64", power_iterations=3)
+    # sums of 500 products of numbers below 1, seven times over
+    np.testing.assert_allclose(blocks.values, whole.values, rtol=0, atol=1e-11)
+    planned = svd.needed_bytes(A.shape, 10, "float64", 3)
+    tracemalloc.start()
+    truncated_svd(A, 10, dtype="float64", power_iterations=3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    matrix = A.data.nbytes + A.indices.nbytes + A.indptr.nbytes
+    assert peak <= planned + 3 * matrix + 100_000  # Python's own objects
+
+
+def test_a_companion_of_large_data_keeps_their_large_structure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(5)
+    groups = np.equal.outer(rng.integers(6, size=400), rng.integers(6, size=120))
+    data = Interactions(rng.random(groups.shape) < np.where(groups, 0.6, 0.02))
+    companion = eq.LowPass(rank=6, strength=0.3)
+    exact = companion.fit(data, "float64").found
+    monkeypatch.setattr(svd, "LARGE", 100)
+    model = eq.EASE(l2=20.0, lowpass=companion).fit(data, dtype="float64")
+    found = model.companion_.found
+    assert found.right.shape == (6, 120)
+    # every product with the matrix moves the sixth value away from those beyond the 15 vectors
+    beyond = np.linalg.svd(normalised(data).toarray(), compute_uv=False)[15]
+    bound = 10 * (beyond / exact.values[5]) ** (2 * (2 * svd.ROUNDS + 1))
+    projections = [each.right.T @ each.right for each in (found, exact)]
+    assert np.linalg.norm(projections[0] - projections[1], 2) ** 2 <= bound < 1e-3
+    model.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.score(data.rows([3])), model.score(data.rows([3])))
 
 
 @pytest.mark.data

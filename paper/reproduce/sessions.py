@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import equipoise as eq
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
 from equipoise.models.saving import build
+from equipoise.split import Part, Split
 from reproduce.config import Config, Row, Settings
 from reproduce.results import Lines, cells, write_text
 from reproduce.tables import Job, Load, Steps, Table
@@ -29,7 +30,7 @@ WITH_DAN = "_DAN"
 METRICS = ["recall", "mrr", "tail_recall", "tail_mrr"]
 EVENTS = 20_000  # of validation, drawn once for all settings of a set
 BATCH = 16384  # events ranked at a time: a GPU is idle between batches
-START: Settings = {"l2": 10.0, "decay_inference": 2.0}
+START: Settings = {"l2": 10.0, "dropout": 0.0, "decay_inference": 2.0}
 # Settings of the model itself, chosen first and without DAN; SLIST takes SLIT's decay_position.
 OWN: dict[str, dict[str, list[Any]]] = {
     "SLIT": {"decay_position": [0.5, 1.0, 2.0, 4.0], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
@@ -45,7 +46,6 @@ GRID: dict[str, list[Any]] = {
     "alpha": [0.0, 0.05, 0.1, 0.2, 0.3, 0.5],
 }
 NEARBY = (0.3, 3.0)  # factors of l2 that are tried last, around both choices
-FREE = ("alpha", "decay_inference")  # need no other fit
 PARTS = {"all": "aoa_mrr@20", "tail": "tail_mrr@20", "unbiased": "unbiased_mrr@20"}
 ANSWER = "| set | model |"  # what every answer begins with
 
@@ -107,18 +107,13 @@ class Sessions(Table):
     def searched(self, job: Job, row: Row) -> dict[str, Settings]:
         """Return the settings of a model without and with DAN, by the names of their rows."""
         options = job.config.options
-        valid = (job.data.valid.history, job.data.valid.target)
-        some = sample(valid, options.get("events", EVENTS))
-
-        def search(model: str) -> Search:
-            path = kept_folder(job.out) / f"{row.dataset}-{model}-search.json"
-            return Search(model, job.data.train, some, path, job.device, options.get("grid", {}))
-
+        some = sample(job.data.valid, options.get("events", EVENTS))
+        where = kept_folder(job.out), f"{row.dataset}-", job.device
+        search = Search(replace(job.data, valid=some), *where, options.get("grid", {}))
         model = row.name.removesuffix(WITH_DAN)
-        start = search("SLIT").own({}) if model == "SLIST" else {}
+        start = search.own("SLIT", {}) if model == "SLIST" else {}
         start = {name: start[name] for name in start if name == "decay_position"}
-        mine = search(model)
-        pair = mine.pair(mine.own(start))
+        pair = search.pair(model, search.own(model, start))
         names = (model, f"{model}{WITH_DAN}")
         return {name: make(model, one).settings() for name, one in zip(names, pair, strict=True)}
 
@@ -154,13 +149,12 @@ def all_sessions(folder: Path) -> Interactions:
     return eq.read(pl.concat(frames), session="session", item="item")
 
 
-def sample(pair: Pair, n_rows: int, seed: int = 0) -> Pair:
-    """Return this many events, drawn evenly; all where there are fewer."""
-    size = pair[0].n_users
-    if n_rows >= size:
-        return pair
-    rows = np.sort(np.random.default_rng(seed).choice(size, n_rows, replace=False))
-    return pair[0].rows(rows), pair[1].rows(rows)
+def sample(part: Part, n_events: int, seed: int = 0) -> Part:
+    """Return this many events of a part, drawn evenly; all where there are fewer."""
+    if n_events >= part.n_users:
+        return part
+    rows = np.sort(np.random.default_rng(seed).choice(part.n_users, n_events, replace=False))
+    return replace(part, history=part.history.rows(rows), target=part.target.rows(rows))
 
 
 def target_weights(train: Interactions) -> npt.NDArray[np.float64]:
@@ -172,24 +166,15 @@ def target_weights(train: Interactions) -> npt.NDArray[np.float64]:
     return np.maximum(counts, 1).astype(np.float64) ** -1.5
 
 
-def measure(
-    model: Any, pair: Pair, alpha: float | None = None
-) -> tuple[dict[str, float], pl.DataFrame]:
+def measure(model: Any, pair: Pair) -> tuple[dict[str, float], pl.DataFrame]:
     """Rank after every event; return recall and MRR at 20, and the MRRs of each event.
 
     Over all events, those with a tail target, and unbiased: the mean over events of
     hit / count^1.5 (and of that / rank), the form that the size of the published numbers points
-    to; it is not divided by the sum of its weights. `alpha` turns the popularity dial.
+    to; it is not divided by the sum of its weights.
     """
-    found = eq.evaluate(
-        _Dialled(model, alpha),
-        pair,
-        20,
-        metrics=METRICS,
-        exclude_seen=False,
-        bootstrap=0,
-        batch_size=BATCH,
-    )
+    how = {"exclude_seen": False, "bootstrap": 0, "batch_size": BATCH}
+    found = eq.evaluate(model, pair, 20, metrics=METRICS, **how)
     values = {name: float(found[name]) for name in found}
     weight = target_weights(model.interactions_)[pair[1].matrix.indices]
     for name in ("recall@20", "mrr@20"):
@@ -199,116 +184,83 @@ def measure(
     return values, events.with_columns(pl.Series("unbiased_mrr@20", unbiased))
 
 
-@dataclass(frozen=True)
-class _Dialled:
-    """A fitted model that ranks with another alpha."""
-
-    model: Any
-    alpha: float | None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = False) -> Any:
-        return self.model.rank(history, k, exclude_seen=exclude_seen, alpha=self.alpha)
-
-
-def make(name: str, settings: Settings) -> Any:
-    """Return the unfitted model; `alpha` and `beta` make a DAN."""
+def make(name: str, settings: Settings, *, always_dan: bool = False) -> Any:
+    """Return the unfitted model; `alpha` and `beta` make a DAN, unless both are 0."""
     fields = dict(settings)
     alpha, beta = fields.pop("alpha", 0.0), fields.pop("beta", 0.0)
-    norm = eq.DAN(alpha, beta) if alpha or beta else eq.NoNorm()
+    norm = eq.DAN(alpha, beta) if alpha or beta or always_dan else eq.NoNorm()
     return getattr(eq, name)(normalizer=norm, **fields)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Search:
-    """Chooses settings of a model by MRR@20 on validation.
+    """Chooses settings of session models by MRR@20 on the valid part, by calls of `eq.tune`.
 
-    One fit serves every alpha and decay_inference. The values seen so far are kept in `path`, so
-    that a search that was stopped goes on. `grid` takes the place of values of `GRID`.
+    Finished solves are kept in `folder`, in files whose names begin with `prefix`; a search that
+    was stopped goes on from them. `grid` takes the place of values of `GRID`.
     """
 
-    name: str
-    train: Interactions
-    valid: Pair
-    path: Path
+    split: Split
+    folder: Path
+    prefix: str
     device: str = "cpu"
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
-    seen: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._data = "-".join(part.fingerprint for part in (self.train, *self.valid))
-        if not self.path.exists():
-            return
-        try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            data, self.seen = kept["data"], kept["seen"]
-        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-            raise DataError(
-                f"{self.path} is not a file of an earlier run; move it away or choose another path"
-            ) from error
-        if data != self._data:
-            raise DataError(
-                f"{self.path} belongs to other data; move it away, or choose another path"
-            )
-
-    def own(self, start: Settings) -> Settings:
+    def own(self, model: str, start: Settings) -> Settings:
         """Return the settings of the model itself, chosen without DAN."""
-        return self._best(self._tried([{**START, **start}], OWN[self.name]))
+        return best(self.tried(model, "own", {**START, **start}, OWN[model]))
 
-    def pair(self, own: Settings) -> tuple[Settings, Settings]:
+    def pair(self, model: str, own: Settings) -> tuple[Settings, Settings]:
         """Return the best settings without and with DAN, out of one grid.
 
         Those without DAN are the best of its points with alpha = beta = 0.
         """
         grid = {**GRID, **self.grid}
-        if self.name == "SLIT":  # a past of one click has nothing to scale
+        if model == "SLIT":  # a past of one click has nothing to scale
             del grid["row_norm"]
-        tried = self._tried([own], grid)
-        plain, dan = self._best(filter(is_plain, tried)), self._best(tried)
-        around = [{**one, "l2": one["l2"] * factor} for one in (plain, dan) for factor in NEARBY]
-        tried += self._tried(around, {"alpha": grid["alpha"]})
-        return self._best(filter(is_plain, tried)), self._best(tried)
+        tried = self.tried(model, "grid", own, grid)
+        chosen = {"without": best(filter(is_plain, tried)), "with": best(tried)}
+        if _fit(chosen["with"]) == _fit(chosen["without"]):
+            del chosen["with"]  # another alpha is no other search
+        for name, one in chosen.items():
+            near = {"l2": [one["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
+            tried += self.tried(model, f"near-{name}", one, near)
+        return best(filter(is_plain, tried)), best(tried)
 
-    def _tried(self, bases: list[Settings], grid: Mapping[str, list[Any]]) -> list[Settings]:
-        free, fits = (
-            {name: values for name, values in grid.items() if (name in FREE) == is_free}
-            for is_free in (True, False)
+    def tried(
+        self, model: str, step: str, base: Settings, grid: Mapping[str, list[Any]]
+    ) -> list[Settings]:
+        """Return every point of a grid around settings and its MRR@20, in the grid's order."""
+        tuned = eq.tune(
+            make(model, base, always_dan=True),
+            self.split,
+            grid=grid,
+            metric="mrr@20",
+            objectives=["recall@20"],
+            storage=self.folder / f"{self.prefix}{model}-{step}.jsonl",
+            device=self.device,
         )
-        tried = []
-        for base, change in itertools.product(bases, _product(fits)):
-            every = [{**base, **change, **one} for one in _product(free)]
-            self._fit(every)
-            tried += every
-        return tried
+        points = [
+            {**base, **{name: row[name] for name in grid}, "mrr@20": row["mrr@20"]}
+            for row in tuned.trials.to_dicts()
+        ]
+        return sorted(points, key=lambda one: [grid[name].index(one[name]) for name in grid])
 
-    def _best(self, tried: Iterable[Settings]) -> Settings:
-        return max(tried, key=lambda one: self.seen[_key(one)]["mrr@20"])
 
-    def _fit(self, every: list[Settings]) -> None:
-        """Fit once and measure settings that differ in what needs no other fit."""
-        missing = [one for one in every if _key(one) not in self.seen]
-        if not missing:
-            return
-        model = make(self.name, {**missing[0], "alpha": 0.0}).fit(self.train, device=self.device)
-        for one in missing:
-            model.decay_inference = one["decay_inference"]
-            self.seen[_key(one)], _ = measure(model, self.valid, one.get("alpha", 0.0))
-        write_text(self.path, json.dumps({"data": self._data, "seen": self.seen}, indent=1))
+def best(tried: Iterable[Settings]) -> Settings:
+    """Return the settings with the best MRR@20, of equal ones the first."""
+    found = max(tried, key=lambda one: one["mrr@20"])
+    return {name: value for name, value in found.items() if name != "mrr@20"}
+
+
+def _fit(settings: Settings) -> Settings:
+    """Return the settings that need a fit of their own."""
+    return {name: value for name, value in settings.items() if name != "alpha"}
 
 
 def is_plain(settings: Settings) -> bool:
     """Whether these settings are without DAN."""
     return not settings.get("alpha") and not settings.get("beta")
-
-
-def _product(grid: Mapping[str, list[Any]]) -> Iterator[Settings]:
-    return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-
-
-def _key(settings: Settings) -> str:
-    return json.dumps({name: value for name, value in sorted(settings.items()) if value != 0.0})
 
 
 def answer(results: pl.DataFrame, kept: Path) -> str:

@@ -3,6 +3,7 @@
 from equipoise import cluster as cluster
 from equipoise import datasets as datasets
 from equipoise import metrics as metrics
+from equipoise import plot as plot
 from equipoise import split as split
 from equipoise.client import Client as Client
 from equipoise.comparison import Comparison as Comparison

@@ -15,6 +15,7 @@ from scipy import stats
 from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
 from equipoise.metrics import nearest
+from equipoise.notebook import Interval, fragment, intervals, table
 from equipoise.resampling import bootstrap_interval, holm, sign_flip_test
 from equipoise.results import Result, markdown_table
 
@@ -22,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Test = Literal["permutation", "t"]
 Correction = Literal["holm", "bonferroni", "none"]
 Pairs = Literal["first", "all"]
+NUMBERS = ("difference", "low", "high")
 TESTS = {"permutation": "sign-flip permutation test", "t": "paired t-test"}
 CORRECTIONS = {
     "holm": "Holm's correction",
@@ -50,6 +52,10 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """A Markdown table, a row per pair of models."""
+        return f"{markdown_table(self._rows())}\n\n{self._how}\n"
+
+    def _rows(self) -> list[list[str]]:
+        """Cells of the table, its head first."""
         head = ["model", "against", self.metric, "difference [95%]", "p", "p adjusted", "users"]
         rows = [head]
         for row in self.table.iter_rows(named=True):
@@ -57,7 +63,17 @@ class Comparison:
             means = f"{row['mean']:.4f} / {row['baseline_mean']:.4f}"
             names = [row["model"], row["baseline"]]
             rows.append([*names, means, _interval(row), *p_values, f"{row['n_users']:,}"])
-        return f"{markdown_table(rows)}\n\n{self._how}\n"
+        return rows
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        differences = [
+            Interval(f"{row['model']} - {row['baseline']}", *(row[n] for n in NUMBERS))
+            for row in self.table.iter_rows(named=True)
+        ]
+        title = f"Differences in {self.metric} on part {self.fingerprint}"
+        picture = intervals(title, differences, zero=True)
+        return fragment(title, picture, table(head, rows, words=2), notes=[self._how])
 
     def __repr__(self) -> str:
         lines = [f"Comparison by {self.metric} on part {self.fingerprint}"]

@@ -50,8 +50,8 @@ def leave_one_out(
     Parameters
     ----------
     model
-        `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer; on any engine, and
-        saved models too.
+        `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer; on any exact
+        engine, and saved models too.
     users
         How many users to leave out, drawn from those with at least two items.
     k

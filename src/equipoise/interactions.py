@@ -7,7 +7,6 @@ are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`
 from __future__ import annotations
 
 import hashlib
-import html
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from equipoise.matrix import (
     keep_entries,
     segments,
 )
+from equipoise.notebook import fragment, table
 from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
@@ -505,9 +505,12 @@ class Interactions:
         return f"Interactions: {size}, {self.n_interactions:,} interactions ({filled})"
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        head = self._frame(5)._repr_html_() if self.n_interactions else ""
-        return f"<p><b>{html.escape(repr(self))}</b></p><ul>{notes}</ul>{head}"
+        head = self._frame(5)
+        if self.labels is not None:
+            titles = [self.label(item) for item in head["item"]]
+            head = head.insert_column(2, pl.Series("title", titles, pl.String))
+        rows = table(head.columns, head.rows(), words=len(head.columns)) if head.height else ""
+        return fragment(repr(self), rows, notes=self.notes)
 
 
 def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:

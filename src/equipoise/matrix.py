@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError
 
-Csr = sp.csr_array[np.float32, tuple[int, int]]
+Csr: TypeAlias = "sp.csr_array[np.float32, tuple[int, int]]"  # text: SciPy < 1.16
 
 
 def checked_matrix(

@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Lists = npt.NDArray[np.int32]
-Vectors = sp.csr_array[np.float64, tuple[int, int]]
+Vectors: TypeAlias = "sp.csr_array[np.float64, tuple[int, int]]"  # text: SciPy < 1.16
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import polars as pl
 
-from equipoise.errors import FileFormatError, UnknownIdError
+from equipoise.errors import DataError, FileFormatError, UnknownIdError
 from equipoise.metrics import Named, nearest
+from equipoise.notebook import Interval, fragment, intervals, table
 from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 KIND = "equipoise-result"
@@ -149,6 +150,50 @@ class Result:
         width = max(map(len, self.values), default=0)
         lines = [f"  {name:<{width}}  {_number(value)}" for name, value in self.values.items()]
         return "\n".join([f"{self.label}: {self._where}", *lines, *self.notes])
+
+    def plot(self, metric: str = "ndcg", *, k: int | None = None, ax: Any = None) -> Any:
+        """Draw a metric of all, head and tail items with its intervals; needs matplotlib.
+
+        Parameters
+        ----------
+        metric
+            Its name without a slice and a cut-off, such as "ndcg" or "recall".
+        k
+            The cut-off; the largest one if left out.
+        ax
+            Axes to draw into; new ones if left out. They are returned.
+        """
+        from equipoise.plot import intervals as draw
+
+        k = self.k[-1] if k is None else k
+        return draw(self.slices(metric, k), f"{metric}@{k}", title=self.label, ax=ax)
+
+    def interval(self, name: str) -> Interval:
+        """Return a number such as "tail_ndcg@20" with the ends of its 95% interval."""
+        if math.isnan(self[name]):
+            raise DataError(f"{name} of {self.label!r} is not defined; choose another metric")
+        rows = self.table.select("metric", "k", "slice", "value", "low", "high").rows()
+        (found,) = (row for row in rows if Named(row[2], row[0]).at(row[1]) == name)
+        return Interval(name, *found[3:])
+
+    def slices(self, metric: str, k: int) -> list[Interval]:
+        """Return the values of a metric by slice, with the ends of their intervals."""
+        rows = self.table.filter(pl.col("metric") == metric, pl.col("k") == k)
+        if not rows.height:
+            raise UnknownIdError(
+                f"the result has no {metric}@{k}; {nearest(f'{metric}@{k}', self.values)}"
+            )
+        defined = rows.filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+        return [Interval(*row) for row in defined.select("slice", "value", "low", "high").rows()]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows("{} [{}, {}]")
+        parts = [table(head, rows, words=2)]
+        if "ndcg" in self.table["metric"]:
+            k = self.k[-1]
+            parts.insert(0, intervals(f"ndcg@{k} of {self.label}", self.slices("ndcg", k)))
+        footer = [line.removeprefix("Note: ") for line in self._footer() if line]
+        return fragment(f"{self.label}: {self._where}", *parts, notes=footer)
 
     @property
     def _where(self) -> str:

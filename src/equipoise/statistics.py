@@ -7,6 +7,7 @@ The definitions are those of "Why is Normalization Necessary for Linear Recommen
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -23,6 +24,11 @@ from equipoise.matrix import entry_rows
 HEAD = 0.2  # share of the items that counts as the head
 BLOCK = 256  # items a thread takes at a time
 CURVE_POINTS = 51
+PAIRS = 5e8  # pairs of items within users, from which `describe` samples the homophily
+SAMPLE = 20_000  # draws of items; a multiple of
+BATCHES = 20  # whose differences tell the error
+SIZE_POWER = 1.5  # chances of items in a sample grow with so high a power of their users
+T_19 = 2.093  # 97.5% point of Student's t with 19 degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Statistics:
     min_item: int
     max_item: int
     delta: float  # exponent of the homophily ratio
+    homophily_low: float  # 95% interval of the homophily where it was sampled, else itself
+    homophily_high: float
     popularity: pl.DataFrame = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +70,12 @@ class Statistics:
         names = [each.name for each in fields(self) if each.name != "popularity"]
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def _sampled(self) -> str:
+        if self.homophily_low == self.homophily_high:
+            return ""
+        return f"sampled, 95% interval {self.homophily_low:.4f} to {self.homophily_high:.4f}, "
+
     def __repr__(self) -> str:
         head = f"{self.head_share:.1%} of interactions on the top {HEAD:.0%} of items"
         lines = [
@@ -70,7 +84,7 @@ class Statistics:
             ("interactions", f"{self.n_interactions:,} (density {100 * self.density:.3g}%)"),
             ("Gini of items", f"{self.gini_items:.4f}"),
             ("Gini of users", f"{self.gini_users:.4f}"),
-            ("homophily", f"{self.homophily:.4f} (delta {self.delta:g})"),
+            ("homophily", f"{self.homophily:.4f} ({self._sampled}delta {self.delta:g})"),
             ("head share", head),
             ("items per user", _spread(self.median_user, self.min_user, self.max_user)),
             ("users per item", _spread(self.median_item, self.min_item, self.max_item)),
@@ -78,7 +92,9 @@ class Statistics:
         return "\n".join(["Statistics", *(f"  {name:<16}{text}" for name, text in lines)])
 
 
-def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
+def describe(
+    interactions: Interactions, *, delta: float = 1.5, exact: bool | None = None
+) -> Statistics:
     """Describe a data set: its size, how concentrated it is, how alike its connected items are.
 
     Parameters
@@ -87,6 +103,9 @@ def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
         The data; weights are ignored.
     delta
         Exponent of the number of shared users in the weights of the homophily ratio.
+    exact
+        Whether the homophily ratio is that of all pairs of items, or that of sampled items with an
+        interval. Left out, it is sampled where users have more than 5e8 pairs of items.
 
     Examples
     --------
@@ -103,7 +122,13 @@ def describe(interactions: Interactions, *, delta: float = 1.5) -> Statistics:
       items per user  median 1, from 1 to 2
       users per item  median 2, from 1 to 3
     """
-    return statistics_of(interactions, homophily(interactions, delta=delta), delta)
+    if exact is None:
+        users = interactions.user_counts
+        exact = float(users @ (users - 1)) / 2 <= PAIRS
+    if exact:
+        return statistics_of(interactions, homophily(interactions, delta=delta), delta)
+    alike, *interval = sampled_homophily(interactions, delta=delta)
+    return statistics_of(interactions, alike, delta, interval)
 
 
 class Counted(Protocol):
@@ -134,11 +159,14 @@ class Counted(Protocol):
         """Number of items of each user."""
 
 
-def statistics_of(data: Counted, ratio: float, delta: float) -> Statistics:
-    """Return the statistics of data whose homophily is known."""
+def statistics_of(
+    data: Counted, ratio: float, delta: float, interval: Sequence[float] | None = None
+) -> Statistics:
+    """Return the statistics of data whose homophily is known, or known to lie in an interval."""
     items, users = data.item_counts, data.user_counts
     ranked = np.sort(items)[::-1]
     n_head = math.ceil(HEAD * data.n_items)
+    low, high = interval or (ratio, ratio)
     return Statistics(
         n_users=data.n_users,
         n_items=data.n_items,
@@ -151,7 +179,9 @@ def statistics_of(data: Counted, ratio: float, delta: float) -> Statistics:
         **_lengths("user", users),
         **_lengths("item", items),
         delta=float(delta),
-        popularity=_curve(ranked),
+        homophily_low=low,
+        homophily_high=high,
+        popularity=popularity_curve(data),
     )
 
 
@@ -178,29 +208,78 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     `delta`, from 0 to 50, is how much more weight a pair with many common users gets. Exact, and
     the same for every number of threads; takes a row of counts per thread, no square matrix.
     """
+    data = _positive(interactions, delta)
+    if not data.n_interactions:
+        return 0.0
+    sums = np.zeros((2, data.n_items))
+    _add_all(data, delta, np.arange(data.n_items, dtype=np.int32), sums, whole=False)
+    return pair_ratio(sums)
+
+
+def sampled_homophily(
+    interactions: Interactions, *, delta: float = 1.5, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the homophily ratio estimated from sampled items, and its 95% interval.
+
+    Items are drawn with replacement and with chances that grow with their users, for popular items
+    have most of the weight; each counts in inverse proportion. The interval comes from twenty
+    batches of them.
+    """
+    data = _positive(interactions, delta)
+    counts = data.item_counts.astype(np.float64)
+    if not counts.any():
+        return 0.0, 0.0, 0.0
+    chance = counts**SIZE_POWER / (counts**SIZE_POWER).sum()
+    drawn = np.random.default_rng(seed).choice(data.n_items, SAMPLE, p=chance)
+    items, place = np.unique(drawn, return_inverse=True)
+    sums = np.zeros((2, data.n_items))
+    _add_all(data, delta, items.astype(np.int32), sums, whole=True)
+    each = (sums[:, items] / chance[items])[:, place]
+    similar, total = each.sum(axis=1)
+    if not total > 0:
+        return 0.0, 0.0, 0.0
+    found = float(similar / total)
+    # of a ratio: the spread of what its numerator has too much for its denominator
+    rest = (each[0] - found * each[1]).reshape(BATCHES, -1).mean(axis=1)
+    error = T_19 * float(rest.std(ddof=1)) / BATCHES**0.5 / float(each[1].mean())
+    return found, max(found - error, 0.0), min(found + error, 1.0)
+
+
+def _positive(interactions: Interactions, delta: float) -> Interactions:
+    """Return the interactions that count, and refuse a bad exponent."""
     check_delta(delta)
     if interactions.signed:
-        interactions = interactions.entries(interactions.matrix.data > 0)
-    counts = interactions.item_counts
-    if not interactions.n_interactions:
-        return 0.0
-    matrix = interactions.matrix
+        return interactions.entries(interactions.matrix.data > 0)
+    return interactions
+
+
+def _add_all(
+    data: Interactions,
+    delta: float,
+    chosen: npt.NDArray[np.int32],
+    sums: npt.NDArray[np.float64],
+    *,
+    whole: bool,
+) -> None:
+    """Put sums of w_ij s_ij and of w_ij into the columns of these items i, on all threads.
+
+    Over all j != i, or over j > i alone where not `whole`.
+    """
+    matrix, counts = data.matrix, data.item_counts
     # users of each item, and where each of these pairs stands in the CSR arrays
     places = np.argsort(matrix.indices, kind="stable")
     users = entry_rows(matrix).astype(np.int32)[places]
     starts = np.concatenate([[0], np.cumsum(counts)])
     power = _powers(counts, delta)
-    sums = np.zeros((2, interactions.n_items))
     # One dtype for all data, so that the kernel is compiled once.
-    row_ends = matrix.indptr[1:].astype(np.int64)
+    rows = matrix.indptr.astype(np.int64)
     items = matrix.indices.astype(np.int32, copy=False)
 
     def add_block(number: int) -> None:
-        start, stop = number * BLOCK, min((number + 1) * BLOCK, interactions.n_items)
-        _add_pairs(start, stop, users, places, starts, row_ends, items, counts, power, sums)
+        some = chosen[number * BLOCK : (number + 1) * BLOCK]
+        _add_pairs(some, whole, users, places, starts, rows, items, counts, power, sums)
 
-    run(add_block, -(-interactions.n_items // BLOCK))
-    return pair_ratio(sums)
+    run(add_block, -(-len(chosen) // BLOCK))
 
 
 def check_delta(delta: float) -> None:
@@ -241,25 +320,27 @@ def pair_sums(
 
 @compiled
 def _add_pairs(
-    start: int,
-    stop: int,
+    chosen: npt.NDArray[np.int32],
+    whole: bool,
     users: npt.NDArray[np.int32],
     places: npt.NDArray[np.int64],
     starts: npt.NDArray[np.int64],
-    row_ends: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
     items: npt.NDArray[np.int32],
     counts: npt.NDArray[np.int64],
     power: npt.NDArray[np.float64],
     sums: npt.NDArray[np.float64],
 ) -> None:
-    """Sum w_ij s_ij and w_ij over all j > i, for each item i of a block."""
+    """Sum w_ij s_ij and w_ij over j, for each item i of a block."""
     shared = np.zeros(len(counts), np.int32)
     touched = np.empty(len(counts), np.int32)
-    for i in range(start, stop):
+    for i in chosen:
         n_touched = 0
         for entry in range(starts[i], starts[i + 1]):
+            user = users[entry]
             # The items of a row ascend, so those behind this place are the j > i.
-            for place in range(places[entry] + 1, row_ends[users[entry]]):
+            first = rows[user] if whole else places[entry] + 1
+            for place in range(first, rows[user + 1]):
                 j = items[place]
                 if shared[j] == 0:
                     touched[n_touched] = j
@@ -269,9 +350,10 @@ def _add_pairs(
             j = touched[k]
             common = shared[j]
             shared[j] = 0
-            weight = power[common] / min(counts[i], counts[j])
-            sums[0, i] += weight * common / (counts[i] + counts[j] - common)
-            sums[1, i] += weight
+            if j != i:
+                weight = power[common] / min(counts[i], counts[j])
+                sums[0, i] += weight * common / (counts[i] + counts[j] - common)
+                sums[1, i] += weight
 
 
 def _lengths(axis: str, counts: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -283,7 +365,13 @@ def _lengths(axis: str, counts: npt.NDArray[np.int64]) -> dict[str, Any]:
     }
 
 
-def _curve(ranked: npt.NDArray[np.int64]) -> pl.DataFrame:
+def popularity_curve(data: Counted) -> pl.DataFrame:
+    """Return 51 points: the share of the items, most used first, and of the interactions on them.
+
+    >>> popularity_curve(Interactions([[1, 1], [1, 0]]))[25].row(0)
+    (0.5, 0.6666666666666666)
+    """
+    ranked = np.sort(data.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
     held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)

@@ -36,6 +36,10 @@ BLOCK = 64  # vectors multiplied at a time: many enough for BLAS, few enough for
 DENSE = 1500  # shorter side up to which the dense decomposition is as fast
 RESTARTS = 40
 TINY = 1e-30
+ROW_NUMBERS = 1 << 24  # of rows of a large matrix that a randomised method works on together
+LARGE = 200_000  # shorter side from which a companion is found by a randomised method,
+ROUNDS = 4  # with so many rounds
+SURPLUS = 1.25  # and more vectors than it keeps
 CACHED_BYTES = 1 << 30  # of spectra that later models on the same data can use
 
 
@@ -126,14 +130,25 @@ def truncated_svd(
     return Spectrum(values.astype(dtype), right)
 
 
+def companion_sketch(shape: tuple[int, int], rank: int) -> tuple[int, int | None]:
+    """Return how many vectors a companion of these data works with, and in how many rounds.
+
+    None rounds stand for the full accuracy, whose memory and time large data have no room for.
+    """
+    rank = min(rank, *shape)
+    if min(shape) <= LARGE:
+        return rank, None
+    return min(int(SURPLUS * rank) + 8, *shape), ROUNDS
+
+
 def needed_bytes(
     shape: tuple[int, int], rank: int, dtype: str, power_iterations: int | None = None
 ) -> int:
     """Memory that `truncated_svd` takes at its peak, beside copies of the matrix."""
     shorter, itemsize = min(shape), int(np.dtype(dtype).itemsize)
     result = 2 * itemsize * rank * shape[1]  # the vectors, and in rows
-    if power_iterations is not None:
-        return result + 2 * itemsize * sum(shape) * rank
+    if power_iterations is not None:  # three sketches, and one more while a product is added
+        return result + itemsize * rank * 4 * shape[1] + 3 * 8 * ROW_NUMBERS
     if _is_dense(shorter, rank):
         return result + 3 * 8 * shorter**2  # the Gram matrix, a copy for LAPACK and the vectors
     depth = _space(rank)[1] + BLOCK
@@ -154,14 +169,23 @@ def _dense(A: Any, rank: int) -> tuple[Array, Array]:
 
 
 def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tuple[Array, Array]:
-    """Ritz pairs of A^T A on the range of (A^T A)^iterations A^T R with a random R."""
-    R = np.random.default_rng(seed).standard_normal((A.shape[0], rank)).astype(dtype)
-    Q = qr(A.T @ R, mode="economic", overwrite_a=True, check_finite=False)[0]
-    for _ in range(iterations):
-        Q = qr(A @ Q, mode="economic", overwrite_a=True, check_finite=False)[0]
-        Q = qr(A.T @ Q, mode="economic", overwrite_a=True, check_finite=False)[0]
-    B = A @ Q
-    squares, S = eigh((B.T @ B).astype(np.float64), check_finite=False)
+    """Ritz pairs of A^T A on the range of (A^T A)^iterations A^T R with a random R.
+
+    Of the rows of A no more than a few million numbers are in memory at a time.
+    """
+    rng = np.random.default_rng(seed)
+    step = max(1, ROW_NUMBERS // rank)
+    starts = range(0, A.shape[0], step)
+    blocks = [A] if len(starts) == 1 else [A[low : low + step] for low in starts]
+    Y = np.zeros((A.shape[1], rank), dtype)
+    for rows in blocks:
+        Y += rows.T @ rng.standard_normal((rows.shape[0], rank)).astype(dtype)
+    for _ in range(iterations + 1):
+        Q = qr(Y, mode="economic", overwrite_a=True, check_finite=False)[0]
+        Y = np.zeros((A.shape[1], rank), dtype)
+        for rows in blocks:
+            Y += rows.T @ (rows @ Q)
+    squares, S = eigh((Q.T @ Y).astype(np.float64), check_finite=False)
     return squares[::-1], Q @ S[:, ::-1].astype(dtype)
 
 
@@ -169,6 +193,11 @@ def _space(rank: int) -> tuple[int, int]:
     """Return how many vectors a restart keeps, and how many the space holds."""
     kept = rank + max(rank // 8, 2 * BLOCK)  # more than asked for: the last ones come faster
     return kept, kept + max(kept, 8 * BLOCK)
+
+
+def restart_vectors(rank: int) -> int:
+    """Return how many vectors a space of full accuracy holds before it is restarted."""
+    return _space(rank)[1]
 
 
 def _krylov(

@@ -56,7 +56,8 @@ def test_solution_satisfies_its_optimality_condition(
 def test_slist_at_its_extremes_is_slis_and_slit(data: Interactions, settings: dict) -> None:
     for family, mix in ((eq.SLIS, 1.0), (eq.SLIT, 0.0)):
         one = family(**settings).fit(data, engine="sparse", dtype="float64")
-        both = eq.SLIST(mix=mix, **settings).fit(data, engine="sparse", dtype="float64")
+        same = {"dropout": 0.0, "decay_position": 1.0, **settings}
+        both = eq.SLIST(mix=mix, **same).fit(data, engine="sparse", dtype="float64")
         np.testing.assert_array_equal(one.weights_, both.weights_)
 
 

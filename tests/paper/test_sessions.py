@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from tests.paper.conftest import PAPER
 
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions
-from equipoise.split import reveal
+from equipoise.split import Part, Split, reveal
 from reproduce.config import Config, load_config
 from reproduce.results import CELLS, read_lines
 from reproduce.runner import completed, run
 from reproduce.sessions import (
     Search,
     answer,
+    best,
     is_plain,
     make,
     measure,
@@ -62,6 +64,10 @@ def config() -> Config:
     return dataclasses.replace(table, rows=rows, options=options)
 
 
+def solves(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if '"points"' in line]
+
+
 @pytest.fixture
 def finished(config: Config, data: Path, tmp_path: Path) -> pl.DataFrame:
     return run(config, data, tmp_path / "out" / "table7.csv", command="a test")
@@ -89,21 +95,18 @@ def test_a_run_that_was_stopped_goes_on_from_its_files(
     data: Path,
     tmp_path: Path,
     finished: pl.DataFrame,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out" / "table7.csv"
-    searches = {path: path.read_bytes() for path in out.parent.rglob("*-search.json")}
-    assert len(searches) == 3
+    searches = {path: len(solves(path)) for path in out.parent.rglob("*.jsonl")}
+    assert {path.name.split("-")[1] for path in searches} == {"SLIS", "SLIT", "SLIST"}
     words = out.with_suffix(".md").read_text()
     stored = pl.read_csv(out)
     stored.filter(~pl.col("row").is_in(["SLIST", "SLIST_DAN"])).write_csv(out)
     said: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(Search, "_fit", lambda self, every: None)  # all values are in the files
-        again = run(config, data, out, command="a test", say=said.append)
+    again = run(config, data, out, command="a test", say=said.append)
     assert again["ours"].equals(finished["ours"])
     assert len(said) == 2
-    assert {path: path.read_bytes() for path in searches} == searches
+    assert {path: len(solves(path)) for path in out.parent.rglob("*.jsonl")} == searches
     assert out.with_suffix(".md").read_text() == words
     assert run(config, data, out, say=said.append).equals(again)
     assert len(said) == 2
@@ -122,48 +125,59 @@ def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_pat
     assert found["ours"].null_count() == 0
     full = make("SLIS", {"row_norm": None, "l2": 5.0}).settings()
     assert found["settings"].unique().to_list() == [json.dumps(full)]
-    assert not list(tmp_path.rglob("*-search.json"))
+    assert not list(tmp_path.rglob("*.jsonl"))
     assert completed(table, read_lines(tmp_path / "table7.csv", CELLS)).equals(found)
+
+
+def search_on(train: Interactions, valid: Interactions, folder: Path) -> Search:
+    history, target = (side.with_items(train.item_index, unknown="skip") for side in reveal(valid))
+    part = Part(history, target, "session", "valid")
+    return Search(Split(train, part, part, "session"), folder, "toy-", grid=GRID)
 
 
 def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> None:
     train = drawn(300, 25, seed=1)
-    valid = reveal(drawn(40, 25, seed=2))
-    history, target = (part.with_items(train.item_index, unknown="skip") for part in valid)
-    path = tmp_path / "search.json"
-    search = Search("SLIS", train, (history, target), path, grid=GRID)
-    plain, dan = search.pair({"l2": 3.0, "decay_inference": 1.0})
-    seen = {text: values["mrr@20"] for text, values in search.seen.items()}
-    assert Search("SLIS", train, (history, target), path, grid=GRID).seen == search.seen
-    assert len(seen) == 8 + 4 * 2  # the grid, then a third and three times the l2 of both
-    assert max(seen.values()) == pytest.approx(
-        measure(make("SLIS", dan).fit(train), (history, target))[0]["mrr@20"]
-    )
-    without = {text: value for text, value in seen.items() if is_plain(json.loads(text))}
-    assert max(without.values()) == pytest.approx(
-        measure(make("SLIS", plain).fit(train), (history, target))[0]["mrr@20"]
-    )
+    search = search_on(train, drawn(40, 25, seed=2), tmp_path)
+    base = {"l2": 3.0, "decay_inference": 1.0}
+    plain, dan = search.pair("SLIS", base)
+    tried = search.tried("SLIS", "grid", base, GRID)
+    order = [dict(zip(GRID, each, strict=True)) for each in itertools.product(*GRID.values())]
+    assert [{name: one[name] for name in GRID} for one in tried] == order
+    near = [path.name for path in sorted(tmp_path.glob("toy-SLIS-near-*"))]
+    assert near[-1] == "toy-SLIS-near-without.jsonl"
+    points = [
+        json.loads(line)["points"]
+        for path in tmp_path.glob("toy-SLIS-*.jsonl")
+        for line in solves(path)
+    ]
+    # one fit for each row_norm and beta, then a third and three times the l2 around the choices
+    assert len(points) == 4 + 2 * len(near)
+    found = [point for some in points for point in some]
+    pair = search.split.valid.history, search.split.valid.target
+    for chosen, among in ((dan, found), (plain, filter(is_plain, found))):
+        value = measure(make("SLIS", chosen).fit(train), pair)[0]["mrr@20"]
+        assert value == pytest.approx(max(point["mrr@20"] for point in among))
     assert is_plain(plain)
 
 
-@pytest.mark.parametrize("content", [b"my notes", b"[]", b'{"tea": 2}', b"\xff\xfe\x00", b""])
-def test_a_search_never_takes_the_place_of_another_file(content: bytes, tmp_path: Path) -> None:
-    sessions = drawn(60, 25, seed=1)
-    path = tmp_path / "search.json"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"search.json is not a file of an earlier run; move it"):
-        Search("SLIS", sessions, reveal(sessions), path)
-    assert path.read_bytes() == content
+def test_of_equal_points_the_first_of_the_grid_is_chosen() -> None:
+    tried = [{"l2": 1.0, "mrr@20": 0.1}, {"l2": 3.0, "mrr@20": 0.2}, {"l2": 9.0, "mrr@20": 0.2}]
+    assert best(tried) == {"l2": 3.0}
 
 
-def test_a_search_does_not_go_on_with_values_of_other_data(tmp_path: Path) -> None:
+def test_a_search_takes_no_other_file_and_no_values_of_other_data(tmp_path: Path) -> None:
     train, other = drawn(60, 25, seed=1), drawn(60, 25, seed=2)
-    path = tmp_path / "search.json"
-    Search("SLIT", train, reveal(train), path)._fit([{"l2": 3.0, "decay_inference": 1.0}])
+    path = tmp_path / "toy-SLIT-own.jsonl"
+    path.write_bytes(b"my notes")
+    with pytest.raises(DataError, match=r"toy-SLIT-own\.jsonl"):
+        search_on(train, train, tmp_path).own("SLIT", {})
+    assert path.read_bytes() == b"my notes"
+    path.unlink()
+    search_on(train, train, tmp_path).own("SLIT", {})
     before = path.read_bytes()
     for data in ((other, train), (train, other)):
-        with pytest.raises(DataError, match=r"search.json belongs to other data; move it away"):
-            Search("SLIT", data[0], reveal(data[1]), path)
+        with pytest.raises(DataError, match="belongs to other data"):
+            search_on(*data, tmp_path).own("SLIT", {})
     assert path.read_bytes() == before
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import equipoise as eq
+from equipoise.drawing import WIDTH, Drawing, Scale, padded, search_frontier
 from equipoise.interactions import Interactions
 from equipoise.report import charts
-from equipoise.report.charts import Drawing, Scale, padded
 
 
 def test_text_is_escaped_everywhere() -> None:
@@ -76,10 +76,10 @@ def test_dots_stand_where_their_values_are(facts: dict[str, Any]) -> None:
 def test_frontier_of_a_search_is_a_file_of_its_own(synthetic: Interactions) -> None:
     split = eq.split.strong(synthetic, valid=0.2, test=0.2)
     found = eq.tune(eq.EASE, split, grid={"l2": [2.0, 20.0], "alpha": [0.0, 0.3]})
-    picture = charts.search_frontier(found.trials, found.frontier, ("ndcg@20", "tail_ndcg@20"))
+    picture = search_frontier(found.trials, found.frontier, ("ndcg@20", "tail_ndcg@20"))
     root = ET.fromstring(picture)
     circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(circles) == found.trials.height + found.frontier.height
-    assert all(0 <= float(each.get("cx", "-1")) <= charts.WIDTH for each in circles)
+    assert all(0 <= float(each.get("cx", "-1")) <= WIDTH for each in circles)
     nothing = found.trials[:0]
-    assert "no values" in charts.search_frontier(nothing, nothing, ("ndcg@20", "tail_ndcg@20"))
+    assert "no values" in search_frontier(nothing, nothing, ("ndcg@20", "tail_ndcg@20"))

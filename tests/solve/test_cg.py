@@ -48,10 +48,25 @@ def test_entries_far_below_the_largest_are_accurate_in_float32() -> None:
     )
 
 
+@pytest.mark.parametrize("penalty", [3.0, 0.1, 1e-3])
+def test_rows_in_single_precision_are_as_good_where_they_take_many_steps(penalty: float) -> None:
+    # a ring of items, each tied to the next: the condition is (4 + penalty) / penalty
+    n = 500
+    steps = np.arange(n)
+    rows, columns = np.repeat(steps, 2), np.stack([steps, (steps + 1) % n], axis=1).ravel()
+    A = sp.csr_array((np.ones(2 * n), (rows, columns)), shape=(n, n))
+    system = System(narrow(A), narrow(A), np.full(n, penalty), narrow(sp.csr_array((n, n))))
+    C = dense(system)[[0, 7]]
+    # what is left of the residual weighs as much as the smallest eigenvalue lets it
+    limit = 1e-6 * np.abs(C).max() + cg.TOLERANCE["float32"] * 4 / penalty
+    assert np.abs(system.rows(np.array([0, 7]), "float32") - C).max() < limit
+
+
 def test_a_row_has_the_same_bits_alone_and_among_others(system: System) -> None:
-    together = system.rows(np.arange(40), "float64")
-    alone = np.concatenate([system.rows(np.array([item]), "float64") for item in range(40)])
-    np.testing.assert_array_equal(together, alone)
+    for dtype in ("float32", "float64"):
+        together = system.rows(np.arange(40), dtype)
+        alone = np.concatenate([system.rows(np.array([item]), dtype) for item in range(40)])
+        np.testing.assert_array_equal(together, alone)
 
 
 def test_an_item_without_neighbours_and_hard_systems_are_solved_beside_others() -> None:

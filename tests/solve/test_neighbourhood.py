@@ -389,6 +389,23 @@ def test_a_search_shares_its_solves(synthetic: Interactions) -> None:
     np.testing.assert_array_equal(alone.inverse_.data, found.model.inverse_.data)
 
 
+def test_a_companion_needs_a_number_before_the_solve(synthetic: Interactions) -> None:
+    how: Any = {"engine": "neighbourhood", "neighbours": 9}
+
+    def solved(_: Any) -> None:
+        pytest.fail("it solved before it refused")
+
+    model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=4))
+    with pytest.raises(SettingError, match=r"give a number, such as LowPass\(strength=0.2\)"):
+        model.fit(synthetic, **how, progress=solved)
+    split = eq.split.strong(synthetic, valid=0.2, test=0.2)
+    with pytest.raises(SettingError, match="give a number"):
+        eq.tune(model, split, grid={"l2": [5.0]}, **how)
+    found = eq.tune(model, split, grid={"strength": [0.0, 0.3]}, **how)
+    assert found.solves == 1
+    assert found.trials["strength"].to_list() == [0.0, 0.3]
+
+
 def test_the_command_fits_with_neighbours(synthetic: Interactions, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +237,15 @@ def test_companion_is_part_of_the_plan() -> None:
     assert tiles.peak_bytes <= 3 * 10**9
     # the tiles are gone by then, so both need not fit together
     assert size.companion_bytes < eq.plan(**GOWALLA, memory="3GB").peak_bytes
+
+
+def test_a_companion_of_a_million_items_has_bounded_memory_and_time() -> None:
+    million = {"n_users": 10**6, "n_items": 10**6, "n_interactions": 3 * 10**7}
+    how = partial(eq.plan, engine="neighbourhood", neighbours=100, memory="16GB", **million)
+    plain, more = how(), how(lowpass_rank=64)
+    assert plain.peak_bytes < more.peak_bytes < 6e9
+    assert plain.flops < more.flops < 2 * plain.flops
+    assert how(lowpass_rank=128).flops > more.flops
 
 
 def test_companion_without_room_is_refused_before_the_solve(

@@ -159,6 +159,8 @@ def test_what_makes_no_sense_is_refused(synthetic: Interactions, split: Split) -
         eq.tune(eq.GFCF, synthetic)
     with pytest.raises(SettingError, match="leave out refit"):
         eq.tune(synthetic, refit="all")
+    with pytest.raises(SettingError, match="neighbourhood engine; evaluate or tune it on a split"):
+        eq.tune(synthetic, engine="neighbourhood", progress=lambda _: pytest.fail("it solved"))
     with pytest.raises(SettingError, match="prefer is for leave-one-out"):
         eq.tune(eq.EASE, split, prefer="tail")
     with pytest.raises(SettingError, match="prefer must be"):

@@ -22,16 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from equipoise.errors import EquipoiseError, SettingError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 running: ContextVar[Any] = ContextVar("running", default=None)  # the group's context
 
@@ -109,6 +110,8 @@ def table(rows: Iterable[Iterable[Any]], *headings: str) -> Table:
 
     Texts are taken literally, never as markup; None is an empty cell.
     """
+    from rich.table import Table
+
     cells = [[_cell(value) for value in row] for row in rows]
     out = Table(box=None, pad_edge=False, header_style="dim", show_header=bool(headings))
     out.padding = (0, 2, 0, 0)
@@ -168,6 +171,8 @@ def working(what: str) -> Iterator[Report]:
 
 @contextmanager
 def _spinner(text: str) -> Iterator[Report]:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console(error=True), transient=True) as progress:
         task = progress.add_task(text, total=None)

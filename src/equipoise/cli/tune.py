@@ -142,7 +142,7 @@ def _check_out(out: Path, resume: bool) -> None:
 
 def _write(out: Path, found: Tuned) -> dict[str, str]:
     """Write everything and return where it is."""
-    from equipoise.report.charts import search_frontier
+    from equipoise.drawing import search_frontier
 
     written = {"model": out / "model", "trials": out / "trials.parquet"}
     found.model.save(written["model"])

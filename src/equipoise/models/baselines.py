@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.automatic import Auto, neighbourhood_from_counts
 from equipoise.checks import count, non_negative
+from equipoise.cooccurrence import strongest
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import SPARSE, Shapes
@@ -95,16 +96,10 @@ class ItemKNN(Recommender):
         X = data.matrix.copy()
         if self.signals is None:
             X.data[:] = 1
-        similarity = (X.T @ X).tocsr()
-        similarity.setdiag(0)
-        similarity.eliminate_zeros()
-        similarity.sort_indices()
         squares = X.data.astype(np.float64) ** 2
         root = np.sqrt(np.bincount(X.indices, squares, minlength=data.n_items))
-        row = np.repeat(np.arange(data.n_items), np.diff(similarity.indptr))
-        norm = root[row] * root[similarity.indices] + self.shrink_
-        similarity.data = (similarity.data / norm).astype(np.float32)
-        self._keep(data, {"similarity": _largest_of_rows(similarity, self.neighbours_)})
+        similarity = strongest(X, self.neighbours_, root, self.shrink_)
+        self._keep(data, {"similarity": similarity})
 
     def _shapes(self) -> Shapes:
         return {"similarity": SPARSE}
@@ -113,15 +108,3 @@ class ItemKNN(Recommender):
         ones = np.ones(interactions.n_items, np.float32)
         S = arrays["similarity"]
         return [Sparse(S.data, S.indices, S.indptr, ones, ones)]
-
-
-def _largest_of_rows(matrix: Any, keep: int) -> Any:
-    """Keep the largest values of each row; equal ones by position."""
-    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    order = np.lexsort((matrix.indices, -matrix.data, row))
-    rank = np.arange(len(order)) - matrix.indptr[row[order]]
-    dropped = order[rank >= keep]
-    out = matrix.copy()
-    out.data[dropped] = 0
-    out.eliminate_zeros()
-    return out

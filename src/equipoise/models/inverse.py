@@ -29,7 +29,11 @@ from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.neighbourhood import Columns, solve_again
 from equipoise.storage import Fields, Stored
 
-Work = Literal["reuse", "update", "prune"]
+Work = Literal["reuse", "update", "prune", "leave out"]
+CANNOT_LEAVE_OUT = (
+    "users cannot be left out exactly of a model of the neighbourhood engine; evaluate or tune it "
+    "on a split, such as eq.split.strong(data, valid=0.1)"
+)
 BLOCK_BYTES = 64 << 20  # of rows of P that are looked at together
 
 
@@ -221,7 +225,7 @@ class OnCard(Array):
 
     def require(self, work: Work) -> None:
         """Ask for the host where the card cannot do it."""
-        if work != "reuse":
+        if work in ("update", "prune"):
             require_host(self.matrix)
 
 
@@ -314,6 +318,7 @@ class Pruned(Inverse):
                 "reuse": "a pruned model cannot be reused; reuse the full one and prune it",
                 "update": "a pruned model cannot be updated; update the full one and prune it",
                 "prune": "this model is pruned already",
+                "leave out": "users cannot be left out of a pruned model; take the full one",
             }[work]
         )
 
@@ -368,9 +373,11 @@ class Neighbourhoods(Inverse):
         return self
 
     def require(self, work: Work) -> None:
-        """Refuse to prune: solving on fewer neighbours is better than cutting the weights."""
+        """Refuse to prune, which a solve on fewer neighbours is better than, and to leave out."""
         if work == "prune":
             raise SettingError("this model is sparse already; fit it with fewer neighbours")
+        if work == "leave out":
+            raise SettingError(CANNOT_LEAVE_OUT)
 
     @property
     def agreement(self) -> dict[str, float]:

@@ -22,7 +22,6 @@ from equipoise.interactions import Interactions, generator
 from equipoise.matrix import Csr, cell_keys, entry_rows
 from equipoise.metrics import find_hits, ndcg
 from equipoise.models.histories import Unknowns
-from equipoise.models.inverse import Array, ByUsers
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.ranking.left_out import SLACK, rank_left_out
@@ -170,11 +169,7 @@ def check_model(model: Any) -> None:
             f"users can be left out of linear autoencoders, not of {kind}; evaluate it on a split"
         )
     _ = model._fitted
-    if not isinstance(model.solution_, (Array, ByUsers)):
-        raise SettingError(
-            "users can be left out of an exact inverse (engines dense, dual, tiled and gpu), not "
-            f"of a {type(model.solution_).__name__.lower()} one"
-        )
+    model.solution_.require("leave out")
 
 
 @dataclass(frozen=True, eq=False)

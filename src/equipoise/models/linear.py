@@ -127,6 +127,7 @@ class LinearAutoencoder(Recommender):
         how["neighbours"] = neighbours
         if data.signed and self.lowpass is not None:
             raise SettingError("a lowpass companion takes no negative values; use returns='net'")
+        require_strength([self], engine)
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
@@ -172,6 +173,7 @@ class LinearAutoencoder(Recommender):
         solvers: list[tuple[Any, Solver]] = []  # the last one, and the signals that it is for
 
         def fit(models: Sequence[Any]) -> None:
+            require_strength(models, how.get("engine", "auto"))
             signals = models[0].signals
             with limited(threads):
                 if not solvers or solvers[0][0] != signals:
@@ -405,6 +407,16 @@ class LinearAutoencoder(Recommender):
         self.estimate_ = None
         if companion is None and self.lowpass is not None:
             self.companion_ = fit_companion(self, self.lowpass)
+
+
+def require_strength(models: Sequence[LinearAutoencoder], engine: str) -> None:
+    """Refuse, before the solve, a strength "auto" that needs users left out of it."""
+    wanted = [each.lowpass.strength for each in models if each.lowpass is not None]
+    if engine == "neighbourhood" and "auto" in wanted:
+        raise SettingError(
+            "strength='auto' needs users left out exactly, which engine='neighbourhood' cannot; "
+            "give a number, such as LowPass(strength=0.2), or tune it on a split"
+        )
 
 
 def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:

@@ -15,7 +15,7 @@ from equipoise.interactions import Interactions
 from equipoise.normalize import power
 from equipoise.ranking.terms import LowRank
 from equipoise.storage import Stored
-from equipoise.svd import Spectrum, spectrum, sums
+from equipoise.svd import Spectrum, companion_sketch, spectrum, sums
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class LowPass:
     Parameters
     ----------
     rank
-        Number of singular vectors, 100 to 1000.
+        Number of singular vectors, 100 to 1000. Above 200,000 users and items they come from a few
+        rounds of a randomised method, in bounded memory and time, and the last ones are rough.
     strength
         Weight beside the autoencoder, 0.1 to 0.4. "auto" tries a few on users that are left out
         of the fit, and takes 0 unless one of them is clearly better than none.
@@ -70,14 +71,16 @@ class LowPass:
 
         A strength that is "auto" has no number yet: a model finds it, with `leaving_out`.
         """
+        vectors, rounds = companion_sketch(interactions.matrix.shape, self.rank)
         found = spectrum(
             interactions,
-            self.rank,
+            vectors,
             user_exponent=self.user_exponent,
             item_exponent=self.item_exponent,
             dtype=dtype,
+            power_iterations=rounds,
         )
-        return Companion(self, interactions, found)
+        return Companion(self, interactions, found.first(min(self.rank, vectors)))
 
     def restored(self, interactions: Interactions, stored: Stored) -> Companion:
         """Return the companion that `Companion.arrays` saved."""

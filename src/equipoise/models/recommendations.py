@@ -18,12 +18,13 @@ from polars.io.plugins import register_io_source
 
 from equipoise.errors import DataError, SettingError
 from equipoise.matrix import Csr
+from equipoise.notebook import Cell, fragment, table
 from equipoise.ranking.ranker import score_items
 from equipoise.ranking.terms import Term
 
 PAIRS = 1 << 20  # contributions computed at a time
 FORMATS = {".parquet": "sink_parquet", ".csv": "sink_csv", ".jsonl": "sink_ndjson"}
-
+SHOWN = 10  # lists, and items of each, that a notebook shows
 JOINT = "; "  # between the reasons in one text
 
 Strongest = list[list[npt.NDArray[np.int64]]]  # positions, for each item of each list
@@ -100,7 +101,28 @@ class Recommendations:
         return pl.DataFrame(columns, schema_overrides=kinds)
 
     def _repr_html_(self) -> str:
-        return str(self.to_frame(details=True)._repr_html_())
+        longest = max(map(len, self.items), default=0)
+        width = min(longest, SHOWN)
+        rows: list[list[Any]] = []
+        for place, user in enumerate(self.users[:SHOWN]):
+            popular = " (popular)" if self.source[place] == "popular" else ""
+            ranks = range(min(len(self.items[place]), width))
+            rows.append([f"{user}{popular}", *(self._cell(place, rank) for rank in ranks)])
+        notes = [f"{len(self) - SHOWN:,} more lists"] if len(self) > SHOWN else []
+        notes += [f"ranks after {width} are left out"] if longest > width else []
+        head = ["user", *map(str, range(1, width + 1))]
+        title = f"Recommendations: {len(self):,} list{'' if len(self) == 1 else 's'}"
+        return fragment(title, table(head, rows, words=width + 1), notes=notes)
+
+    def _cell(self, user: int, rank: int) -> Cell:
+        """Return the name of an item; behind it are its id, its score and its reasons."""
+        item, score = self.items[user][rank], self.scores[user][rank]
+        hint = [str(item), "" if np.isnan(score) else f"score {score:.4g}"]
+        reasons = self.reason_titles or self.reasons
+        if reasons is not None and reasons[user][rank]:
+            hint.append(f"because of {JOINT.join(map(str, reasons[user][rank]))}")
+        name = str(item) if self.titles is None else self.titles[user][rank]
+        return Cell(name, ", ".join(filter(None, hint)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,9 @@ class Explanation:
         return pl.DataFrame(columns)
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.item}: {self.score:.4g}</p>{self.to_frame()._repr_html_()}"
+        names = self.titles or [str(source) for source in self.sources]
+        rows = [(n, f"{c:.4g}") for n, c in zip(names, self.contributions, strict=True)]
+        return fragment(f"{self.item}: {self.score:.4g}", table(["item", "contribution"], rows))
 
 
 def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:

@@ -280,6 +280,7 @@ class SolvedRows:
         items = np.unique(items)
         with self._lock:
             missing = [item for item in items.tolist() if item not in self._kept]
+            missing.sort(key=self.system.diagonal.__getitem__)  # rows alike take as many steps
             for item in items.tolist():
                 if item in self._kept:
                     self._kept.move_to_end(item)

@@ -492,7 +492,11 @@ class SLIST(SLIT):
         "mix": (0.2, 0.4, 0.6, 0.8),
     }
 
-    mix: float = 0.5
+    # ahead of V-SkNN on every set of docs/sessions.md
+    l2: float | Auto = 3.0
+    dropout: float = 0.5
+    decay_position: float | None = 2.0
+    mix: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,7 +32,8 @@ TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve 
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
-BLOCK = 1024
+BLOCK = 512  # smaller ones have fewer zeros in their triangles, and slower products
+SYMMETRIC = 1024  # columns of a symmetric product formed at a time
 STRIP = 2048  # rows of a product that are held beside the matrix
 TILE = 64
 REFINE_COLUMNS = 512
@@ -153,7 +154,7 @@ def invert_in_place(A: Array) -> None:
     """Replace a positive definite matrix, given by its upper triangle, by its inverse."""
     mirror(A)
     if len(A) > LAPACK_ITEMS[A.dtype.name]:
-        Blocks(A, BLOCK, STRIP, STRIP).invert()
+        Blocks(A, BLOCK, SYMMETRIC, STRIP).invert()
     else:
         with machine.one_blas_thread(len(A) <= SMALL):
             _invert_by_lapack(A)

@@ -55,10 +55,11 @@ DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either
 NEIGHBOURS = 200  # where neither a number nor a budget says how many
 
 
-NEAR_SPEED = 0.3  # of the dense engine's rate, with a lookup as so many operations:
-
-
-LOOKUP = 40
+NEAR_SPEED = 0.3  # of the dense engine's rate, with so many operations for
+LOOKUP = 22  # an entry that is looked up, and
+PAIR = 300  # a pair of items of a user of average length: long histories count more
+ROUNDS = 10  # of conjugate gradients
+SPARSE = 8  # a product with an interaction
 
 
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
@@ -96,7 +97,22 @@ class Size:
         if not rank:
             return 0
         factors = 2 * rank * self.n_items * self.itemsize
-        return svd.needed_bytes((self.n_users, self.n_items), rank, self.dtype) + factors
+        shape = self.n_users, self.n_items
+        vectors, rounds = svd.companion_sketch(shape, rank)
+        return svd.needed_bytes(shape, vectors, self.dtype, rounds) + factors
+
+    @property
+    def companion_flops(self) -> float:
+        """Operations of the companion's SVD; of one to full accuracy with two restarts."""
+        rank = min(self.lowpass_rank, self.n_users, self.n_items)
+        if not rank:
+            return 0.0
+        shape = self.n_users, self.n_items
+        vectors, rounds = svd.companion_sketch(shape, rank)
+        passes = 2.0 * (svd.ROUNDS if rounds is None else rounds + 1)
+        made = svd.restart_vectors(rank) if rounds is None else vectors
+        products = SPARSE * passes * made * self.n_interactions
+        return products + passes * 2.0 * min(shape) * made**2
 
 
 @dataclass(frozen=True)
@@ -176,14 +192,14 @@ def neighbourhood_cost(size: Size, neighbours: int, *, on_disk: bool = False) ->
     turning = 2 * columns
     checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
     work = max(solving, turning, checking, columns + size.companion_bytes)
-    each = (neighbours + 1.0) ** 3 / 3 + LOOKUP * neighbours * kept
-    pairs = LOOKUP * size.n_interactions**2 / size.n_users
+    each = 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
+    pairs = PAIR * size.n_interactions**2 / size.n_users
     return Cost(
         peak_bytes=work + size.data_bytes,
         speed=NEAR_SPEED,
         disk_bytes=entries + columns if on_disk else 0,
         neighbours=neighbours,
-        flops=n * each + pairs,
+        flops=n * each + pairs + size.companion_flops,
     )
 
 

@@ -25,19 +25,20 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise import machine
-from equipoise.kernels import Offsets, Positions, compiled
+from equipoise.kernels import Offsets, Positions, compiled, prefetch
 from equipoise.matrix import Csr, entry_rows, segments
 from equipoise.solve.journal import Journal
+from equipoise.solve.small_systems import solve_targets
 from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
 KEPT = 3  # entries of a row that are kept, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
-SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
-SHIFT = 19  # a bucket of sizes: the exponent of a float32 and four bits behind it
+SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
-BUCKETS = 512
+BUCKETS = 2048
+AHEAD = 4  # users whose rows are asked for before they are needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,7 +386,7 @@ def _solved(
     out = offsets, indices, values, diagonal
 
     def task(at: int, step: int) -> None:
-        _solve_targets(*data, *wanted, *vectors, targets, at, step, widest, longest, *out)
+        solve_targets(*data, *wanted, *vectors, targets, at, step, widest, longest, *out)
 
     _in_stripes("columns", task, journal, report)
     values, indices, diagonal = (journal.taken(part) for part in (values, indices, diagonal))
@@ -406,16 +407,15 @@ def _bucket(bits: Any) -> Any:
 
 
 @compiled
-def _key(bits: Any, name: Any) -> Any:
-    """Order by size; of equal sizes the lower position is the larger key."""
-    return (np.uint64(bits) << np.uint64(32)) | np.uint64(0xFFFFFFFF - np.int64(name))
+def _smallest(
+    bits: Any, items: Any, names: Any, size: int, wanted: int, counts: Any, places: Any
+) -> Any:
+    """Return size and position of the last of the `wanted` strongest, sizes by their bits.
 
-
-@compiled
-def _smallest_key(bits: Any, names: Any, size: int, wanted: int, counts: Any, keys: Any) -> Any:
-    """Return the smallest of the `wanted` largest keys."""
+    Of equal sizes the one with the lower position is stronger.
+    """
     if size <= wanted:
-        return np.uint64(0)
+        return np.uint32(0), np.int64(len(names))
     counts[:] = 0
     for x in range(size):
         counts[_bucket(bits[x])] += 1
@@ -424,10 +424,22 @@ def _smallest_key(bits: Any, names: Any, size: int, wanted: int, counts: Any, ke
         above += counts[border]
         border -= 1
     inside = 0
-    for x in range(size):
-        keys[inside] = _key(bits[x], names[x])
+    for x in range(size):  # few are at the border: no branches here
+        places[inside] = x
         inside += _bucket(bits[x]) == border
-    return np.sort(keys[:inside])[inside - (wanted - above)]
+    keys = np.empty(inside, np.int64)
+    for place in range(inside):  # larger keys for stronger entries
+        x = places[place]
+        keys[place] = (np.int64(bits[x]) << 32) - names[items[x]]
+    last = inside - (wanted - above)
+    key = np.partition(keys, last)[last] - 1
+    return np.uint32((key >> 32) + 1), 0xFFFFFFFF - (key & 0xFFFFFFFF)
+
+
+@compiled
+def _strong(bits: Any, names: Any, i: int, least: Any) -> bool:
+    """Whether an entry is as strong as the last one wanted."""
+    return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
 
 
 @compiled
@@ -458,13 +470,16 @@ def _strongest(
     touched = np.empty(n_items + 1, np.int32)
     size = np.empty(n_items + 1, np.float32)
     bits = size.view(np.uint32)
-    positions = np.empty(n_items + 1, np.int32)
-    keys = np.empty(n_items + 1, np.uint64)
-    counts = np.empty(BUCKETS, np.int64)
+    sums = np.empty(n_items + 1)
+    places = np.empty(n_items + 1, np.int32)
+    counts = np.empty(BUCKETS, np.int32)
     for at in range(first, len(items), step):
         j = items[at]
-        found = 0
-        for entry in range(column_start[j], column_start[j + 1]):
+        found, end = 0, column_start[j + 1]
+        for entry in range(column_start[j], end):
+            later = indptr[column_user[min(entry + AHEAD, end - 1)]]
+            prefetch(indices, later)
+            prefetch(values, later)
             user, value = column_user[entry], np.float64(column_value[entry])
             weight = weights[user]
             for place in range(indptr[user], indptr[user + 1]):
@@ -473,173 +488,33 @@ def _strongest(
                 found += 1 - seen[i]
                 seen[i] = 1
                 row[i] += weight * (value * values[place])
-        row[j] = 0.0
-        seen[j] = 0
         others = 0
         for x in range(found):
             i = touched[x]
-            touched[others], positions[others], size[others] = i, names[i], abs(row[i]) * scale[i]
+            touched[others], size[others], sums[others] = i, abs(row[i]) * scale[i], row[i]
             others += i != j
-        least = _smallest_key(bits, positions, others, kept, counts, keys)
-        near = _smallest_key(bits, positions, others, neighbours, counts, keys)
-        place = starts[j]
-        later = place + min(neighbours, others)
-        for x in range(others):
-            i, key = touched[x], _key(bits[x], positions[x])
-            if key >= near:
-                list_items[place], list_values[place] = i, row[i]
-                place += 1
-            elif key >= least:
-                list_items[later], list_values[later] = i, row[i]
-                later += 1
-            row[i] = 0.0
             seen[i] = 0
-        lengths[j] = min(others, kept)
-
-
-@compiled
-def _solve_targets(
-    starts: Any,
-    lengths: Any,
-    list_items: Any,
-    list_values: Any,
-    support_starts: Any,
-    support_lengths: Any,
-    support_items: Any,
-    diagonal: Any,
-    penalty: Any,
-    names: Any,
-    targets: Any,
-    first: int,
-    step: int,
-    widest: int,
-    longest: int,
-    offsets: Any,
-    out_items: Any,
-    out_values: Any,
-    out_diagonal: Any,
-) -> None:
-    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N."""
-    A = np.empty((widest, widest), diagonal.dtype)
-    x = np.empty(widest, diagonal.dtype)
-    least = np.empty(widest, diagonal.dtype)
-    N = np.empty(widest, np.int32)
-    near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
-    slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
-    chain = np.empty(widest, np.int32)  # the member before it
-    hits = np.empty(longest + 1, np.int32)
-    for at in range(first, len(targets), step):
-        j = targets[at]
-        size = support_lengths[j] + 1
-        N[size - 1] = j
-        for place in range(size - 1):
-            N[place] = support_items[support_starts[j] + place]
-        for place in range(size):
-            here = N[place] & (SLOTS - 1)
-            near[here] = 1
-            chain[place], slot[here] = slot[here], place
-            least[place] = penalty[N[place]]
-            A[place, place:size] = 0
-            A[place, place] = diagonal[N[place]]
-        for place in range(size):
-            start = starts[N[place]]
-            row = list_items[start : start + lengths[N[place]]]
-            found = 0
-            for entry in range(len(row)):  # most items are in no slot: no branches here
-                hits[found] = entry
-                found += near[row[entry] & (SLOTS - 1)]
-            for hit in range(found):
-                item = row[hits[hit]]
-                other = slot[item & (SLOTS - 1)]
-                while other >= 0 and N[other] != item:
-                    other = chain[other]
-                # a pair that both rows kept is read once: reading is what takes the time
-                if other >= 0 and A[min(place, other), max(place, other)] == 0:
-                    value = list_values[start + hits[hit]]
-                    A[min(place, other), max(place, other)] = value
-        for place in range(size):
-            here = N[place] & (SLOTS - 1)
-            near[here], slot[here] = 0, -1
-        _factor(A, size, least)
-        _last_column(A, size, x)
-        offset = offsets[names[j]]
-        for place in range(size - 1):
-            out_items[offset + place], out_values[offset + place] = names[N[place]], x[place]
-        out_diagonal[names[j]] = x[size - 1]
-
-
-@compiled
-def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
-    """Subtract eight rows of U, each times its entry in column `low`, from left to right."""
-    r0, r1, r2, r3 = (
-        U[row, low:high],
-        U[row + 1, low:high],
-        U[row + 2, low:high],
-        U[row + 3, low:high],
-    )
-    row += 4
-    r4, r5, r6, r7 = (
-        U[row, low:high],
-        U[row + 1, low:high],
-        U[row + 2, low:high],
-        U[row + 3, low:high],
-    )
-    w0, w1, w2, w3, w4, w5, w6, w7 = r0[0], r1[0], r2[0], r3[0], r4[0], r5[0], r6[0], r7[0]
-    for j in range(len(total)):
-        value = total[j] - w0 * r0[j]
-        value = value - w1 * r1[j]
-        value = value - w2 * r2[j]
-        value = value - w3 * r3[j]
-        value = value - w4 * r4[j]
-        value = value - w5 * r5[j]
-        value = value - w6 * r6[j]
-        total[j] = value - w7 * r7[j]
-
-
-@compiled
-def _subtract_one(total: Any, row: Any, weight: Any) -> None:
-    for j in range(len(total)):
-        total[j] = total[j] - weight * row[j]
-
-
-@compiled
-def _factor(A: Any, size: int, least: Any) -> None:
-    """Replace the upper triangle of A by U with U^T U = A.
-
-    The pivot of item i is at least its penalty L_i, for A - L is positive semidefinite. Entries
-    that were not kept can make it smaller: it is raised to L_i then.
-    """
-    for i in range(size):
-        row = A[i, i:size]
-        above = 0
-        while above + 8 <= i:
-            _subtract_eight(row, A, above, i, size)
-            above += 8
-        while above < i:
-            _subtract_one(row, A[above, i:size], A[above, i])
-            above += 1
-        row[0] = max(row[0], least[i])
-        factor = A.dtype.type(1) / np.sqrt(row[0])
-        for j in range(len(row)):
-            row[j] *= factor
-
-
-@compiled
-def _last_column(U: Any, size: int, x: Any) -> None:
-    """Solve U^T U x = e for the last unit vector e."""
-    zero = U.dtype.type(0)
-    x[size - 1] = U.dtype.type(1) / (U[size - 1, size - 1] * U[size - 1, size - 1])
-    for i in range(size - 2, -1, -1):
-        row = U[i]
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        j = i + 1
-        while j + 4 <= size:
-            s0 -= row[j] * x[j]
-            s1 -= row[j + 1] * x[j + 1]
-            s2 -= row[j + 2] * x[j + 2]
-            s3 -= row[j + 3] * x[j + 3]
-            j += 4
-        while j < size:
-            s0 -= row[j] * x[j]
-            j += 1
-        x[i] = ((s0 + s1) + (s2 + s3)) / row[i]
+            row[i] = 0.0
+        least = _smallest(bits, touched, names, others, kept, counts, places)
+        strong = 0
+        for x in range(others):  # with all that are as large as the last one
+            places[strong] = x
+            strong += bits[x] >= least[0]
+        some = 0
+        for place in range(strong):
+            x = places[place]
+            if _strong(bits[x], names, touched[x], least):
+                touched[some], size[some], sums[some] = touched[x], size[x], sums[x]
+                some += 1
+        near = _smallest(bits, touched, names, some, neighbours, counts, places)
+        place = starts[j]
+        later = place + min(neighbours, some)
+        for x in range(some):
+            i = touched[x]
+            if _strong(bits[x], names, i, near):
+                list_items[place], list_values[place] = i, sums[x]
+                place += 1
+            else:
+                list_items[later], list_values[later] = i, sums[x]
+                later += 1
+        lengths[j] = some

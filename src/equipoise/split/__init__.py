@@ -1,13 +1,15 @@
 """Ways to cut data into a part to learn from and parts to evaluate on.
 
-| function | who is evaluated | what is hidden |
-|---|---|---|
-| `strong` | users the model never saw | a fifth of their items |
-| `weak` | all users | a fifth of each user's items |
-| `leave_last_out` | all users | each user's last item |
-| `time_cut` | users active after a date | what they used from that date on |
-| `sessions` | sessions the model never saw | the next item, after every event |
-| `from_parts` | as published | as published |
+================  =============================  ================================
+function          who is evaluated               what is hidden
+================  =============================  ================================
+`strong`          users the model never saw      a fifth of their items
+`weak`            all users                      a fifth of each user's items
+`leave_last_out`  all users                      each user's last item
+`time_cut`        users active after a date      what they used from that date on
+`sessions`        sessions the model never saw   the next item, after every event
+`from_parts`      as published                   as published
+================  =============================  ================================
 """
 
 from equipoise.split.parts import Part, Split, from_parts

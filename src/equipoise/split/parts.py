@@ -22,6 +22,7 @@ from equipoise.events import Events
 from equipoise.ids import Unknown
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.matrix import cell_keys, entry_rows, in_ascending
+from equipoise.notebook import fragment, shares, table
 from equipoise.storage import LARGEST_SEED, Stored, load_directory, write_directory
 
 Protocol = Literal["strong", "weak", "last", "time", "session"]
@@ -155,6 +156,19 @@ class Split:
         lines = [f"Split: {self.protocol}{seed}", f"  train {str(self.train).partition(': ')[2]}"]
         lines += [str(part).replace("Part ", "  ").replace(":", "", 1) for part in self.parts]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        sizes = [("train", self.train.n_interactions)]
+        rows = [("train", self.train.n_users, self.train.n_interactions, "")]
+        for part in self.parts:
+            known, hidden = part.history.n_interactions, part.target.n_interactions
+            sizes += [(f"{part.name}, to find", hidden)]
+            rows += [(part.name, part.n_users, known, f"{hidden:,}")]
+        head = ["part", "steps" if self.protocol == "session" else "users", "known", "to find"]
+        cells = [(name, f"{n_users:,}", f"{known:,}", find) for name, n_users, known, find in rows]
+        title = f"Split: {self.protocol}" + ("" if self.seed is None else f", seed {self.seed}")
+        picture = shares(f"Interactions of the split {self.fingerprint}", sizes)
+        return fragment(title, table(head, cells), picture, notes=self.notes)
 
 
 def _restored(stored: Stored) -> Split:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from equipoise.drawing import search_frontier
 from equipoise.machine import duration
+from equipoise.notebook import fragment, framed, table
 from equipoise.tuning.criterion import Estimate
 
 
@@ -81,16 +83,39 @@ class Tuned:
     estimate: Estimate | None = None
     sentence: str = ""
 
+    def plot_frontier(self, *, ax: Any = None) -> Any:
+        """Draw every point by its first two objectives, and the frontier; needs matplotlib.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw into; new ones if left out. They are returned.
+        """
+        from equipoise.plot import frontier as draw
+
+        return draw(self.trials, self.frontier, self.objectives, ax=ax)
+
     def __repr__(self) -> str:
-        best = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in self.best.items()
-        )
-        return (
-            f"Tuned: {best}\n  {self.trials.height:,} settings from "
-            f"{self.solves + self.resumed} solves in {duration(self.seconds)}"
-            + (f"\n  {self.estimate}" if self.estimate else "")
-        )
+        best = ", ".join(f"{name}={_text(value)}" for name, value in self.best.items())
+        return f"Tuned: {best}\n  {self._cost}" + (f"\n  {self.estimate}" if self.estimate else "")
+
+    def _repr_html_(self) -> str:
+        best = table(["setting", "value"], [(n, _text(value)) for n, value in self.best.items()])
+        picture = ""
+        if len(self.objectives) > 1:
+            names = (self.objectives[0], self.objectives[1])
+            picture = framed(search_frontier(self.trials, self.frontier, names))
+        notes = [self._cost, *(filter(None, (self.sentence, str(self.estimate or ""))))]
+        return fragment(f"Tuned: {self.model.summary()}", best, picture, notes=notes)
+
+    @property
+    def _cost(self) -> str:
+        solves = self.solves + self.resumed
+        return f"{self.trials.height:,} settings from {solves} solves in {duration(self.seconds)}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def frontier(points: pl.DataFrame, names: Sequence[str], signs: Sequence[float]) -> pl.DataFrame:

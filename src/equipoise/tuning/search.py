@@ -22,6 +22,7 @@ from equipoise.machine import duration, free_memory, limited, parse_time
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
+from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
@@ -180,6 +181,8 @@ def search_with(
         if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
             kind = type(each).__name__
             raise SettingError(f"{kind} is tuned on a split; make one with eq.split.strong(data)")
+    if isinstance(criterion, OnLeftOut) and how.get("engine") == "neighbourhood":
+        raise SettingError(CANNOT_LEAVE_OUT)
     options = {**how, "threads": threads}
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     if "valid" in space.models[0].fit_options:

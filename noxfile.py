@@ -1,0 +1,64 @@
+"""What a release has to pass: `make wheelcheck`, or one session with `nox -s NAME`."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+BUILD = ["-m", "build", "--no-isolation", "--outdir"]
+nox.options.sessions = ["build", "wheel", "lowest"]
+nox.options.error_on_missing_interpreters = False
+nox.options.default_venv_backend = "venv"
+
+
+def project() -> dict:
+    """The table [project] of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def dist() -> Path:
+    """Return the wheel that the session `build` made."""
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    return wheel
+
+
+@nox.session(venv_backend="none")
+def build(session: nox.Session) -> None:
+    """Build wheel and sdist twice, at the time of the last commit, and compare every byte."""
+    when = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    env = {**os.environ, "SOURCE_DATE_EPOCH": when}
+    found = []
+    for folder in (ROOT / "dist", Path(session.create_tmp()) / "again"):
+        for old in folder.glob("equipoise-*"):
+            old.unlink()
+        session.run(sys.executable, *BUILD, str(folder), env=env, external=True)
+        made = {path.name: path.read_bytes() for path in folder.glob("equipoise-*")}
+        found.append({name: hashlib.sha256(data).hexdigest() for name, data in made.items()})
+    if found[0] != found[1] or len(found[0]) != 2:
+        session.error(f"two builds differ: {found}")
+    session.log(f"two builds are equal: {found[0]}")
+
+
+@nox.session(python=PYTHONS)
+def wheel(session: nox.Session) -> None:
+    """Install the wheel alone, without extras, and use it."""
+    session.install(str(dist()))
+    session.run("python", "-m", "pip", "check")
+    session.run("python", "tools/smoke.py")
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """Use the wheel with the lowest version of each dependency that pyproject.toml allows."""
+    oldest = [each.replace(">=", "==") for each in project()["dependencies"]]
+    session.install(str(dist()), *oldest)
+    session.run("python", "-m", "pip", "check")
+    session.run("python", "tools/smoke.py")

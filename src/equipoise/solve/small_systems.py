@@ -1,0 +1,236 @@
+"""The small systems of the neighbourhood engine: one for each target, on the items of its support.
+
+Gathering a system takes longer than solving it: the rows of its items lie anywhere in memory, so
+the next ones are asked for while one is looked through. Conjugate gradients settle in a few
+rounds, for the penalties dominate; a system that they do not solve is factored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from equipoise.kernels import compiled, prefetch
+
+SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
+AHEAD = 2  # rows that are asked for before they are needed
+LINE = 16  # positions that come from memory together
+MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as three times as many
+
+
+@compiled
+def solve_targets(
+    starts: Any,
+    lengths: Any,
+    list_items: Any,
+    list_values: Any,
+    support_starts: Any,
+    support_lengths: Any,
+    support_items: Any,
+    diagonal: Any,
+    penalty: Any,
+    names: Any,
+    targets: Any,
+    first: int,
+    step: int,
+    widest: int,
+    longest: int,
+    offsets: Any,
+    out_items: Any,
+    out_values: Any,
+    out_diagonal: Any,
+) -> None:
+    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N."""
+    A = np.empty((widest, widest), diagonal.dtype)
+    vectors = np.empty((5, widest), diagonal.dtype)
+    x = vectors[0]
+    least = np.empty(widest, diagonal.dtype)
+    N = np.empty(widest, np.int32)
+    near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
+    slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
+    chain = np.empty(widest, np.int32)  # the member before it
+    hits = np.empty((2, longest + 1), np.int64)
+    for at in range(first, len(targets), step):
+        j = targets[at]
+        size = support_lengths[j] + 1
+        N[size - 1] = j
+        for place in range(size - 1):
+            N[place] = support_items[support_starts[j] + place]
+        for place in range(size):
+            if place < AHEAD:
+                _ask(list_items, starts[N[place]], lengths[N[place]])
+            here = N[place] & (SLOTS - 1)
+            near[here] = 1
+            chain[place], slot[here] = slot[here], place
+            least[place] = penalty[N[place]]
+            A[place, :size] = 0
+            A[place, place] = diagonal[N[place]]
+        before = 0
+        for place in range(size + 1):  # what is found in a row is read a round later
+            found, now = 0, hits[place % 2]
+            if place + AHEAD < size:
+                _ask(list_items, starts[N[place + AHEAD]], lengths[N[place + AHEAD]])
+            if place < size:
+                start = starts[N[place]]
+                for entry in range(start, start + lengths[N[place]]):
+                    now[found] = entry  # most items are in no slot: no branches here
+                    found += near[list_items[entry] & (SLOTS - 1)]
+                for hit in range(found):
+                    prefetch(list_values, now[hit])
+            for hit in range(before):
+                entry = hits[1 - place % 2, hit]
+                item = list_items[entry]
+                other = slot[item & (SLOTS - 1)]
+                while other >= 0 and N[other] != item:
+                    other = chain[other]
+                if other >= 0:
+                    A[place - 1, other] = A[other, place - 1] = list_values[entry]
+            before = found
+        for place in range(size):
+            here = N[place] & (SLOTS - 1)
+            near[here], slot[here] = 0, -1
+        if not _by_gradients(A, size, least, vectors):
+            _factor(A, size, least)
+            _last_column(A, size, x)
+        offset = offsets[names[j]]
+        for place in range(size - 1):
+            out_items[offset + place], out_values[offset + place] = names[N[place]], x[place]
+        out_diagonal[names[j]] = x[size - 1]
+
+
+@compiled
+def _ask(array: Any, start: int, length: int) -> None:
+    for entry in range(start, start + length, LINE):
+        prefetch(array, entry)
+
+
+# one order of summation for each size, whatever the thread: the same bits everywhere on a machine
+@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _dot(a: Any, b: Any) -> Any:
+    total = a.dtype.type(0)
+    for i in range(len(a)):
+        total += a[i] * b[i]
+    return total
+
+
+@compiled
+def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> bool:
+    """Solve A x = e for the last unit vector e to rounding, or say that this is not the way.
+
+    A - L is positive semidefinite, so the last number lies between 0 and 1 / L_j. Entries that
+    were not kept can make it otherwise: then factoring, which knows L, is the way.
+    """
+    x, r, z, p, q = (
+        vectors[0, :size],
+        vectors[1, :size],
+        vectors[2, :size],
+        vectors[3, :size],
+        vectors[4, :size],
+    )
+    one, eps = A.dtype.type(1), np.finfo(A.dtype).eps
+    last = size - 1
+    x[:] = 0
+    r[:] = 0
+    r[last] = one
+    p[:] = 0
+    p[last] = one / A[last, last]
+    rest = p[last]
+    enough = eps * eps * rest
+    for _ in range(MOST_STEPS):
+        for i in range(size):
+            q[i] = _dot(A[i, :size], p)
+        curve = _dot(p, q)
+        if not curve > 0:
+            return False
+        step = rest / curve
+        for i in range(size):
+            x[i] += step * p[i]
+            r[i] -= step * q[i]
+            z[i] = r[i] / A[i, i]
+        after = _dot(r, z)
+        if after <= enough:
+            return bool(x[last] > 0 and x[last] * least[last] <= one + 64 * eps)
+        turn = after / rest
+        rest = after
+        for i in range(size):
+            p[i] = z[i] + turn * p[i]
+    return False
+
+
+@compiled
+def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
+    """Subtract eight rows of U, each times its entry in column `low`, from left to right."""
+    r0, r1, r2, r3 = (
+        U[row, low:high],
+        U[row + 1, low:high],
+        U[row + 2, low:high],
+        U[row + 3, low:high],
+    )
+    row += 4
+    r4, r5, r6, r7 = (
+        U[row, low:high],
+        U[row + 1, low:high],
+        U[row + 2, low:high],
+        U[row + 3, low:high],
+    )
+    w0, w1, w2, w3, w4, w5, w6, w7 = r0[0], r1[0], r2[0], r3[0], r4[0], r5[0], r6[0], r7[0]
+    for j in range(len(total)):
+        value = total[j] - w0 * r0[j]
+        value = value - w1 * r1[j]
+        value = value - w2 * r2[j]
+        value = value - w3 * r3[j]
+        value = value - w4 * r4[j]
+        value = value - w5 * r5[j]
+        value = value - w6 * r6[j]
+        total[j] = value - w7 * r7[j]
+
+
+@compiled
+def _subtract_one(total: Any, row: Any, weight: Any) -> None:
+    for j in range(len(total)):
+        total[j] = total[j] - weight * row[j]
+
+
+@compiled
+def _factor(A: Any, size: int, least: Any) -> None:
+    """Replace the upper triangle of A by U with U^T U = A.
+
+    The pivot of item i is at least its penalty L_i, for A - L is positive semidefinite. Entries
+    that were not kept can make it smaller: it is raised to L_i then.
+    """
+    for i in range(size):
+        row = A[i, i:size]
+        above = 0
+        while above + 8 <= i:
+            _subtract_eight(row, A, above, i, size)
+            above += 8
+        while above < i:
+            _subtract_one(row, A[above, i:size], A[above, i])
+            above += 1
+        row[0] = max(row[0], least[i])
+        factor = A.dtype.type(1) / np.sqrt(row[0])
+        for j in range(len(row)):
+            row[j] *= factor
+
+
+@compiled
+def _last_column(U: Any, size: int, x: Any) -> None:
+    """Solve U^T U x = e for the last unit vector e."""
+    zero = U.dtype.type(0)
+    x[size - 1] = U.dtype.type(1) / (U[size - 1, size - 1] * U[size - 1, size - 1])
+    for i in range(size - 2, -1, -1):
+        row = U[i]
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        j = i + 1
+        while j + 4 <= size:
+            s0 -= row[j] * x[j]
+            s1 -= row[j + 1] * x[j + 1]
+            s2 -= row[j + 2] * x[j + 2]
+            s3 -= row[j + 3] * x[j + 3]
+            j += 4
+        while j < size:
+            s0 -= row[j] * x[j]
+            j += 1
+        x[i] = ((s0 + s1) + (s2 + s3)) / row[i]

@@ -1,0 +1,88 @@
+"""The documentation: every block of every page runs, and the site is built without a warning."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import equipoise as eq
+from equipoise.models.base import Recommender
+from tests.test_docs import equipoise, movies  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+FETCHED = "movielens"  # a page that names it needs a package index
+LOG = "user,item,time,quantity,event\n" + "".join(
+    f"u{row % 17},i{(row % 17 + row // 17) % 23},{1_700_000_000 + 86_400 * row},{1 + row % 3},"
+    f"{'buy' if row % 5 == 0 else 'view'}\n"
+    for row in range(200)
+)
+CLICKS = "visit,page,when\n" + "".join(
+    f"{row // 4},p{(row // 4 + row % 4) % 9},{1_700_000_000 + row}\n" for row in range(400)
+)
+TESTED_ELSEWHERE = {"extending", "rules"}
+NEEDS_A_SERVICE = {"serving"}  # tests/serve makes the same calls
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+PAGES = [
+    page
+    for page in sorted(DOCS.glob("*.md"))
+    if blocks(page, "python") and page.stem not in TESTED_ELSEWHERE | NEEDS_A_SERVICE
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_the_page_runs(
+    page: Path,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "\n".join(blocks(page, "python"))
+    if FETCHED in code:
+        request.getfixturevalue("movies")
+    if page.stem == "neural":
+        pytest.importorskip("torch")
+    if "plot" in code:
+        pytest.importorskip("matplotlib").use("agg")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.csv").write_text(LOG, encoding="utf-8")
+    (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
+    script = tmp_path / "page.py"
+    script.write_text(code, encoding="utf-8")
+    before = dict(Recommender.registry)
+    try:
+        runpy.run_path(str(script))
+    finally:
+        Recommender.registry.clear()
+        Recommender.registry.update(before)
+    if page.stem == "start":
+        for line in blocks(page, "sh")[0].splitlines():
+            assert equipoise(*shlex.split(line)[1:])
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    command += [str(DOCS), str(tmp_path / "site"), "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    built = {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert {page.stem for page in DOCS.glob("*.md")} <= built
+    html = "".join(path.read_text("utf-8") for path in (tmp_path / "site").rglob("*.html"))
+    loaded = re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?://[^"]+)"', html)
+    assert not loaded
+    missing = [n for n in eq.__all__ if n[0] != "_" and f'id="equipoise.{n}"' not in html]
+    modules = {"datasets", "metrics", "plot", "split"}
+    assert set(missing) <= modules

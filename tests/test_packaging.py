@@ -1,0 +1,74 @@
+"""What is released fits together: versions, pinned requirements, licences."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import equipoise as eq
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+TOOL = ROOT / "tools" / "licences.py"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert PROJECT["project"]["version"] == eq.__version__
+    assert re.findall(r"^version: (.+)$", citation, flags=re.MULTILINE) == [eq.__version__]
+
+
+def test_every_development_requirement_is_pinned_within_its_range() -> None:
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").split()
+    names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
+    pinned = dict(zip(names, (line.partition("==")[2] for line in lines), strict=True))
+    asked = [*PROJECT["project"]["dependencies"]]
+    asked += [
+        each
+        for group in PROJECT["dependency-groups"].values()
+        for each in group
+        if isinstance(each, str)
+    ]
+    for requirement in map(Requirement, asked):
+        version = pinned[re.sub(r"[-_.]+", "-", requirement.name).lower()]
+        assert requirement.specifier.contains(version), requirement
+
+
+def test_every_core_requirement_has_a_lowest_version_to_test() -> None:
+    for each in PROJECT["project"]["dependencies"]:
+        (bound,) = Requirement(each).specifier
+        assert bound.operator == ">="
+
+
+def test_the_bill_of_materials_holds_the_core_with_licences() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "--json"], capture_output=True, text=True, check=True
+    )
+    parts = {part["name"]: part for part in json.loads(done.stdout)["components"]}
+    for each in PROJECT["project"]["dependencies"]:
+        part = parts[Requirement(each).name]
+        assert part["licenses"][0]["license"]["name"] != "unknown"
+        assert part["purl"].startswith("pkg:pypi/")
+
+
+@pytest.mark.parametrize(
+    ("licence", "refused"),
+    [
+        ("GPL-3.0-only", True),
+        ("GNU Affero General Public License v3 (AGPLv3+)", True),
+        ("AGPL-3.0", True),
+        ("LGPL-2.1-or-later", False),
+        ("MIT", False),
+    ],
+)
+def test_licences_of_the_gpl_family_are_refused(licence: str, refused: bool) -> None:
+    pattern = runpy.run_path(str(TOOL))["REFUSED"]
+    assert bool(pattern.search(licence)) is refused

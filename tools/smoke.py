@@ -1,0 +1,61 @@
+"""What must work after `pip install equipoise`, without extras: run with the Python that has it.
+
+From a table to lists under rules, saved, loaded and updated; and the command.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+import equipoise as eq
+
+
+def library(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(f"u{u}", f"i{i}") for u, i in np.argwhere(rng.random((80, 20)) < 0.3).tolist()]
+    data = eq.read(rows)
+    split = eq.split.strong(data, valid=0.2, test=0.2, seed=0)
+    model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    result = eq.evaluate(model, split.test, k=5)
+    assert 0 < result["ndcg@5"] < 1
+    assert "<table>" in result._repr_html_()
+    lists = model.recommend(split.test.history, k=5, rules=eq.Rules(exclude=["i0"]))
+    assert all(len(row) == 5 and "i0" not in row for row in lists.items)
+    model.save(folder / "model")
+    again = eq.load(folder / "model")
+    assert again.recommend([["i1", "i2"]], k=3).items == model.recommend([["i1", "i2"]], k=3).items
+    again.update(eq.read([("new", "i1"), ("new", "i3")]), removed=str(split.train.users[0]))
+    assert "new" in again.data_.users
+    assert eq.tune(eq.EASE, split, grid={"l2": [5, 50]}, metric="ndcg@5", objectives=[]).solves
+    for name in eq.__all__:
+        getattr(eq, name)
+    table = folder / "events.csv"
+    table.write_text("user,item\n" + "".join(f"{u},{i}\n" for u, i in rows), encoding="utf-8")
+
+
+def command(folder: Path) -> None:
+    program = str(Path(sys.executable).with_name("equipoise"))
+    for args in (
+        ["--version"],
+        ["doctor", "--json"],
+        ["stats", "events.csv", "--json"],
+        ["fit", "events.csv", "fitted", "--model", "ease", "--l2", "20"],
+        ["recommend", "fitted", "--history", "i1,i2", "-k", "3", "--why"],
+    ):
+        subprocess.run([program, *args], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    assert "src" not in Path(eq.__file__).parts, "this is the working copy, not an installation"
+    with tempfile.TemporaryDirectory() as made:
+        library(Path(made))
+        command(Path(made))
+    names = ("numpy", "scipy", "polars", "numba")
+    print(f"equipoise {eq.__version__} works on Python {sys.version.split()[0]} with", end=" ")
+    print(", ".join(f"{name} {version(name)}" for name in names))
