@@ -181,7 +181,7 @@ class Held:
 def load_part(name: str, frame: Any, options: ReadOptions) -> Held:
     """Read one file or frame; errors name it."""
     if frame is not None:
-        return _held(object_source(frame, name), "frame", len(frame), options)
+        return _held(object_source(frame, name), "frame", options)
     if "://" not in name:
         return _from_file(name, options)
     import fsspec
@@ -204,16 +204,14 @@ def _from_file(name: str, options: ReadOptions) -> Held:
     if path.is_file() and is_blank(path):
         return Held(name, "")
     kind = table_kind(path, options)
-    return _held(table_source(path, options), kind, None, options)
+    return _held(table_source(path, options), kind, options)
 
 
-def _held(source: Source, kind: str, height: int | None, options: ReadOptions) -> Held:
-    columns = choose_columns(source, options)
-    if height is None:
-        height = source.load((columns.user,), ()).frame.height if kind == "parquet" else 1
-    if not height:
+def _held(source: Source, kind: str, options: ReadOptions) -> Held:
+    rows = usable_rows(source, choose_columns(source, options), options)
+    if not rows.height:
         return Held(source.name, kind, source.columns)
-    held = Held(source.name, kind, source.columns, usable_rows(source, columns, options), {})
+    held = Held(source.name, kind, source.columns, rows, {})
     for axis in AXES:
         ids = held.ids(axis)
         codes, known = factorize(ids)

@@ -63,6 +63,8 @@ class Rows:
         Bad rows that were left out, by reason.
     reasons
         The same in words, each with a value.
+    height
+        Number of rows of the table, usable or not.
     rated, low, idle
         Rows that have a rating, those of them below the least one, and rows of weight 0.
     """
@@ -77,6 +79,7 @@ class Rows:
     found: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     reasons: str = ""
+    height: int = 0
     rated: int = 0
     low: int = 0
     idle: int = 0
@@ -106,6 +109,8 @@ class Rows:
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     """Load the columns that a source has for the roles and make the matrix."""
     table = usable_rows(source, choose_columns(source, options), options)
+    if not table.height:
+        raise DataError(f"{source.name} has no rows; nothing can be read from it")
     table.require_some(len(table.users), source.name, options)
     notes = table.said(source.name, options)
     rows, user_ids = factorize(table.users)
@@ -130,13 +135,13 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
     others = [column for column in extra if column is not None]
     table = source.load((columns.user, columns.item), others)
     if table.frame.height == 0:
-        raise DataError(f"{source.name} has no rows; nothing can be read from it")
+        return Rows(table.frame[columns.user], table.frame[columns.item])
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
     found = Rows(users, items, weights, times, types, columns.type, notes)
     found.found, found.skipped = len(columns.notes), bad.counts
-    found.reasons = bad.reasons()
+    found.reasons, found.height = bad.reasons(), table.frame.height
     kept = _kept_rows(ratings, options, bad, found)
     # The frame is the largest thing in memory and, like the ratings, no longer needed.
     table.frame = table.frame.clear()
