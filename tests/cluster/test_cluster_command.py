@@ -47,7 +47,8 @@ def there(client: Any) -> tuple[str, str]:
 def test_stats_fit_and_split(shop, there, tmp_path):
     here = answer("stats", shop / "events", "--min-user", 5)[0]
     found = answer("stats", shop / "events", "--min-user", 5, *there)[0]
-    assert found.pop("homophily") == pytest.approx(here.pop("homophily"), rel=1e-12)
+    for name in ("homophily", "homophily_low", "homophily_high"):
+        assert found.pop(name) == pytest.approx(here.pop(name), rel=1e-12)
     assert found == here
     for command, extra in (("fit", ("--l2", 5)), ("split", ("--seed", 1))):
         names = ("data_fingerprint", "residual") if command == "fit" else ("fingerprint",)

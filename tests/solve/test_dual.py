@@ -302,7 +302,7 @@ def test_too_little_memory_names_the_engine_that_fits(monkeypatch: pytest.Monkey
     size = {"n_users": 20_000, "n_items": 60_000, "n_interactions": 10**5}
     with pytest.raises(TooBigError, match=r"60,000 items need 14 GB .* engine='dual' fits"):
         eq.plan(**size, engine="dense").require()
-    with pytest.raises(TooBigError, match=r"3.2 GB in the dual engine .* engine at 'auto'"):
+    with pytest.raises(TooBigError, match=r"3.2 GB in the dual engine .* engine='neighbourhood'"):
         eq.plan(**size, engine="dual", memory="1GB").require()
 
 

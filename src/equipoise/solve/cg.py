@@ -109,7 +109,10 @@ class _Local:
         order = local_order(A)
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        squares = np.bincount(A.indices, A.data**2, minlength=len(order))
+        with np.errstate(over="ignore"):
+            squares = np.bincount(A.indices, A.data**2, minlength=len(order))
+        if not np.isfinite(squares).all():
+            raise SolveError("the values of the sessions are too large; scale them down")
         scale = np.sqrt(system.diagonal + squares)
         used = np.flatnonzero(np.diff(A.indptr))
         first = np.full(A.shape[0], len(order))
