@@ -36,6 +36,7 @@ ROUND = 3e-6  # of the residual, what single precision can do in one go of many 
 
 
 MOST_STEPS = 1000
+LARGEST = 1e15  # value whose square, summed over all events, single precision can hold
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]
@@ -106,13 +107,12 @@ class _Local:
     @classmethod
     def of(cls, system: System) -> _Local:
         A, T, S = system.inputs, system.targets, system.right
+        if any(np.abs(matrix.data).max(initial=0) > LARGEST for matrix in (A, T, S)):
+            raise SolveError("the values of the sessions are too large; scale them down")
         order = local_order(A)
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        with np.errstate(over="ignore"):
-            squares = np.bincount(A.indices, A.data**2, minlength=len(order))
-        if not np.isfinite(squares).all():
-            raise SolveError("the values of the sessions are too large; scale them down")
+        squares = np.bincount(A.indices, A.data**2, minlength=len(order))
         scale = np.sqrt(system.diagonal + squares)
         used = np.flatnonzero(np.diff(A.indptr))
         first = np.full(A.shape[0], len(order))
