@@ -6,9 +6,9 @@ DATA has `gowalla/strong`, `gowalla/weak` and the same of Yelp2018. FOLDER/curve
 each fit as soon as it is there; a run that ends early, by itself after `--limit` seconds, goes on
 with what is missing. EASE+DAN has the settings of `neighbourhood.py`, and the companion rank 512.
 Its strength and exponent are chosen for each fit on validation, 0 among them: the largest NDCG@20
-of those whose tail NDCG@20 has 98% of that of the exact solve there, or comes nearest to that. On a
-strong split validation users are those of the split; on a weak one `valid_subset_of_train` is taken
-out of training, models for the choice are fitted without it, and 5,000 users are looked at.
+of those whose tail NDCG@20 has 98% of that of the exact solve there, or comes nearest to that.
+On a strong split validation users are those of the split; on a weak one `valid_subset_of_train` is
+taken out of training, models for the choice are fitted without it, and 5,000 users are looked at.
 """
 
 from __future__ import annotations
