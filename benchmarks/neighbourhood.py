@@ -107,16 +107,14 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
     copy.deepcopy(model).fit(small, **options | ({"neighbours": 20} if near else {}))  # compiles
     before, start = peak(), clocks()
     model.fit(split.train, **options)
-    took = since(start)
+    took = since(start) | {"peak_gb": round(peak(), 2), "peak_gb_before": round(before, 2)}
     n_items = split.train.n_items
-    stored = model.inverse_.data.size if near else n_items**2
+    numbers_kept = model.inverse_.data.size if near else n_items**2
     result = eq.evaluate(model, split.test, k=20)
     return {
         **{name: value for name, value in vars(chosen).items() if name != "run"},
         **took,
-        "peak_gb": round(peak(), 2),
-        "peak_gb_before": round(before, 2),
-        "share_of_weights": stored / n_items**2,
+        "share_of_weights": numbers_kept / n_items**2,
         **{name: round(float(result[name]), 4) for name in METRICS},
         "residual": model.residual_,
         "audit": model.audit_,
