@@ -39,7 +39,7 @@ class RowProduct:
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _add_rows(
         starts: Any,
         columns: Any,
