@@ -168,9 +168,7 @@ class _Own:
             growth[:, low:high], totals[:, :, low:high] = self._parts(product)
         return growth, totals
 
-    def values(
-        self, a: float, b: float, target_after: npt.NDArray[Any], source: int
-    ) -> Tensor:
+    def values(self, a: float, b: float, target_after: npt.NDArray[Any], source: int) -> Tensor:
         """Return the scores of the users' own items under one reading."""
         torch, device = load_torch(), self._P.values.device
         scale = torch.maximum(a * self._penalty, b / self._diagonal)
