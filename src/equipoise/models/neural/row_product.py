@@ -6,8 +6,6 @@ cache, and a row is a short sum of its rows. Without Triton torch's product is t
 
 from __future__ import annotations
 
-from typing import Any
-
 from equipoise.solve.torch_backend import Tensor, load_torch
 
 try:
@@ -40,15 +38,7 @@ class RowProduct:
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _add_rows(
-        starts: Any,
-        columns: Any,
-        values: Any,
-        table: Any,
-        out: Any,
-        WIDTH: tl.constexpr,
-        BLOCK: tl.constexpr,
-    ) -> None:
+    def _add_rows(starts, columns, values, table, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         row = tl.program_id(0).to(tl.int64)
         last = tl.load(starts + row + 1)
         feature = tl.arange(0, WIDTH)
