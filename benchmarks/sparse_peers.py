@@ -33,7 +33,11 @@ WEIGHTS = 100
 DATASETS = ("ML-1M", "gowalla", "yelp2018")
 OTHER = [{"l2": l2, "dropout": 0.5, "alpha": 0.2, "beta": 0.3} for l2 in (20.0, 100.0, 500.0)]
 SHRINK = (0.0, 10.0, 50.0)
-SANSA_L2 = (20.0, 100.0, 500.0)
+# its incomplete factorisation scales the data first, so that l2 is a small number there; the other
+# one takes the whole Gram matrix
+SANSA = [("ICF", l2) for l2 in (0.5, 2.0, 8.0)]
+SANSA_SMALL = [("CHOLMOD", l2) for l2 in (50.0, 200.0, 800.0)]
+SMALL = 10_000  # items
 METRICS = ["recall", "ndcg", "tail_ndcg"]
 LISTS = Path(__file__).with_name("sansa_lists.py")
 
@@ -88,8 +92,9 @@ def sansa(split: eq.Split, python: str, limit: float) -> dict[str, Any]:
         for key, part in parts.items():
             sp.save_npz(folder / f"{key}.npz", part.history.matrix)
         density = WEIGHTS / split.train.n_items
-        for l2 in SANSA_L2:
-            command = [python, str(LISTS), name, str(density), str(l2)]
+        for method, l2 in SANSA + (SANSA_SMALL if split.train.n_items < SMALL else []):
+            settings = {"method": method, "l2": l2}
+            command = [python, str(LISTS), name, str(density), str(l2), method]
             try:
                 subprocess.run(command, check=True, timeout=limit, capture_output=True)
             except subprocess.TimeoutExpired:
@@ -102,7 +107,7 @@ def sansa(split: eq.Split, python: str, limit: float) -> dict[str, Any]:
             there = measured(frames["valid"], split.valid, split.train)
             facts = json.loads((folder / "facts.json").read_text())
             rows.append(
-                {"settings": {"l2": l2}, **facts, "valid_ndcg@20": there["ndcg@20"]}
+                {"settings": settings, **facts, "valid_ndcg@20": there["ndcg@20"]}
                 | measured(frames["test"], split.test, split.train)
             )
     return best(rows)
