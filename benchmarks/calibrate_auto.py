@@ -247,6 +247,11 @@ def made(name: str, seed: int, args: argparse.Namespace) -> Case:
     return case
 
 
+def fill(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Make a grid for the cache alone."""
+    made(name, seed, args)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
@@ -266,7 +271,7 @@ def main() -> None:
         tasks += [(name, seed, args) for seed in range(args.splits if few else 1)]
     if args.jobs:
         with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-            pool.starmap(made, tasks, chunksize=1)
+            pool.starmap(fill, tasks, chunksize=1)
         return
     cases = [made(*task) for task in tasks]
     worth = gains(cases)
