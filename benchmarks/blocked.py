@@ -5,8 +5,9 @@
 A pair of numbers is the rows of a diagonal block and of a triangle that is multiplied in full,
 both of `solve/threaded.py`; "plain" is the way before it: blocks of 512 with numpy's own products,
 added afterwards, on BLAS's threads. All ways run on the same threads and take turns; each round
-stands beside the rate of sgemm (4,100 rows) just before and just after it, and the round with the
-least ratio is shown. Operations are counted from the steps. The error is that of A P V for two
+stands beside the rate of sgemm (4,100 rows), the mean of products just before and after it and, in
+`solve/threaded.py`, every ten seconds between steps, which are taken off the time. The round with
+the least time is shown. Operations are counted from the steps. The error is that of A P V for two
 random vectors V. Wants a machine that does nothing else.
 """
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from equipoise import machine
 from equipoise.solve import dense
-from equipoise.solve.blocked import TRIANGULAR, Blocks, steps
+from equipoise.solve.blocked import TRIANGULAR, Blocks, Step, steps
 from equipoise.solve.threaded import ThreadedBlocks
 
 Matrix = npt.NDArray[np.float32]
@@ -48,19 +49,45 @@ def operations(n: int, block: int, leaf: int) -> float:
     return total / n**3
 
 
-def product_seconds(square: Matrix) -> float:
-    start = time.perf_counter()
-    square @ square
-    return time.perf_counter() - start
+class Rate:
+    """Times one product again and again."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.square = rng.standard_normal((PRODUCT, PRODUCT), np.float32)
+        self.seconds: list[float] = []
+        self.last = 0.0
+
+    def sample(self) -> None:
+        """Time it once more."""
+        with machine._blas().limit(limits=machine.count(), user_api="blas"):
+            start = time.perf_counter()
+            np.matmul(self.square, self.square)
+            self.last = time.perf_counter()
+        self.seconds.append(self.last - start)
 
 
-def invert(way: str, A: Matrix) -> None:
+class Watched(ThreadedBlocks):
+    """Samples the rate of products between steps."""
+
+    rate: Rate
+
+    def do(self, step: Step) -> None:
+        """Do one step."""
+        if time.perf_counter() - self.rate.last > 10:
+            self.rate.sample()
+        super().do(step)
+
+
+def invert(way: str, A: Matrix, rate: Rate) -> None:
     if way == "LAPACK":
         dense._invert_by_lapack(A)
     elif way == "plain":
         Plain(A, 512, 1024).invert()
     else:
-        ThreadedBlocks(A, *map(int, way.split(","))).invert()
+        blocks = Watched(A, *map(int, way.split(",")))
+        blocks.rate = rate
+        blocks.invert()
 
 
 def main() -> None:
@@ -72,32 +99,33 @@ def main() -> None:
     n = asked.items
     rng = np.random.default_rng(0)
     T, V = rng.standard_normal((n, 300), np.float32), rng.standard_normal((n, 2), np.float32)
-    square = rng.standard_normal((PRODUCT, PRODUCT), np.float32)
     A = np.empty((n, n), np.float32)
     found: dict[str, tuple[float, float, float, float]] = {}
     for _ in range(asked.rounds):
         for way in asked.ways:
             np.matmul(T, T.T, out=A)
             A.flat[:: n + 1] += 300
-            product_seconds(square)
-            before = product_seconds(square)
+            Rate().sample()  # wakes the threads
+            rate = Rate()
+            rate.sample()
             start = time.perf_counter()
-            invert(way, A)
-            seconds = time.perf_counter() - start
-            product = (before + product_seconds(square)) / 2
+            invert(way, A, rate)
+            seconds = time.perf_counter() - start - sum(rate.seconds[1:])
+            rate.sample()
             dense.mirror(A.T)
             Y = A @ V
             error = float(np.abs(T @ (T.T @ Y) + 300 * Y - V).max())
+            product = float(np.mean(rate.seconds))
             ratio = seconds / (product * n**3 / (2 * PRODUCT**3))
-            rate = 2e-9 * PRODUCT**3 / product
-            found[way] = min(found.get(way, (np.inf,) * 4), (ratio, seconds, rate, error))
-            print(f"{way}: {seconds:.2f} s, {ratio:.3f}", flush=True)
+            measured = (seconds, ratio, 2e-9 * PRODUCT**3 / product, error)
+            found[way] = min(found.get(way, (np.inf,) * 4), measured)
+            print(f"{way}: {seconds:.2f} s, {ratio:.3f}, {len(rate.seconds)} rates", flush=True)
     print(f"\n{n:,} items, float32, {machine.count()} threads, best of {asked.rounds} rounds\n")
     print("| way | s | sgemm, GFLOP/s | to n^3 at its rate | operations / n^3 | error |")
     print("|---|---|---|---|---|---|")
-    for way, (ratio, seconds, rate, error) in found.items():
+    for way, (seconds, ratio, speed, error) in found.items():
         counted = f"{operations(n, *map(int, way.split(','))):.3f}" if "," in way else ""
-        print(f"| {way} | {seconds:.2f} | {rate:.0f} | {ratio:.3f} | {counted} | {error:.0e} |")
+        print(f"| {way} | {seconds:.2f} | {speed:.0f} | {ratio:.3f} | {counted} | {error:.0e} |")
 
 
 if __name__ == "__main__":
