@@ -131,11 +131,14 @@ def wait_for(port: int, path: str = "/healthz") -> None:
 
 
 @contextlib.contextmanager
-def service(model: Path, store: str, *words: object) -> Iterator[Running]:
+def service(model: Path, store: str, *more: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
-    command += ["--no-access-log", *words]
-    process = subprocess.Popen([str(each) for each in command], stderr=subprocess.DEVNULL)
+    command += ["--no-access-log", *more]
+    # compiled modules are kept, as an installed package has them
+    kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    words = [str(each) for each in command]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=kept)
     made = Running(process, port)
     try:
         wait_for(port)
