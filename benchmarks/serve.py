@@ -32,12 +32,11 @@ import scipy.sparse as sp
 import equipoise as eq
 
 BARE = """
-import json, sys
+import json
 from fastapi import FastAPI
 from pydantic import BaseModel
-import uvicorn
 
-ANSWER = json.load(open(sys.argv[1]))
+ANSWER = json.load(open("answer.json"))
 app = FastAPI()
 
 
@@ -51,8 +50,14 @@ async def constant(body: Body):
     return ANSWER
 
 
-uvicorn.run(app, port=int(sys.argv[2]), log_level="warning", access_log=False, loop="uvloop")
+@app.get("/healthz")
+async def healthz():
+    return "ok"
 """
+SERVERS = {
+    "uvicorn": ("--loop", "uvloop", "--http", "httptools", "--no-access-log"),
+    "granian": ("--loop", "uvloop", "--interface", "asgi", "--no-access-log"),
+}
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -148,14 +153,14 @@ def service(model: Path, store: str, *more: object) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def bare(answer: dict[str, Any]) -> Iterator[Running]:
+def bare(answer: dict[str, Any], server: str = "uvicorn") -> Iterator[Running]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "answer.json"
-        file.write_text(json.dumps(answer))
+        (Path(folder) / "answer.json").write_text(json.dumps(answer))
         (Path(folder) / "bare.py").write_text(BARE)
-        command = [sys.executable, f"{folder}/bare.py", str(file), str(port)]
-        made = Running(subprocess.Popen(command), port)
+        words = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
+        command = [sys.executable, "-m", server, *words]
+        made = Running(subprocess.Popen(command, cwd=folder), port)
         try:
             wait_for(port)
             yield made
@@ -323,6 +328,23 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def part_servers(options: argparse.Namespace) -> dict[str, Any]:
+    """The bare route on each server, in turns; granian has to be installed for it."""
+    item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
+    answer = {"items": [item] * 20}
+    asked = [request(1)]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    for _ in range(options.rounds):
+        for name, rounds in found.items():
+            with bare(answer, name) as running:
+                measured(running, asked, 1)
+                rounds.append(measured(running, asked, options.seconds))
+    return {
+        name: {"requests_per_second": [r for r, _ in each], "cpu_us": [c for _, c in each]}
+        for name, each in found.items()
+    }
+
+
 def _write(port: int, stop: threading.Event) -> None:
     """Send 200 events a second, ten in a request."""
     with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}")) as client:
@@ -457,6 +479,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
 
 PARTS = {
     "load": part_load,
+    "servers": part_servers,
     "reload": part_reload,
     "memory": part_memory,
     "start": part_start,
