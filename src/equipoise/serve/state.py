@@ -26,7 +26,7 @@ from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
 from equipoise.ranking.ranker import Ranked, score, top_k
-from equipoise.ranking.rules import ItemRules, as_rules
+from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
 from equipoise.serve.folding import as_interactions, raw_id
@@ -379,7 +379,8 @@ class Catalogue:
         if not given:
             return None
         try:
-            return read_rules(json.dumps(given, sort_keys=True)).on(self.data)
+            found = read_rules(json.dumps(given, sort_keys=True))
+            return None if found is None else found.on(self.data)
         except TypeError as error:  # values that no label can have, such as lists
             raise SettingError("rules hold values that no label has; give plain ones") from error
 
@@ -410,7 +411,7 @@ def _is_plain(value: Any) -> bool:
 
 
 @functools.lru_cache(256)
-def read_rules(text: str) -> Any:
+def read_rules(text: str) -> Rules | ItemRules | None:
     """Return rules from the JSON of a request; equal ones are one object, looked up once."""
     return as_rules(json.loads(text))
 
