@@ -1,7 +1,7 @@
 """equipoise beside other libraries, on the same data: `make bench`.
 
     python benchmarks/bench.py [--data FOLDER] [--folder .bench] [--sets movielens-1m ...]
-        [--peers implicit ...] [--stages environments prepare search measure table] [--limit 180]
+        [--peers implicit ...] [--stages environments prepare search measure table] [--limit 300]
 
 Stages, each of which goes on where it was interrupted:
 
@@ -119,7 +119,7 @@ class Bench:
         if chosen.exists() or not model.grid:
             return
         start = time.perf_counter()
-        error = self.run(name, model, "valid", out, search=True)
+        error = self.run(name, model, "valid", out)
         tried = []
         for number, settings in enumerate(model.grid):
             lists = out.with_name(f"{out.name}-{number}.npy")
@@ -154,26 +154,29 @@ class Bench:
         """Return the users that are asked for."""
         return np.load(self.folder / name / f"users-{part}.npy")
 
-    def measure(self, name: str, model: Model, way: str) -> None:
-        """Time one model and judge its lists."""
-        out = self.folder / name / "measured" / f"{model.key}-{way}"
-        done = out.with_name(out.name + ".json")
-        if done.exists() or (way == "searched" and not model.grid):
+    def measure(self, name: str, model: Model) -> None:
+        """Time one model with its defaults and with what the search found; judge its lists."""
+        out = self.folder / name / "measured" / model.key
+        if out.with_name(f"{model.key}-default.json").exists():
             return
-        settings = {}
-        if way == "searched":
-            file = self.folder / name / "search" / f"{model.key}.json"
-            settings = json.loads(file.read_text(encoding="utf-8")).get("settings")
-            if settings is None:
-                return
-        error = self.run(name, model, "test", out, search=False, settings=settings)
-        row = {"settings": settings, "error": error, "date": f"{datetime.date.today()}"}
-        if not error:
-            row |= json.loads(out.with_name(out.name + ".figures.json").read_text())
-            row |= self.judge(name, "test", out.with_name(out.name + ".npy"))
-        done.write_text(json.dumps(row, indent=1), encoding="utf-8")
-        shown = {key: value for key, value in row.items() if isinstance(value, float)}
-        print(f"{name}, {out.name}: {shown} {error}", flush=True)
+        ways: dict[str, Any] = {"default": {}}
+        search = self.folder / name / "search" / f"{model.key}.json"
+        if search.exists():
+            found = json.loads(search.read_text(encoding="utf-8"))
+            ways |= {"searched": found["settings"]} if "settings" in found else {}
+        error = self.run(name, model, "test", out, ways=ways)
+        for way, settings in reversed(ways.items()):
+            row: dict[str, Any] = {"settings": settings, "date": f"{datetime.date.today()}"}
+            figures = out.with_name(f"{model.key}-{way}.figures.json")
+            if figures.exists():
+                row |= json.loads(figures.read_text())
+                row |= self.judge(name, "test", out.with_name(f"{model.key}-{way}.npy"))
+            else:
+                row["error"] = error
+            done = out.with_name(f"{model.key}-{way}.json")
+            done.write_text(json.dumps(row, indent=1), encoding="utf-8")
+            shown = {key: round(each, 4) for key, each in row.items() if isinstance(each, float)}
+            print(f"{name}, {model.key}, {way}: {shown} {row.get('error', '')}", flush=True)
 
     def floor(self, name: str) -> None:
         """Measure the rate of a product, once for each set."""
@@ -236,7 +239,7 @@ def main() -> None:
     names = list(ENVIRONMENTS)
     parser.add_argument("--peers", nargs="*", default=names, choices=names)
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
-    parser.add_argument("--limit", type=int, default=180, help="seconds for a model and a way")
+    parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
     bench = Bench(asked := parser.parse_args())
     if "environments" in asked.stages:
         for name, error in make_all(bench.environments, asked.peers).items():
@@ -252,8 +255,7 @@ def main() -> None:
                 if stage == "search":
                     bench.search(name, model)
                 else:
-                    for way in WAYS:
-                        bench.measure(name, model, way)
+                    bench.measure(name, model)
     if "table" in asked.stages:
         errors = {
             name: file.read_text(encoding="utf-8")

@@ -200,11 +200,11 @@ def cornac_data(train: sp.csr_matrix) -> Any:
     return Dataset.from_uir([(user, item, 1.0) for user, item in pairs])
 
 
-def cornac_fit(name: str, **fixed: Any) -> Callable[..., Rank]:
+def cornac_fit(name: str) -> Callable[..., Rank]:
     def fit(data: Any, **settings: Any) -> Rank:
         from cornac import models
 
-        model = getattr(models, name)(verbose=False, **fixed, **settings).fit(data)
+        model = getattr(models, name)(verbose=False, **settings).fit(data)
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
             lists = (model.recommend(user, k, True, data) for user in users.tolist())
@@ -392,13 +392,6 @@ MODELS = (
         lenskit_data,
     ),
     Model("Cornac", "EASE", cornac_fit("EASE"), grid(lamb=PENALTIES), cornac_data, True),
-    Model(
-        "Cornac",
-        "BPR",
-        cornac_fit("BPR", seed=0),
-        grid(k=(32, 128), lambda_reg=(0.001, 0.01, 0.05)),
-        cornac_data,
-    ),
     Model("RecPack", "EASE", recpack_fit("EASE"), grid(l2=PENALTIES), inverts=True),
     Model(
         "RecPack",

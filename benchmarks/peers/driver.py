@@ -2,8 +2,8 @@
 
     python benchmarks/peers/driver.py JOB.json
 
-The job names the model, its settings (one or several), the training matrix, the users to rank and
-where lists and figures go. Needs numpy and scipy beside the library.
+The job names the model, the settings to time (or that all of its search are to be tried), the
+training matrix, the users to rank and where lists and figures go. Needs numpy and scipy beside the library.
 """
 
 from __future__ import annotations
@@ -49,16 +49,13 @@ def warm_up(model: Model, settings: dict[str, Any]) -> None:
 SIZES = ("factors", "n_components", "embedding_size", "k", "K", "top_k", "neighbours")
 
 
-def measured(model: Model, train: sp.csr_matrix, users: np.ndarray, settings: Any) -> Any:
-    """Return the lists and figures of one setting."""
-    warm_up(model, settings)
-    prepared = model.prepare(train)
+def measured(model: Model, prepared: Any, before: int, users: np.ndarray, settings: Any) -> Any:
+    """Return the lists and figures of one setting; memory is counted from `before`."""
     fits: list[float] = []
-    peak = 0
-    rank = None
+    peak, rank = 0, None
     while len(fits) < ROUNDS and sum(fits) < ENOUGH:
         rank = None
-        before = reset()
+        reset()
         start = time.perf_counter()
         rank = model.fit(prepared, **settings)
         fits.append(time.perf_counter() - start)
@@ -74,17 +71,22 @@ def main(job: dict[str, Any]) -> None:
     (model,) = (each for each in MODELS if each.key == job["model"])
     train = sp.load_npz(job["train"]).tocsr()
     users = np.load(job["users"])
-    if job["search"]:
+    if "ways" not in job:
         prepared = model.prepare(train)
         for number, settings in enumerate(model.grid):
             lists = model.fit(prepared, **settings)(users, 20)
             np.save(f"{job['out']}-{number}.npy", lists)
         return
-    lists, figures = measured(model, train, users, job["settings"])
-    np.save(f"{job['out']}.npy", lists)
-    if model.peer != "equipoise":
-        figures["version"] = version(model.peer.lower())
-    Path(f"{job['out']}.figures.json").write_text(json.dumps(figures))
+    for settings in job["ways"].values():
+        warm_up(model, settings)
+    prepared = model.prepare(train)
+    before = reset()
+    for way, settings in job["ways"].items():
+        lists, figures = measured(model, prepared, before, users, settings)
+        np.save(f"{job['out']}-{way}.npy", lists)
+        if model.peer != "equipoise":
+            figures["version"] = version(model.peer.lower())
+        Path(f"{job['out']}-{way}.figures.json").write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

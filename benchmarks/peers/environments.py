@@ -33,7 +33,7 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "implicit": Environment(("implicit", *OURS)),
+    "implicit": Environment(("implicit", "pandas")),
     "irspack": Environment(("irspack",)),
     "RecTools": Environment(("rectools", *OURS), ("3.13", "3.12", "3.11")),  # numpy 2 from 3.13 on
     "LensKit": Environment((TORCH, "lenskit", *OURS), ("3.13", "3.12", "3.11")),
@@ -42,7 +42,7 @@ ENVIRONMENTS = {
     # its own ranges let in versions with which it cannot be imported
     "RecBole": Environment((TORCH, "recbole", "setuptools<81", "numpy<2", "pandas<3")),
     "sansa": Environment(("sansa",)),
-    "Surprise": Environment(("scikit-surprise", *OURS)),
+    "Surprise": Environment(("scikit-surprise", "pandas")),
 }
 
 
