@@ -3,7 +3,8 @@
     python benchmarks/peers/driver.py JOB.json
 
 The job names the model, the settings to time (or that all of its search are to be tried), the
-training matrix, the users to rank and where lists and figures go. Needs numpy and scipy beside the library.
+training matrix, the users to rank and where lists and figures go. Needs numpy and scipy beside the
+library.
 """
 
 from __future__ import annotations
