@@ -87,9 +87,7 @@ def test_a_card_without_room_is_an_error_before_the_work(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched, "free_memory", lambda device: 10_000)
-    with pytest.raises(
-        TooBigError, match=r"5 neighbours need .* of cuda and .* is free"
-    ):
+    with pytest.raises(TooBigError, match=r"5 neighbours need .* of cuda and .* is free"):
         eq.EASE(l2=5.0).fit(synthetic, engine="neighbourhood", neighbours=5, device="cuda")
 
 
