@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from equipoise.drawing import STYLE, Drawing, Scale, axes, padded
+from equipoise.drawing import STYLE, Drawing, Scale, axis_text, padded
 
 Row = dict[str, Any]
 
@@ -50,8 +50,13 @@ HEADS = (
     "tail NDCG@20",
     "coverage",
 )
-GONE = "fit_s"  # of rows with an error: empty
-LEAST = 0.002  # a difference of NDCG@20 that is not called better
+
+NOTES = """
+What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to a
+ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise; LensKit
+ranks one user after the other, here in one process, and its item kNN was told that there are no
+ratings; RecBole has no call for lists of training users, so its scores are masked and cut by
+torch, as its evaluation does; lists of irspack are cut by its own function, in batches of 1,024."""
 
 
 def full(row: Row) -> Row:
@@ -129,21 +134,34 @@ def ahead(rows: pl.DataFrame) -> list[str]:
 
 
 def drawing(name: str, rows: pl.DataFrame) -> str:
-    """Draw NDCG against the time of a fit; ours are the marked ones."""
-    height = 300.0
-    done = rows.drop_nulls("fit_s")
+    """Draw NDCG against the time of a fit, which runs in powers of ten; ours are filled."""
+    width, height = 520.0, 320.0
+    done = rows.drop_nulls("fit_s").sort("ndcg", descending=True)
     words = f"{done.height} models and settings on {name}; filled: equipoise"
-    out = Drawing(f"peers-{name}", 420, height, f"NDCG@20 against fit time, {name}", words, STYLE)
+    title = f"NDCG@20 against the seconds of a fit, {name}"
+    out = Drawing(f"peers-{name}", width, height, title, words, STYLE)
     across = [math.log10(value) for value in done["fit_s"]]
-    x = Scale(*padded(across), 48, 400)
+    x = Scale(*padded(across), 48, width - 90)
     y = Scale(*padded(done["ndcg"].to_list()), height - 42, 22)
-    axes(out, x, y, height, ("seconds to fit, power of ten", "NDCG@20"))
+    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
+        out.line(x(power), y.start, x(power), y.stop, "grid")
+        out.text(x(power), height - 26, f"{10.0**power:g} s", "tick", "middle")
+    for tick in y.ticks(4):
+        out.line(x.start, y(tick), width, y(tick), "grid")
+        out.text(x.start - 6, y(tick) + 4, axis_text(tick), "tick", "end")
+    out.text(x.start - 6, 12, "NDCG@20", "axis")
+    out.text(x.stop, height - 8, "time of a fit", "axis", "end")
+    named: set[str] = set()
+    taken: list[tuple[float, float]] = []
     for row, place in zip(done.iter_rows(named=True), across, strict=True):
-        hint = f"{row['library']} {row['model']}, {row['way']}"
-        ours = row["library"] == "equipoise"
-        out.mark("circle", x(place), y(row["ndcg"]), "mark" if ours else "point", 4, hint=hint)
-        if row["way"] == "searched" or ours:
-            out.text(x(place) + 6, y(row["ndcg"]) + 3, f"{row['library']} {row['model']}", "tick")
+        ours, at = row["library"] == "equipoise", (x(place), y(row["ndcg"]))
+        label = f"{row['library']} {row['model']}"
+        out.mark("circle", *at, "mark" if ours else "point", 4, hint=f"{label}, {row['way']}")
+        free = all(abs(at[0] - a) > 110 or abs(at[1] - b) > 11 for a, b in taken)
+        if free and (label if ours else row["library"]) not in named:
+            named.add(label if ours else row["library"])
+            taken.append(at)
+            out.text(at[0] + 7, at[1] + 4, label, "tick")
     return str(out)
 
 
@@ -158,7 +176,7 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         "",
         f"`make bench`, {frame['date'].max()}; {machine}. The table is also in results/peers.csv.",
         "",
-        "One process per model and setting, alone on the machine: the least of up to three fits,",
+        "One process per model, alone on the machine: for each setting the least of up to three fits,",
         "the most memory they took on top of the data, and lists of 20 for the same users.",
         "Data objects, imports and compiling are not counted. *Of floor*: the time of a fit by",
         "that of n^3 operations at the rate of a float32 matrix product on this machine, measured",
@@ -166,6 +184,7 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         "NDCG@20 on the valid part; the two automatic rows of equipoise look at the train part",
         "only. Every list is judged by `eq.evaluate`. What each stage does:",
         "`benchmarks/bench.py`.",
+        NOTES,
         "",
         "Versions: "
         + ", ".join(
