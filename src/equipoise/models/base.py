@@ -187,7 +187,8 @@ class Recommender(ABC):
             Training data: Interactions, a frame that `eq.read` can read by itself, or a sparse
             matrix of scipy, users x items.
         device
-            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
+            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too. The
+            neighbourhood engine only solves there.
         dtype
             "float32", or "float64" for systems that are hard to solve.
         engine
@@ -732,9 +733,8 @@ class Recommender(ABC):
         order = np.argsort(-np.abs(parts), kind="stable")
         shares = add_up(parts[order].astype(np.float64), total)
         ids = self.item_index_.values[sources[order]].tolist()
-        titles = self._titles([sources[order]])
-        own = None if titles is None else titles[0]
-        return Explanation(item, total, ids, shares.tolist(), own)
+        titles, (title,) = self._titles([sources[order], np.array([target])]) or (None, (None,))
+        return Explanation(item, total, ids, shares.tolist(), titles, title)
 
     def _require_explains(self) -> None:
         if not self.explains:
