@@ -14,6 +14,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import results, submit
 
 CHUNK = 150  # rows of a block, so that a few hundred rows make several
@@ -215,7 +216,7 @@ def test_a_fit_here_has_the_same_bits(data, local):
 
 @pytest.mark.parametrize("tile_rows", [12, 30])
 def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, monkeypatch):
-    monkeypatch.setattr("equipoise.cluster.solving.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
     found = eq.cluster.fit(model, data, where="workers", dtype="float64", tile_rows=tile_rows)
     wanted = model.fit(local, dtype="float64")
@@ -225,6 +226,55 @@ def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, m
     error = np.linalg.norm(found.inverse_ - wanted.inverse_) / np.linalg.norm(wanted.inverse_)
     assert error < bound
     assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
+
+
+@pytest.mark.parametrize("neighbours", [4, 12, 200])
+@pytest.mark.parametrize("weights", [{}, {"normalizer": eq.DAN(0.2, 0.3)}])
+def test_neighbourhoods_over_the_workers_are_those_of_one_machine(
+    data, local, neighbours, weights, monkeypatch
+):
+    """Three chunks of users and strips of a few items, whose sums go on from chunk to chunk."""
+    monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.neighbours.STRIP_ENTRIES", 60)
+    model = eq.EASE(l2=5.0, dropout=0.3, **weights)
+    near = {"engine": "neighbourhood", "neighbours": neighbours, "dtype": "float64"}
+    found, wanted = eq.cluster.fit(model, data, **near), model.fit(local, **near)
+    ours, theirs = found.inverse_, wanted.inverse_
+    assert np.array_equal(ours.indptr, theirs.indptr)
+    assert np.array_equal(ours.indices, theirs.indices)
+    # sums of the same numbers, of hundreds of them at most, in single small solves
+    assert np.allclose(ours.data, theirs.data, rtol=1e-10, atol=1e-13)
+    assert found.audit_ == pytest.approx(wanted.audit_, abs=1e-6)
+    assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
+    again = eq.cluster.fit(model, local, client=data.client, **near)
+    assert np.array_equal(again.inverse_.indices, theirs.indices)
+
+
+def test_entries_beyond_the_memory_of_a_worker_are_refused(data, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.neighbours.SHARE", 1e-9)
+    with pytest.raises(eq.TooBigError, match=r"on each worker and one has .*fewer neighbours"):
+        eq.cluster.fit(eq.EASE(l2=5.0), data, engine="neighbourhood", neighbours=5)
+
+
+def mapped(array: np.ndarray) -> bool:
+    """Whether the numbers of an array are those of a file."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return isinstance(array, np.memmap)
+
+
+def test_data_beyond_the_memory_here_are_mapped(data, local, tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.room.free_memory", lambda: 1000)
+    model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
+    found = eq.cluster.fit(model, data, where="workers", tile_rows=12, scratch=tmp_path / "large")
+    assert all(map(mapped, (found.inverse_, found.data_.matrix.indices, found.data_.events.times)))
+    assert same(found.data_, local)
+    assert not list((tmp_path / "large").iterdir())
+    found.save(tmp_path / "model")
+    assert eq.load(tmp_path / "model").recommend("u001").items == found.recommend("u001").items
+    monkeypatch.setattr("equipoise.cluster.room.free_disk", lambda folder: 1000)
+    with pytest.raises(eq.TooBigError, match="give a folder on a larger disk"):
+        data.gather(tmp_path / "large")
 
 
 def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
@@ -398,7 +448,7 @@ def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
 
 def test_only_the_lower_triangle_is_held(data, rng):
     train = eq.Interactions(rng.random((300, 120)) < 0.1)
-    solver = WorkerSolver(data.client, train, tile_rows=30)
+    solver = WorkerSolver(Spread.of(data.client, train), train, tile_rows=30)
     weights, penalty = np.ones(300), np.full(120, 5.0)
     tiles = solver.system(weights, penalty)
     sizes = results(data.client, [submit(data.client, np.size, each) for each in tiles.values()])

@@ -8,20 +8,16 @@ time and sends tiles where they are needed. Only the lower triangle exists, half
 from __future__ import annotations
 
 import os
-import tempfile
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from equipoise.checks import count
+from equipoise.cluster.room import rooms
+from equipoise.cluster.spread import Spread, one_matrix
 from equipoise.cluster.workers import results, submit, task
-from equipoise.errors import DataError
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory
 from equipoise.matrix import Csr
 from equipoise.solve import dense
 from equipoise.solve.engine import Solved
@@ -32,7 +28,6 @@ Vector = npt.NDArray[np.float64]
 Place = tuple[int, int]
 Span = tuple[int, int]
 
-CHUNK_PAIRS = 4_000_000  # pairs of users and items that a part of the Gram matrix is summed over
 TILES = 12  # tiles of a row
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
@@ -42,10 +37,10 @@ class WorkerSolver:
 
     Parameters
     ----------
-    client
-        Client of the cluster.
+    spread
+        The matrix on the workers.
     train
-        Training data, weighed.
+        The same data here, which the model keeps.
     dtype
         "float32" or "float64".
     tile_rows
@@ -56,22 +51,22 @@ class WorkerSolver:
 
     def __init__(
         self,
-        client: Any,
+        spread: Spread,
         train: Interactions,
         dtype: str = "float32",
         tile_rows: int | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.client, self.train, self.dtype, self.scratch = client, train, dtype, scratch
-        rows = min(max(-(-train.n_items // TILES), SMALLEST), LARGEST)
+        self.spread, self.train, self.dtype, self.scratch = spread, train, dtype, scratch
+        self.client, self.n_items = spread.client, spread.shape[1]
+        rows = min(max(-(-self.n_items // TILES), SMALLEST), LARGEST)
         self.rows = rows if tile_rows is None else count("tile_rows", tile_rows)
 
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
         """Return P for these weights and this penalty, in the memory of this machine or mapped."""
-        X, n_items = self.train.matrix, self.train.n_items
-        P = self._room()
+        (P,) = rooms([((self.n_items, self.n_items), self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
-        for each in all_tasks(-(-n_items // self.rows)):
+        for each in all_tasks(-(-self.n_items // self.rows)):
             i, j = each.target
             spans = self._span(i), self._span(j)
             if each.kind == "gram":
@@ -89,13 +84,21 @@ class WorkerSolver:
                 tiles[i, j] = submit(
                     self.client, changed, each.kind, tiles[i, j], inputs, diagonal, spans[0][0]
                 )
-        residual = dense.check_residual(P, X, user_weights, penalty)
+        residual = self._residual(P, user_weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def _residual(self, P: Tile, user_weights: Vector, penalty: Vector) -> float:
+        """Return the residual of `dense.check_residual`, with the matrix where it is."""
+        V = dense.probes(self.n_items, P.dtype)
+        Y = P @ V
+        error = self.spread.times(user_weights, Y) + penalty[:, None] * Y - V
+        residual = float(np.linalg.norm(error) / np.linalg.norm(V))
+        return dense.accepted(residual, P.dtype.name, "fit with dtype='float64'")
 
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
-        chunks = self._chunks(self.train.matrix, user_weights)
-        spans = [self._span(number) for number in range(-(-self.train.n_items // self.rows))]
+        chunks = self.spread.chunks(for_gram, user_weights)
+        spans = [self._span(number) for number in range(-(-self.n_items // self.rows))]
         tiles: dict[Place, Any] = {}
         for j, span in enumerate(spans):
             strip = None
@@ -108,44 +111,13 @@ class WorkerSolver:
         return tiles
 
     def _span(self, number: int) -> Span:
-        return number * self.rows, min((number + 1) * self.rows, self.train.n_items)
-
-    def _room(self) -> Tile:
-        """Return room for P: in memory, or in a file where the memory is too small."""
-        shape = (self.train.n_items,) * 2
-        dtype = np.dtype(self.dtype)
-        if self.scratch is None and 1.2 * shape[0] ** 2 * dtype.itemsize < free_memory():
-            return np.empty(shape, dtype)
-        folder = Path(tempfile.gettempdir() if self.scratch is None else self.scratch)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(".npy", "inverse-", folder)
-            os.close(handle)
-            return np.lib.format.open_memmap(name, "w+", dtype, shape)
-        except OSError as error:
-            raise DataError(f"{folder} cannot be used: {error.strerror or error}") from error
-
-    def _chunks(self, X: Csr, user_weights: Vector) -> list[Any]:
-        """Send rows of the matrix to the workers, cut by the number of pairs alone."""
-        number = -(-X.nnz // CHUNK_PAIRS) or 1
-        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, number + 1)[1:-1])
-        bounds = [0, *cuts.tolist(), X.shape[0]]
-        return [
-            submit(self.client, held, _rows(X, low, high), user_weights[low:high])
-            for low, high in pairwise(bounds)
-        ]
-
-
-def _rows(X: Csr, low: int, high: int) -> Any:
-    start, stop = X.indptr[low], X.indptr[high]
-    arrays = (X.data[start:stop], X.indices[start:stop], X.indptr[low : high + 1] - start)
-    return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
+        return number * self.rows, min((number + 1) * self.rows, self.n_items)
 
 
 @task
-def held(X: Csr, user_weights: Vector) -> dense.GramArrays:
+def for_gram(blocks: list[Csr], user_weights: Vector) -> dense.GramArrays:
     """Keep rows of the matrix, and the weights of their users, on a worker."""
-    return dense.gram_arrays(X, user_weights)
+    return dense.gram_arrays(one_matrix(blocks), user_weights)
 
 
 @task

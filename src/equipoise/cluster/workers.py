@@ -128,6 +128,31 @@ def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[An
             return level[0]
 
 
+def each_as_done(
+    client: Any, begin: Callable[[Any], Any], given: Sequence[Any], ahead: int = 2
+) -> list[Any]:
+    """Begin with something for each of the given, a few at a time for each worker."""
+    from distributed import wait as wait_for
+
+    wait: Any = wait_for
+    room = ahead * max(len(client.nthreads()), 1)
+    futures: list[Any] = []
+    under_way: set[Any] = set()
+    for each in given:
+        if len(under_way) >= room:
+            with watched(client):
+                under_way = set(wait(under_way, return_when="FIRST_COMPLETED").not_done)
+        futures.append(begin(each))
+        under_way.add(futures[-1])
+    return futures
+
+
+def least_memory(client: Any) -> float:
+    """Bytes of the worker with the least memory; endless where none has a limit."""
+    held = client.scheduler_info(n_workers=-1)["workers"].values()
+    return min((each["memory_limit"] or float("inf") for each in held), default=float("inf"))
+
+
 @contextmanager
 def watched(client: Any) -> Iterator[None]:
     """Turn what the cluster itself does wrong into one error that says what to do."""

@@ -103,6 +103,10 @@ class Audit:
         """Return A V."""
         return np.asarray(self._root.T @ (self._root @ V) + self._penalty[:, None] * V)
 
+    def _histories(self, j: int) -> Any:
+        """Return the rows of up to 1,000 users of an item."""
+        return histories_with(self.X, j)
+
     def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
         """Return columns of the exact P by conjugate gradients, each with its own steps."""
         R = np.zeros((len(self._penalty), len(some)))
@@ -159,8 +163,7 @@ class Audit:
         diagonal = self.columns.diagonal_
         real, made = -exact / exact[j], -mine / mine[j]
         real[j] = made[j] = 0.0
-        users = np.searchsorted(self.X.indptr, np.flatnonzero(self.X.indices == j), "right") - 1
-        histories = self.X[users[:USERS]].astype(np.float64)
+        histories = self._histories(j)
         weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
         row = np.zeros(len(exact))
         P = self.columns
@@ -170,6 +173,12 @@ class Audit:
         ours, theirs = (_top(-each / diagonal) for each in (row, exact))
         shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
         return weights, scores, shared
+
+
+def histories_with(X: Csr, j: int) -> Any:
+    """Return the rows of the first 1,000 users who have an item."""
+    users = np.searchsorted(X.indptr, np.flatnonzero(X.indices == j), "right") - 1
+    return X[users[:USERS]].astype(np.float64)
 
 
 def cosine(a: Vector, b: Vector) -> float:
