@@ -308,6 +308,64 @@ def test_evaluation_equals_that_of_one_machine(data, local, tmp_path):
     assert saved.table.equals(wanted.table)
 
 
+def test_a_split_that_stays_with_the_workers_is_that_of_one_machine(data, local, tmp_path):
+    share = {"valid": 0.2, "test": 0.3, "seed": 3}
+    found, wanted = data.split(where="workers", **share), eq.split.strong(local, **share)
+    assert found.train.gather().fingerprint == wanted.train.fingerprint
+    assert found.notes == wanted.notes
+    for name in ("valid", "test"):
+        ours, theirs = getattr(found, name), getattr(wanted, name)
+        assert ours.history.gather().fingerprint == theirs.history.fingerprint
+        assert ours.target.gather().fingerprint == theirs.target.fingerprint
+    assert repr(found.test).startswith(f"Part test: {wanted.test.n_users} users")
+    with pytest.raises(eq.SettingError, match="where='workers' is for 'strong', not 'weak'"):
+        data.split("weak", where="workers")
+    with pytest.raises(eq.SettingError, match="on the workers order is 'random'"):
+        data.split(where="workers", order="time")
+
+
+def test_a_part_that_stays_with_the_workers_has_the_metrics_of_one_machine(
+    data, local, monkeypatch
+):
+    share = {"valid": 0, "test": 0.5}
+    found, wanted = data.split(where="workers", **share), eq.split.strong(local, **share)
+    model = eq.EASE(l2=5.0).fit(wanted.train)
+    names = ["ndcg", "recall", "tail_ndcg", "active_recall", "coverage", "gini", "lift"]
+    call = {"metrics": names, "groups": {"few": wanted.train.items[:4].tolist()}, "bootstrap": 50}
+    expected = eq.evaluate(model, wanted.test, [3, 8], **call)
+    seen = []
+    call |= {"batch_size": 3, "progress": lambda done, total: seen.append((done, total))}
+    # nothing of histories or targets may come here
+    monkeypatch.setattr(eq.cluster.Partitioned, "gather", None)
+    result = eq.cluster.evaluate(model, found.test, [3, 8], **call)
+    assert result.table.equals(expected.table)
+    assert result.per_user.equals(expected.per_user)
+    assert (result.fingerprint, result.name) == (expected.fingerprint, expected.name)
+    assert seen[-1] == (expected.n_users, expected.n_users)
+
+
+def test_histories_and_targets_of_two_folders_are_evaluated(client, local, tmp_path):
+    """Their blocks are cut at other users, and the targets have fewer items."""
+    split = eq.split.strong(local, valid=0, test=0.5)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    pair = []
+    for name, side in (("history", split.test.history), ("target", split.test.target)):
+        frame = side.to_frame().select("user", "item")
+        folder = parts(tmp_path / name, frame, [20])
+        pair.append(eq.cluster.read(folder, client=client, block_rows=17))
+    assert len(pair[0].blocks) > len(pair[1].blocks) > 1
+    history = split.test.history.with_items(pair[0].items, unknown="skip")
+    target = split.test.target.with_items(pair[1].items, unknown="skip")
+    expected = eq.evaluate(model, (history, target), 5)
+    result = eq.cluster.evaluate(model, tuple(pair), 5)
+    assert result.table.equals(expected.table)
+    assert result.fingerprint == expected.fingerprint
+    with pytest.raises(eq.DataError, match="must hold the same users"):
+        eq.cluster.evaluate(model, (pair[0].filter(min_user=4), pair[1]), 5)
+    with pytest.raises(eq.SettingError, match="both Partitioned or both not"):
+        eq.cluster.evaluate(model, (pair[0], target), 5)
+
+
 def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
     model = eq.cluster.fit(eq.EASE(l2=5.0), data)
     model.save(tmp_path / "model")
@@ -330,7 +388,7 @@ def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
         eq.cluster.recommend_to(tmp_path / "model", out, k=6, **call)
 
 
-def test_lists_of_histories_and_of_named_users(data, local, tmp_path):
+def test_lists_of_histories_and_of_named_users(data, local, tmp_path, monkeypatch):
     model = eq.EASE(l2=5.0).fit(local)
     histories = local.rows(np.arange(10))
     users = local.users[:7].tolist()
@@ -341,6 +399,12 @@ def test_lists_of_histories_and_of_named_users(data, local, tmp_path):
         assert count == len(users if name == "users" else histories.users)
         found = pl.read_parquet(tmp_path / name / "*.parquet")
         assert found.equals(pl.read_parquet(tmp_path / f"{name}.parquet"))
+    # histories that workers hold stay there
+    monkeypatch.setattr(eq.cluster.Partitioned, "gather", None)
+    model.recommend_to(tmp_path / "all.parquet", local, k=4)
+    assert eq.cluster.recommend_to(model, tmp_path / "blocks", data, 4, **call) == local.n_users
+    found = pl.read_parquet(tmp_path / "blocks" / "*.parquet")
+    assert found.equals(pl.read_parquet(tmp_path / "all.parquet"))
 
 
 def test_a_search_has_the_ledger_and_the_answer_of_one_machine(data, local, tmp_path):

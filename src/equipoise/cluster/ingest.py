@@ -55,7 +55,7 @@ from equipoise.readers.files import as_type, is_blank
 from equipoise.readers.frames import object_source
 from equipoise.readers.options import ReadOptions, Source, check_one_schema
 
-BLOCK_ROWS = 1_000_000
+BLOCK_ROWS = 4_000_000
 AXES = ("user", "item")
 
 Floats = npt.NDArray[np.float64]
@@ -425,10 +425,13 @@ def deal(
     position = found.cast(pl.Int32).to_numpy()[item]
     types = type_codes(rows.types, names)
     starts = rows.users.search_sorted(bounds, side="left").to_list() if len(bounds) else []
-    edges = [0, *starts, len(rows.users)]
-    block = np.searchsorted(edges[1:-1], user, side="right")
+    edges = np.array([0, *starts, len(rows.users)])
+    sizes = np.diff(edges)
+    # of 16 bits, where that is enough: NumPy sorts those in linear time
+    kind = np.min_scalar_type(len(sizes))
+    block = np.repeat(np.arange(len(sizes), dtype=kind), sizes)[user]
     order = np.argsort(block, kind="stable")
-    ends = np.searchsorted(block[order], np.arange(len(edges)))
+    ends = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=len(sizes)))])
     pieces = []
     for number, (low, high) in enumerate(pairwise(edges)):
         chosen = order[ends[number] : ends[number + 1]]

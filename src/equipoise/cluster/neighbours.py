@@ -155,12 +155,12 @@ class _Audit(Audit):
     def __init__(
         self, columns: Columns, spread: Spread, user_weights: Vector, penalty: Vector, sums: Vector
     ) -> None:
-        self.columns, self._spread, self._weights = columns, spread, user_weights
+        self.columns, self._spread, self._roots = columns, spread, spread.roots(user_weights)
         self._penalty, self._diagonal = penalty, penalty + sums[2]
         self.targets = sampled(sums[0], TARGETS)
 
     def _times(self, V: Vector) -> Vector:
-        return self._spread.times(self._weights, V) + self._penalty[:, None] * V
+        return self._spread.times(self._roots, V) + self._penalty[:, None] * V
 
     def _histories(self, j: int) -> Any:
         return self._spread.histories(j)

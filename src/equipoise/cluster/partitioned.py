@@ -17,10 +17,10 @@ from equipoise import split as splits
 from equipoise.checks import choice, count
 from equipoise.cluster.room import rooms
 from equipoise.cluster.workers import FAN_IN, reduced, results, submit, task
-from equipoise.errors import DataError
+from equipoise.errors import DataError, SettingError
 from equipoise.events import COLUMNS
+from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions, core_note
-from equipoise.split import Split
 from equipoise.statistics import Statistics, check_delta, pair_ratio, pair_sums, statistics_of
 
 Counts = npt.NDArray[np.int64]
@@ -149,11 +149,29 @@ class Partitioned:
             kept.notes += (core_note(min_user, min_item, *gone),)
         return kept
 
-    def split(self, protocol: str = "strong", **settings: Any) -> Split:
-        """Return the split that ``equipoise.split`` makes of the same data, on this machine."""
+    def split(self, protocol: str = "strong", *, where: str = "here", **settings: Any) -> Any:
+        """Return the split that ``equipoise.split`` makes of the same data.
+
+        Parameters
+        ----------
+        protocol
+            A function of `equipoise.split`: "strong", "weak", "leave_last_out", "time_cut" or
+            "sessions".
+        where
+            "here" gathers the data and gives a `Split`. "workers", for "strong", leaves train and
+            parts where they are: `fit` and `evaluate` of `equipoise.cluster` take them.
+        **settings
+            Those of the function.
+        """
         choice("protocol", protocol, PROTOCOLS)
-        cut: Split = getattr(splits, protocol)(self.gather(), **settings)
-        return cut
+        choice("where", where, ("here", "workers"))
+        if where == "here":
+            return getattr(splits, protocol)(self.gather(), **settings)
+        if protocol != "strong":
+            raise SettingError(f"where='workers' is for 'strong', not {protocol!r}; use 'here'")
+        from equipoise.cluster.parts import strong
+
+        return strong(self, **settings)
 
     def gather(self, scratch: str | os.PathLike[str] | None = None) -> Interactions:
         """Return the data on this machine, as `equipoise.read` gives them.
@@ -232,6 +250,13 @@ def _columns(block: Interactions) -> dict[str, npt.NDArray[Any]]:
 def sizes_of(block: Interactions) -> tuple[int, int]:
     """Return the numbers of pairs and of events of a block."""
     return block.n_interactions, 0 if block.events is None else block.events.n_events
+
+
+def with_ids(block: Interactions, items: IdIndex) -> Interactions:
+    """Return a block whose items have their ids."""
+    return Interactions(
+        block.matrix, block.user_index, items, events=block.events, signed=block.signed
+    )
 
 
 @task

@@ -8,6 +8,8 @@ time and sends tiles where they are needed. Only the lower triangle exists, half
 from __future__ import annotations
 
 import os
+import secrets
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -91,23 +93,27 @@ class WorkerSolver:
         """Return the residual of `dense.check_residual`, with the matrix where it is."""
         V = dense.probes(self.n_items, P.dtype)
         Y = P @ V
-        error = self.spread.times(user_weights, Y) + penalty[:, None] * Y - V
+        error = self.spread.times(self.spread.roots(user_weights), Y) + penalty[:, None] * Y - V
         residual = float(np.linalg.norm(error) / np.linalg.norm(V))
         return dense.accepted(residual, P.dtype.name, "fit with dtype='float64'")
 
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
-        chunks = self.spread.chunks(for_gram, user_weights)
         spans = [self._span(number) for number in range(-(-self.n_items // self.rows))]
+        strips: list[Any] = [None] * len(spans)
+        # chunk after chunk: the strips are larger, and stay where they are
+        for chunk in self.spread.chunks(held_rows, user_weights):
+            strips = [
+                submit(self.client, gram_strip, strip, chunk, span)
+                for strip, span in zip(strips, spans, strict=True)
+            ]
         tiles: dict[Place, Any] = {}
         for j, span in enumerate(spans):
-            strip = None
-            for chunk in chunks:
-                strip = submit(self.client, gram_strip, strip, chunk, span)
             for i in range(j, len(spans)):
                 added = penalty[slice(*span)] if i == j else None
                 below = (spans[i][0] - span[0], spans[i][1] - span[0])
-                tiles[i, j] = submit(self.client, tile_of, strip, below, added, self.dtype)
+                tiles[i, j] = submit(self.client, tile_of, strips[j], below, added, self.dtype)
+            strips[j] = None
         return tiles
 
     def _span(self, number: int) -> Span:
@@ -115,17 +121,26 @@ class WorkerSolver:
 
 
 @task
-def for_gram(blocks: list[Csr], user_weights: Vector) -> dense.GramArrays:
-    """Keep rows of the matrix, and the weights of their users, on a worker."""
-    return dense.gram_arrays(one_matrix(blocks), user_weights)
+def held_rows(blocks: list[Csr], user_weights: Vector) -> tuple[str, Csr, Vector]:
+    """Keep rows of the matrix, the weights of their users and a name for them on a worker."""
+    return secrets.token_hex(8), one_matrix(blocks), user_weights
+
+
+@lru_cache(maxsize=1)
+def _prepared(token: str) -> list[dense.GramArrays]:
+    """Return room for rows by columns too, which strips of one chunk share on a worker."""
+    return []
 
 
 @task
-def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
+def gram_strip(strip: Tile | None, chunk: tuple[str, Csr, Vector], span: Span) -> Tile:
     """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
-    n_items = len(chunk[3]) - 1
-    out = np.zeros((span[1] - span[0], n_items - span[0]))
-    dense.fill_gram(chunk, span, out)
+    token, X, user_weights = chunk
+    prepared = _prepared(token)
+    if not prepared:
+        prepared.append(dense.gram_arrays(X, user_weights))
+    out = np.zeros((span[1] - span[0], X.shape[1] - span[0]))
+    dense.fill_gram(prepared[0], span, out)
     if strip is not None:
         out += strip
     return out
@@ -134,6 +149,7 @@ def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
 @task
 def tile_of(strip: Tile, columns: Span, added: Vector | None, dtype: str) -> Tile:
     """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
+    _prepared.cache_clear()
     out = np.array(strip[:, columns[0] : columns[1]].T, dtype, order="C")
     if added is not None:
         out.flat[:: len(out) + 1] += added.astype(dtype)

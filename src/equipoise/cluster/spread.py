@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.cluster.partitioned import Partitioned, stacked
+from equipoise.cluster.partitioned import Partitioned, stacked, total
 from equipoise.cluster.workers import reduced, results, submit, task
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr, entry_rows
 from equipoise.solve.audit import USERS, histories_with
-from equipoise.solve.dense import gram_times
 
 Vector = npt.NDArray[np.float64]
 
@@ -82,14 +81,18 @@ class Spread:
             for at in range(0, len(self.blocks), step)
         ]
 
-    def times(self, user_weights: Vector, right: npt.NDArray[Any]) -> Vector:
-        """Return X^T W X @ right, in float64."""
-        held = submit(self.client, same, np.asarray(right, np.float64))
-        products = [
-            submit(self.client, block_times, block, weights, held)
+    def roots(self, user_weights: Vector) -> list[Any]:
+        """Return the blocks of W^1/2 X, for `times`."""
+        return [
+            submit(self.client, root_of, block, weights)
             for block, weights in zip(self.blocks, self._cut(user_weights), strict=True)
         ]
-        found: Vector = results(self.client, reduced(self.client, added_up, products))
+
+    def times(self, roots: list[Any], right: npt.NDArray[Any]) -> Vector:
+        """Return X^T W X @ right, in float64."""
+        held = submit(self.client, same, np.asarray(right, np.float64))
+        products = [submit(self.client, root_times, root, held) for root in roots]
+        found: Vector = results(self.client, reduced(self.client, total, products))
         return found
 
     def entries(self, user_weights: Vector) -> Vector:
@@ -131,18 +134,16 @@ def matrix_of(block: Interactions) -> Csr:
 
 
 @task
-def block_times(X: Csr, user_weights: Vector, right: Vector) -> Vector:
-    """Return X^T W X @ right of some users."""
-    return gram_times(X, user_weights, right)
+def root_of(X: Csr, user_weights: Vector) -> Any:
+    """Return W^1/2 X of some users, in float64."""
+    values = X.data * np.sqrt(user_weights)[entry_rows(X)]
+    return sp.csr_array((values, X.indices, X.indptr), X.shape)
 
 
 @task
-def added_up(arrays: list[Vector]) -> Vector:
-    """Return the sum of arrays, one after another."""
-    out = arrays[0].copy()
-    for each in arrays[1:]:
-        out += each
-    return out
+def root_times(root: Any, right: Vector) -> Vector:
+    """Return X^T W X @ right of some users."""
+    return np.asarray(root.T @ (root @ right))
 
 
 @task
