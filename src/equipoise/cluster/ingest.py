@@ -388,7 +388,12 @@ def ids_of(part: Held, axis: str) -> pl.DataFrame:
 @task
 def merge_ids(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Put ids together, sorted, and add up their rows."""
-    return pl.concat(frames).group_by("id").agg(pl.col("rows").sum()).sort("id")
+    whole = pl.concat(frames)
+    if whole["id"].dtype != pl.Int64:
+        return whole.group_by("id").agg(pl.col("rows").sum()).sort("id")
+    codes, known = factorize(whole["id"])  # by a table, which is faster
+    rows = np.bincount(codes, whole["rows"].to_numpy()).astype(np.int64)
+    return pl.DataFrame({"id": known, "rows": rows})
 
 
 @task

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.cluster.spread import Spread, one_matrix, same
-from equipoise.cluster.workers import each_as_done, least_memory, results, submit, task
+from equipoise.cluster.workers import Ahead, least_memory, results, submit, task
 from equipoise.errors import TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Offsets, Positions
@@ -112,7 +112,8 @@ class NeighbourhoodSolver:
                 rows = submit(self.client, add_rows, rows, chunk, held, span, limits, dtype)
             return rows
 
-        return each_as_done(self.client, chain, spans)
+        ahead = Ahead(self.client)
+        return [ahead.begun(chain(span)) for span in spans]
 
 
 def _numbered(sums: Vector, penalty: Vector) -> Numbering:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from equipoise.checks import count
 from equipoise.cluster.room import rooms
 from equipoise.cluster.spread import Spread, one_matrix
-from equipoise.cluster.workers import results, submit, task
+from equipoise.cluster.workers import Ahead, results, submit, task
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
 from equipoise.solve import dense
@@ -31,6 +31,7 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
+AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
 
@@ -68,6 +69,7 @@ class WorkerSolver:
         """Return P for these weights and this penalty, in the memory of this machine or mapped."""
         (P,) = rooms([((self.n_items, self.n_items), self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
+        ahead = Ahead(self.client, AHEAD, tidy=True)
         for each in all_tasks(-(-self.n_items // self.rows)):
             i, j = each.target
             spans = self._span(i), self._span(j)
@@ -86,6 +88,7 @@ class WorkerSolver:
                 tiles[i, j] = submit(
                     self.client, changed, each.kind, tiles[i, j], inputs, diagonal, spans[0][0]
                 )
+                ahead.begun(tiles[i, j])
         residual = self._residual(P, user_weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
 

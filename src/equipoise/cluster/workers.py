@@ -128,23 +128,37 @@ def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[An
             return level[0]
 
 
-def each_as_done(
-    client: Any, begin: Callable[[Any], Any], given: Sequence[Any], ahead: int = 2
-) -> list[Any]:
-    """Begin with something for each of the given, a few at a time for each worker."""
-    from distributed import wait as wait_for
+class Ahead:
+    """Lets a caller be only a few tasks ahead of each worker, which fetches what they need.
 
-    wait: Any = wait_for
-    room = ahead * max(len(client.nthreads()), 1)
-    futures: list[Any] = []
-    under_way: set[Any] = set()
-    for each in given:
-        if len(under_way) >= room:
-            with watched(client):
-                under_way = set(wait(under_way, return_when="FIRST_COMPLETED").not_done)
-        futures.append(begin(each))
-        under_way.add(futures[-1])
-    return futures
+    Parameters
+    ----------
+    client
+        Client of the cluster.
+    tasks
+        So many for each worker.
+    tidy
+        Whether workers drop copies that no task needs any more, each time.
+    """
+
+    def __init__(self, client: Any, tasks: int = 2, *, tidy: bool = False) -> None:
+        self.client, self.tidy = client, tidy
+        self._room = tasks * max(len(client.nthreads()), 1)
+        self._under_way: set[Any] = set()
+
+    def begun(self, future: Any) -> Any:
+        """Return a future, when few enough are not done."""
+        from distributed import wait as wait_for
+
+        wait: Any = wait_for
+        self._under_way.add(future)
+        if len(self._under_way) >= self._room:
+            with watched(self.client):
+                left = wait(self._under_way, return_when="FIRST_COMPLETED").not_done
+                self._under_way = set(left)
+                if self.tidy:
+                    self.client.amm.run_once()
+        return future
 
 
 def least_memory(client: Any) -> float:
