@@ -1,117 +1,161 @@
 """What leave-one-out costs, how well it chooses settings, and how close its figure is.
 
-    python benchmarks/leave_one_out.py --only movielens-100k gowalla --seeds 3
+    python benchmarks/leave_one_out.py --seeds 3
     python benchmarks/leave_one_out.py --timing --items 10000
+    python benchmarks/leave_one_out.py --published gowalla
 
 The first compares, on real data sets, the automatic settings with one solve, `eq.tune(data)` with
 seven and 25 solves by leave-one-out, and 25 solves on a validation split, of which the chosen one
 is fitted on the train and valid parts together. All models are so fitted on the same users, and
-evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again.
+evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again; with
+--jobs several are made at a time, and --limit ends the work after some seconds.
 
-The second times leaving users out against ranking them, in seconds of the processor, which other
-work on the machine disturbs least.
+The second times leaving users out against ranking them, on a machine without other work.
+
+The third compares, on a published split at full size, the estimate with the test part, and says
+what makes the difference: how the items of a user are dealt, or which users were drawn.
+
+A machine with a card and without the data: --export FOLDER here, then --data FOLDER --device cuda.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+import multiprocessing
+import os
 import resource
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
 import polars as pl
-from real import SHARED, most_used, sources
+from real import SHARED, cut, export, sources
 
 import equipoise as eq
 from equipoise.estimation import left_out_part
 from equipoise.models.leaving_out import lists_without
+from reproduce.data import published_split
 
-OUT = Path(__file__).parent / "results" / "leave_one_out.csv"
+RESULTS = Path(__file__).parent / "results"
 METRICS = ("ndcg@20", "tail_ndcg@20", "unbiased_ndcg@20")
 FAMILIES = [eq.EASE, eq.RLAE, eq.LAE]
 NAMES = ("data", "items", "seed", "way")
 KINDS = (
     "automatic, 1 solve",
     "leave-one-out, 7 solves",
-    "leave-one-out, 25 solves",
     "split, 25 solves, refitted",
+    "leave-one-out, 25 solves",
 )
-NEEDED = (KINDS[0], KINDS[1], KINDS[3])  # of a seed that counts
+NEEDED = KINDS[:3]  # of a seed that counts
 COLUMNS = (*NAMES, *METRICS, "error", "estimate", "estimate_error", "seconds", "chosen")
+Key = tuple[str, int, int, str]
 
 
-def on_test(model: Any, split: eq.Split) -> dict[str, float]:
+def on_test(model: Any, part: Any) -> dict[str, float]:
     names = [metric.partition("@")[0] for metric in METRICS]
-    result = eq.evaluate(model, split.test, metrics=names, bootstrap=0)
-    spread = result.per_user["ndcg@20"].std()
-    error = float(spread) / result.n_users**0.5  # type: ignore[arg-type]
-    return {**{name: result[name] for name in METRICS}, "error": error}
+    result = eq.evaluate(model, part, metrics=names, bootstrap=0)
+    return {**{name: result[name] for name in METRICS}, "error": error_of(result)}
 
 
-def ways(split: eq.Split, whole: eq.Interactions) -> dict[str, Callable[[], Any]]:
-    """Return the ways to find settings; each gives a model and, where it has one, an estimate."""
+def error_of(result: eq.Result) -> float:
+    """Return the standard error of NDCG@20."""
+    return float(result.per_user["ndcg@20"].std()) / result.n_users**0.5  # type: ignore[arg-type]
 
-    def automatic() -> Any:
-        return eq.EASE(normalizer=eq.DAN()).fit(whole), None
 
-    def left_out(trials: int) -> Any:
-        found = eq.tune(whole, trials=trials)
-        return found.model, found.estimate
+@lru_cache(maxsize=1)
+def parts(folder: Path, name: str, items: int, seed: int) -> tuple[eq.Split, eq.Interactions]:
+    """Return the split, and its train and valid users together."""
+    split = eq.split.strong(cut(folder, name, items), seed=seed)
+    assert split.valid is not None
+    return split, split.train.union(split.valid.history).union(split.valid.target)
 
-    def on_split() -> Any:
-        return eq.tune(FAMILIES, split, trials=25, refit="all").model, None
 
-    return {
-        KINDS[0]: automatic,
-        KINDS[1]: lambda: left_out(7),
-        KINDS[2]: lambda: left_out(25),
-        KINDS[3]: on_split,
-    }
+def made(key: Key, folder: Path, device: str, threads: int | None) -> dict[str, Any]:
+    """Find settings in one way; return the row."""
+    name, items, seed, way = key
+    split, whole = parts(folder, name, items, seed)
+    how: dict[str, Any] = {"device": device, "threads": threads}
+    start = time.perf_counter()
+    estimate = None
+    if way == KINDS[0]:
+        model: Any = eq.EASE(normalizer=eq.DAN()).fit(whole, **how)
+    elif way == KINDS[2]:
+        model = eq.tune(FAMILIES, split, trials=25, refit="all", **how).model
+    else:
+        found = eq.tune(whole, trials=7 if way == KINDS[1] else 25, **how)
+        model, estimate = found.model, found.estimate
+    seconds = time.perf_counter() - start
+    row = dict(zip(NAMES, key, strict=True)) | on_test(model, split.test)
+    row |= {"seconds": round(seconds, 1), "chosen": model.summary()}
+    if estimate is not None:
+        row |= {"estimate": estimate.value, "estimate_error": estimate.error}
+    return row
 
 
 def table(args: argparse.Namespace) -> None:
-    rows = pl.read_csv(OUT).rows(named=True) if OUT.exists() else []
+    """Make the rows that are missing, first those that each seed needs."""
+    out = args.out / "leave_one_out.csv"
+    rows = pl.read_csv(out).rows(named=True) if out.exists() else []
     done = {tuple(row[name] for name in NAMES) for row in rows}
-    for name, load in sources(args.data).items():
-        if args.only and name not in args.only:
-            continue
-        data = most_used(load(), args.items)
-        for seed in range(args.seeds):
-            split = eq.split.strong(data, seed=seed)
-            assert split.valid is not None
-            whole = split.train.union(split.valid.history).union(split.valid.target)
-            for way, find in ways(split, whole).items():
-                key = (name, args.items, seed, way)
-                if key in done:
-                    continue
-                start = time.perf_counter()
-                model, estimate = find()
-                seconds = time.perf_counter() - start
-                row = dict(zip(NAMES, key, strict=True)) | on_test(model, split)
-                row |= {"seconds": round(seconds, 1), "chosen": model.summary()}
-                if estimate is not None:
-                    row |= {"estimate": estimate.value, "estimate_error": estimate.error}
-                append(row)
-                print(key, {each: round(float(row[each]), 4) for each in METRICS}, flush=True)
+    wanted: list[Key] = [
+        (name, args.items, seed, way)
+        for group in (NEEDED, KINDS[3:])
+        for seed in range(args.seeds)
+        for name in args.only or sources(args.data)
+        for way in group
+    ]
+    wanted = [key for key in wanted if key not in done]
+    end = time.monotonic() + args.limit
+    for row in (at_once if args.jobs > 1 else one_by_one)(wanted, args, end):
+        append(out, row)
+        print({each: row[each] for each in (*NAMES, *METRICS, "seconds")}, flush=True)
 
 
-def append(row: dict[str, Any]) -> None:
-    OUT.parent.mkdir(exist_ok=True)
-    fresh = not OUT.exists()
-    with OUT.open("a", newline="", encoding="utf-8") as file:
+def one_by_one(
+    wanted: list[Key], args: argparse.Namespace, end: float
+) -> Iterable[dict[str, Any]]:
+    for key in wanted:
+        if time.monotonic() < end:
+            yield made(key, args.data, args.device, None)
+
+
+def at_once(wanted: list[Key], args: argparse.Namespace, end: float) -> Iterable[dict[str, Any]]:
+    """Make several rows at a time, each in a process of its own."""
+    threads = max((os.cpu_count() or 1) // args.jobs, 1)
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        tasks = [pool.submit(made, key, args.data, args.device, threads) for key in wanted]
+        try:
+            for task in as_completed(tasks, max(end - time.monotonic(), 0)):
+                yield task.result()
+        except TimeoutError:
+            print("the time is over", flush=True)
+            workers = list(pool._processes.values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.terminate()
+
+
+def append(out: Path, row: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not out.exists()
+    with out.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if fresh:
             writer.writeheader()
         writer.writerow(row)
 
 
-def show() -> None:
+def show(out: Path) -> None:
     """Print the table of docs/tuning.md: means over the seeds that every way has finished."""
-    frame = pl.read_csv(OUT)
+    frame = pl.read_csv(out / "leave_one_out.csv")
     heads = ("data", "seeds", *KINDS, "7 solves / split: NDCG, tail, unbiased", "estimate - test")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     shares, off = [], []
@@ -129,7 +173,7 @@ def show() -> None:
             means[way] = [float(one[metric].mean() or 0) for metric in METRICS]  # type: ignore[arg-type]
             text = f"{means[way][0]:.4f} / {means[way][1]:.4f}"
             cells.append(text if one.height == len(seeds) else "")
-        mine, split = means[KINDS[1]], means[KINDS[3]]
+        mine, split = means[KINDS[1]], means[KINDS[2]]
         shares.append([a / b for a, b in zip(mine, split, strict=True)])
         cells.append(", ".join(f"{each:.1%}" for each in shares[-1]))
         tuned = own.filter(way=KINDS[1]).sort("seed")
@@ -144,9 +188,9 @@ def show() -> None:
 
 
 def timing(args: argparse.Namespace) -> None:
-    data = most_used(sources(args.data)["gowalla"](), args.items)
+    data = cut(args.data, "gowalla", args.items)
     settings: dict[str, Any] = {"l2": 20.0, "dropout": 0.5}
-    model = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.3)).fit(data)
+    model = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.3)).fit(data, device=args.device)
     history = left_out_part(data, 2000, 0.8, 0).history
     many: list[Any] = []
     for alpha in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
@@ -163,40 +207,122 @@ def timing(args: argparse.Namespace) -> None:
     seconds = {
         "ranking": timed(lambda: model.rank(history, 20)),
         "leaving out": timed(lambda: lists_without([model], history, 20)),
+        "all metrics of leave-one-out": timed(lambda: eq.leave_one_out(model)),
         f"{len(many)} models of the solve": timed(lambda: lists_without(many, history, 20)),
     }
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-    ranking, one, every = seconds.values()
-    print(f"{data.n_items:,} items, {history.n_users:,} users, seconds of the processor:")
-    print(", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))
-    print(f"leaving out / ranking {one / ranking:.1f}, all / one {every / one:.1f}, ", end="")
-    print(f"memory taken on top {grown:.0f} MB")
+    ranking, one, _, every = seconds.values()
+    found = {
+        "items": data.n_items,
+        "users": history.n_users,
+        "device": args.device,
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "leaving out / ranking": round(one / ranking, 2),
+        "all / one": round(every / one, 2),
+        "MB on top": round(grown),
+    }
+    write(args.out / f"leave_one_out_{args.device}_{data.n_items}.json", found)
 
 
 def timed(task: Callable[[], Any]) -> float:
     seconds = []
     for _ in range(3):
-        start = time.process_time()
+        start = time.perf_counter()
         task()
-        seconds.append(time.process_time() - start)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def published(args: argparse.Namespace) -> None:
+    """Compare estimate and test part of a published split, both dealt in both ways.
+
+    Published parts round the number of hidden items down, ours to the nearest one. The model is
+    that of the paper.
+    """
+    split = published_split(args.data / args.published / "strong", "strong")
+    assert split.valid is not None
+    model = eq.EASE(l2=20.0, dropout=0.6, normalizer=eq.DAN(0.2, 0.3))
+    model.fit(split.train, device=args.device)
+    found: dict[str, Any] = {}
+
+    def say(name: str, result: eq.Result) -> None:
+        found[name] = [round(result["ndcg@20"], 4), round(error_of(result), 4), result.n_users]
+        print(name, *found[name], flush=True)
+
+    how: dict[str, Any] = {"metrics": ["ndcg"], "bootstrap": 0}
+    for part in (split.valid, split.test):
+        say(f"{part.name} part", eq.evaluate(model, part, **how))
+        whole = part.history.union(part.target)
+        for deal, hidden in (("down", np.floor), ("nearest", np.round)):
+            for seed in range(3):
+                dealt = deal_again(whole, hidden, seed)
+                label = f"{part.name} users, rounded {deal}, seed {seed}"
+                say(label, eq.evaluate(model, dealt, **how))
+    for seed in range(5):
+        say(f"2,000 users left out, seed {seed}", eq.leave_one_out(model, seed=seed, **how))
+    for deal, hidden in (("down", np.floor), ("nearest", np.round)):
+        dealt = deal_again(split.train, hidden, 0)
+        label = f"all training users left out, rounded {deal}"
+        say(label, eq.leave_one_out(model, part=dealt, **how))
+    write(args.out / f"leave_one_out_{args.published}.json", found)
+
+
+def deal_again(
+    data: eq.Interactions, hidden: Callable[[Any], Any], seed: int
+) -> tuple[eq.Interactions, eq.Interactions]:
+    """Hide a fifth of each user's items, rounded in one way; at least one."""
+    data = data.rows(data.user_counts >= 2)
+    counts = data.user_counts
+    n_shown = counts - np.maximum(hidden(0.2 * counts + 1e-9), 1).astype(np.int64)
+    key = np.random.default_rng(seed).random(data.n_interactions)
+    rows = np.repeat(np.arange(data.n_users), counts)
+    order = np.lexsort((key, rows))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.repeat(data.matrix.indptr[:-1], counts)
+    shown = place < n_shown[rows]
+    return data.entries(shown), data.entries(~shown)
+
+
+def write(file: Path, found: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def export_all(args: argparse.Namespace) -> None:
+    """Write what the commands above read."""
+    for name in args.only or sources(args.data):
+        export(args.data, name, args.items, args.export)
+    if args.published:
+        below = f"{args.published}/strong"
+        shutil.copytree(args.data / below, args.export / below, copy_function=shutil.copyfile)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--items", type=int, default=1500, help="most used items that are kept")
     parser.add_argument("--seeds", type=int, default=1, help="splits of each set")
     parser.add_argument("--only", nargs="+", help="names of data sets")
+    parser.add_argument("--device", default="cpu", help="where to solve and rank")
+    parser.add_argument("--jobs", type=int, default=1, help="rows of the table made at a time")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds for the table")
     parser.add_argument("--timing", action="store_true")
+    parser.add_argument("--published", metavar="NAME", help="gowalla or yelp2018")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="only write small files")
     parser.add_argument("--show", action="store_true", help="only print what is finished")
     args = parser.parse_args()
-    if args.timing:
+    if args.export:
+        export_all(args)
+    elif args.timing:
         timing(args)
-        return
-    if not args.show:
-        table(args)
-    show()
+    elif args.published:
+        published(args)
+    else:
+        if not args.show:
+            table(args)
+        show(args.out)
 
 
 if __name__ == "__main__":

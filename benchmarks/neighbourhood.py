@@ -115,9 +115,27 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def stored(chosen: argparse.Namespace) -> Any:
+    """Return the synthetic data; made once where a folder for them is given."""
+    n = chosen.items
+    size = chosen.users or n, n, chosen.interactions or 30 * n
+    if chosen.data is None:
+        return planted(*size)
+    file = chosen.data / ("planted-{}-{}-{}.npz".format(*size))
+    if not file.exists():
+        chosen.data.mkdir(parents=True, exist_ok=True)
+        sp.save_npz(file, planted(*size), compressed=False)
+    return sp.load_npz(file)
+
+
+def make(chosen: argparse.Namespace) -> dict[str, Any]:
+    X = stored(chosen)
+    return {"users": X.shape[0], "items": X.shape[1], "interactions": X.nnz}
+
+
 def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
     n = chosen.items
-    data = eq.Interactions(planted(chosen.users or n, n, chosen.interactions or 30 * n))
+    data = eq.Interactions(stored(chosen))
     out: dict[str, Any] = {"items": n, "users": data.n_users, "interactions": data.n_interactions}
     out["peak_gb_before"] = round(peak(), 2)
     small = eq.Interactions(planted(300, 100, 2000))
@@ -168,13 +186,15 @@ def main() -> None:
     first.add_argument("--kept", type=int, default=0, help="T / K; 0 for the engine's own")
     first.add_argument("--lowpass", type=float, default=0.0, help="strength of the companion")
     first.set_defaults(run=real)
-    second = commands.add_parser("synthetic")
-    second.add_argument("--items", type=int, default=100_000)
-    second.add_argument("--users", type=int, default=0)
-    second.add_argument("--interactions", type=int, default=0)
-    second.add_argument("--neighbours", type=int, default=100)
-    second.add_argument("--lists", type=int, default=2000)
-    second.set_defaults(run=synthetic)
+    for name, run in (("synthetic", synthetic), ("make", make)):
+        second = commands.add_parser(name)
+        second.add_argument("--items", type=int, default=100_000)
+        second.add_argument("--users", type=int, default=0)
+        second.add_argument("--interactions", type=int, default=0)
+        second.add_argument("--neighbours", type=int, default=100)
+        second.add_argument("--lists", type=int, default=2000)
+        second.add_argument("--data", type=Path, help="folder where the data are kept")
+        second.set_defaults(run=run)
     chosen = parser.parse_args()
     print(json.dumps(chosen.run(chosen), indent=1))
 

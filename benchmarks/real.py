@@ -53,3 +53,30 @@ def pairs(name: str) -> eq.Interactions:
 def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:
     kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
     return data.columns(kept).filter(min_user=3)
+
+
+def cut(folder: Path, name: str, n_items: int) -> eq.Interactions:
+    """Return a data set with its most used items, from `export` where that has been there."""
+    file = _exported(folder, name, n_items)
+    if not file.exists():
+        return most_used(sources(folder)[name](), n_items)
+    stored = np.load(file)
+    indptr, indices = stored["indptr"].astype(np.int64), stored["indices"].astype(np.int32)
+    ones = np.ones(len(indices), np.float32)
+    return eq.Interactions(sp.csr_array((ones, indices, indptr), shape=stored["shape"]))
+
+
+def export(folder: Path, name: str, n_items: int, out: Path) -> None:
+    """Write a cut as a small file, for machines without the data sets."""
+    matrix = cut(folder, name, n_items).matrix
+    assert (matrix.data == 1).all()
+    out.mkdir(parents=True, exist_ok=True)
+    parts = {
+        "indptr": matrix.indptr.astype(np.uint32),
+        "indices": matrix.indices.astype(np.uint16),
+    }
+    np.savez_compressed(_exported(out, name, n_items), shape=matrix.shape, **parts)
+
+
+def _exported(folder: Path, name: str, n_items: int) -> Path:
+    return folder / f"{name}-{n_items}.npz"

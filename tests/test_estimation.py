@@ -230,16 +230,51 @@ def test_every_engine_and_a_saved_model_give_the_same_figures(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_rows_come_from_a_card_where_the_inverse_is_there(
-    synthetic: eq.Interactions, device: str
+@pytest.mark.parametrize("leave", ["user", "items"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("l2", "dropout"), [(5.0, 0.0), (5.0, 0.4), (0.0, 0.5)])
+def test_users_are_left_out_on_a_card_where_the_inverse_is_there(
+    device: str, leave: Any, weighted: bool, l2: float, dropout: float, monkeypatch: Any
 ) -> None:
     pytest.importorskip("torch")
-    model = eq.EASE(l2=5.0, dropout=0.3)
-    model.fit(synthetic, engine="gpu", device=device)
-    host = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic)
-    shown = histories(synthetic, list(range(20)))
-    found, expected = scores_without(model, shown), scores_without(host, shown)
-    assert_close(found, expected, "float32", scale=float(np.nanmax(np.abs(expected))))
+    # room for the scores of a few users, and for some of their columns at a time
+    monkeypatch.setattr("equipoise.ranking.left_out_device.SCORES", 6 << 10)
+    data = eq.Interactions(table(weighted))
+    shown = histories(data, [SOLE, SINGLE, *range(0, 40, 7)])
+    for kind in FAMILIES.values():
+        model = kind(l2=l2, dropout=dropout, normalizer=eq.DAN(0.2, 0.3))
+        host = scores_without(model.fit(data, dtype="float64"), shown, leave=leave)
+        model.fit(data, dtype="float64", engine="gpu", device=device)
+        found = scores_without(model, shown, leave=leave)
+        assert_close(found, host, "float64", scale=float(np.nanmax(np.abs(host))))
+
+
+def test_every_model_of_a_solve_is_read_off_on_a_card(synthetic: eq.Interactions) -> None:
+    pytest.importorskip("torch")
+    settings: dict[str, Any] = {"l2": 5.0, "dropout": 0.3}
+    lists = []
+    for engine in ("dense", "gpu"):
+        model = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.3))
+        models: list[Any] = [model.fit(synthetic, engine=engine, dtype="float64")]
+        for alpha in (0.0, 0.5):
+            for kind in FAMILIES.values():
+                other = kind(**settings, normalizer=eq.DAN(alpha, 0.3))
+                models.append(other.reuse(model))
+        models.append(eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.3)).reuse(model))
+        models[-1].lowpass = eq.LowPass(rank=9, strength=0.3)
+        lists.append(lists_without(models, histories(synthetic, list(range(40))), 7))
+    np.testing.assert_array_equal(lists[0][0], lists[1][0])
+    scale = float(np.abs(lists[0][1]).max())
+    assert_close(lists[1][1], lists[0][1], "float64", scale=scale)
+
+
+def test_a_solve_on_a_card_that_is_not_accurate_enough_is_refused(toy: eq.Interactions) -> None:
+    torch = pytest.importorskip("torch")
+    model = eq.EASE(l2=1.0).fit(toy, engine="gpu")
+    model.inverse_.values.add_(10 * torch.eye(toy.n_items))
+    model.diagonal_ += 10
+    with pytest.raises(eq.SolveError, match="cannot be left out"):
+        scores_without(model, histories(toy, [0]))
 
 
 def test_a_companion_scores_users_that_it_was_not_fitted_on(synthetic: eq.Interactions) -> None:

@@ -263,7 +263,6 @@ def test_options_that_do_not_belong_together_are_refused(synthetic: Interactions
         ({"engine": "neighbourhood", "neighbours": 0}, "neighbours must be a whole number"),
         ({"engine": "neighbourhood", "neighbours": "soon"}, "must look like '10m'"),
         ({"engine": "neighbourhood", "refine": True}, "cannot refine"),
-        ({"engine": "neighbourhood", "device": "cuda"}, "runs on device='cpu'"),
     ):
         with pytest.raises(SettingError, match=words):
             model.fit(synthetic, **options)

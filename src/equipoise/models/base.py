@@ -187,7 +187,8 @@ class Recommender(ABC):
             Training data: Interactions, a frame that `eq.read` can read by itself, or a sparse
             matrix of scipy, users x items.
         device
-            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too.
+            "cpu", or a card such as "cuda" or "cuda:1"; the model then ranks on the card too. The
+            neighbourhood engine only solves there.
         dtype
             "float32", or "float64" for systems that are hard to solve.
         engine

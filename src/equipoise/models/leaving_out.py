@@ -25,7 +25,10 @@ from equipoise.models.histories import Unknowns
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.ranking.left_out import SLACK, rank_left_out
+from equipoise.ranking.left_out_device import rank_left_out_on_device
 from equipoise.ranking.ranker import score
+from equipoise.solve.dual import DualMatrix
+from equipoise.solve.gpu import DeviceMatrix
 from equipoise.split.user_split import shown_and_hidden
 
 Leave = Literal["user", "items"]
@@ -33,7 +36,7 @@ Lists = npt.NDArray[np.int32]
 Vector = npt.NDArray[np.float64]
 
 CHUNKS = 8  # per thread, so that none waits long for the last one
-BATCH_BYTES = 64 << 20  # of rows that come from a card, and of a companion's scores
+BATCH_BYTES = 64 << 20  # of rows that the dual engine makes, and of a companion's scores
 STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.4)  # that a companion is tried with
 STRENGTH_USERS = 500
 FOLD = 0.1  # share of the users that a companion is fitted without, at most
@@ -84,6 +87,8 @@ def lists_without(
     for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
         extra = _companion_scores(companions, first, removal, users)
         parts = min(len(users), CHUNKS * machine.count())
+        known = removal.entries, removal.of_user, sources, first.diagonal_, first.penalty_
+        known = *known, of_readings
 
         def work(
             number: int,
@@ -92,15 +97,16 @@ def lists_without(
             slots: Any = slots,
             extra: Any = extra,
             parts: int = parts,
+            known: Any = known,
         ) -> None:
             mine = np.arange(number, len(users), parts)
-            rank_left_out(
-                *(users[mine], rows, slots, removal.entries, removal.of_user, sources),
-                *(first.diagonal_, first.penalty_, of_readings),
-                *(np.ascontiguousarray(extra[:, mine]), items, scores, bad),
-            )
+            more = np.ascontiguousarray(extra[:, mine])
+            rank_left_out(users[mine], rows, slots, *known, more, items, scores, bad)
 
         try:
+            if isinstance(rows, DeviceMatrix):
+                rank_left_out_on_device(users, rows, *known, extra, items, scores, bad)
+                continue
             with machine.one_blas_thread():
                 machine.run(work, parts)
         except np.linalg.LinAlgError as error:
@@ -305,35 +311,37 @@ def _arrays(
 
 def _batches(
     P: Any, removal: Removal, n_companions: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]]:
+) -> Iterator[tuple[npt.NDArray[np.int64], Any, npt.NDArray[np.int32]]]:
     """Yield users with the rows of P that their items have, and the row of each entry.
 
-    From a card only the rows that are needed are moved; the dual engine makes only these.
+    The dual engine makes only these; other matrices are handed on as they are.
     """
     offsets, n_items = removal.of_user[0], P.shape[0]
     users = np.flatnonzero(np.diff(removal.history.indptr) > 0)
-    elsewhere = not isinstance(P, np.ndarray)
+    made = isinstance(P, DualMatrix)
     room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
-    if elsewhere:
+    if made:
         ends = np.cumsum(np.diff(offsets)[users]) // room
     elif n_companions:
         ends = np.arange(len(users)) // max(room // n_companions, 1)
     else:
         ends = np.zeros(len(users), np.int64)
+    rows = P
+    if isinstance(P, np.ndarray):
+        rows = np.asarray(P).view()
+        rows.flags.writeable = False
     for number in np.unique(ends):
         some = users[ends == number]
-        if not elsewhere:
-            matrix = np.asarray(P).view()
-            matrix.flags.writeable = False
-            yield some, matrix, removal.indices
+        if not made:
+            yield some, rows, removal.indices
             continue
         mine = np.concatenate([np.arange(offsets[u], offsets[u + 1]) for u in some])
         needed, where = np.unique(removal.indices[mine], return_inverse=True)
         slots = np.zeros(len(removal.indices), np.int32)
         slots[mine] = where
-        fetched = P.gathered(needed)
-        fetched.flags.writeable = False
-        yield some, fetched, slots
+        rows = P.gathered(needed)
+        rows.flags.writeable = False
+        yield some, rows, slots
 
 
 def _companion_scores(

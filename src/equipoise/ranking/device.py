@@ -48,7 +48,7 @@ def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
             if only.users is not None:
                 hidden &= send(only.users[part], scorer.device)[:, None]
             batch.masked_fill_(hidden, -np.inf)
-        values, positions = (part.cpu().numpy() for part in _best(batch, job.k))
+        values, positions = (part.cpu().numpy() for part in best_of_rows(batch, job.k))
         bad.append(rows[np.isnan(values[:, 0])])
         listed = values > -np.inf
         items, scores = np.where(listed, positions, -1), np.where(listed, values, np.nan)
@@ -141,7 +141,7 @@ class _Scorer:
         return send(array, self.device, getattr(self.torch, self.dtype.name))
 
 
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_of_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k best of each row, equal ones by position; NaN comes first."""
     width = min(k + 1, scores.shape[1])
     values, places = load_torch().topk(scores, width, dim=1)

@@ -26,7 +26,7 @@ from equipoise.checks import count as whole
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
-from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
+from equipoise.solve import batched, dense, dual, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.tiled import SolveProgress
@@ -178,10 +178,13 @@ def tiled_cost(size: Size, budget: int) -> Cost:
     )
 
 
-def neighbourhood_cost(size: Size, neighbours: int, *, on_disk: bool = False) -> Cost:
+def neighbourhood_cost(
+    size: Size, neighbours: int, *, on_disk: bool = False, on_card: bool = False
+) -> Cost:
     """The strongest entries of each row of A, in memory or in a file, and the columns of P twice.
 
     The entries are gone when the columns become rows, and so they are when the result is checked.
+    Beside the rows of A, which the processor sums, the systems on a card take no time.
     """
     n, pair = size.n_items, 4 + size.itemsize
     neighbours = min(neighbours, max(n - 1, 1))
@@ -192,7 +195,7 @@ def neighbourhood_cost(size: Size, neighbours: int, *, on_disk: bool = False) ->
     turning = 2 * columns
     checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
     work = max(solving, turning, checking, columns + size.companion_bytes)
-    each = 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
+    each = 0.0 if on_card else 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
     pairs = PAIR * size.n_interactions**2 / size.n_users
     return Cost(
         peak_bytes=work + size.data_bytes,
@@ -259,7 +262,7 @@ class Plan:
     @cached_property
     def seconds(self) -> float:
         """Expected time, from a measurement of half a second when this is first asked for."""
-        on_card = self.device != "cpu"
+        on_card = self.device != "cpu" and self.engine != "neighbourhood"
         rate = (
             torch_backend.product_rate(self.device, self.dtype)
             if on_card
@@ -376,11 +379,11 @@ def plan(
     if device != "cpu":
         if not (isinstance(device, str) and device.startswith("cuda")):
             raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
-        if engine in ("dense", "tiled", "neighbourhood"):
+        if engine in ("dense", "tiled"):
             raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
     size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
     if engine == "neighbourhood":
-        return _near(size, neighbours, memory, scratch)
+        return _near(size, neighbours, memory, scratch, device)
     if neighbours is not None:
         raise SettingError("neighbours is for engine='neighbourhood'; leave it out")
     on_card = device != "cpu" or engine == "gpu"
@@ -420,14 +423,18 @@ def _near(
     neighbours: int | str | None,
     memory: str | float | None,
     scratch: str | os.PathLike[str] | None,
+    device: str = "cpu",
 ) -> Plan:
-    """Plan the neighbourhood engine; its entries of A are on disk where memory is short."""
+    """Plan the neighbourhood engine; its entries of A are on disk where memory is short.
+
+    Memory is that of the machine, also where a card solves the systems.
+    """
     budget = parse_memory(memory) if memory is not None else free_memory()
     free = free_disk(scratch)
 
     def made(number: int, on_disk: bool = False) -> Plan:
-        cost = neighbourhood_cost(size, number, on_disk=on_disk)
-        return _plan("neighbourhood", size, cost, budget, disk_free_bytes=free)
+        cost = neighbourhood_cost(size, number, on_disk=on_disk, on_card=device != "cpu")
+        return _plan("neighbourhood", size, cost, budget, disk_free_bytes=free, device=device)
 
     def best(number: int) -> Plan:
         whole = made(number)
@@ -613,6 +620,10 @@ class Solver:
             raise SettingError(f"the {self.engine} engine cannot refine; fit with dtype='float64'")
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
+        if self.engine == "neighbourhood" and device != "cpu":
+            kept = min(neighbourhood.KEPT * self.plan.neighbours, max(train.n_items - 1, 1))
+            room = self.plan.neighbours, kept, np.dtype(dtype).itemsize
+            batched.require_room(device, train.n_items, *room)
         self._refine, self._scratch, self._progress = refine, scratch, progress
         self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
@@ -673,6 +684,7 @@ class Solver:
             scratch=folder,
             problem=problem,
             progress=self._progress,
+            card=None if self.device == "cpu" else self.device,
         )
         # a search has no use for the comparison with exact columns, which takes longer
         audit = Audit(found, X, user_weights, penalty, TARGETS)

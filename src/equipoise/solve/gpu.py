@@ -123,13 +123,6 @@ class DeviceMatrix:
         for low, high in strips((0, len(self)), COPY_ROWS):
             yield self.rows(low, high)
 
-    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
-        """Return the rows at these positions, on the host."""
-        where = send(positions.astype(np.int64), self.values.device)
-        found = np.array(self.values[where].cpu().numpy())
-        found[np.arange(len(positions)), positions] = self.diagonal()[positions]
-        return found
-
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""
         matrix = np.empty(self.shape, self.dtype)

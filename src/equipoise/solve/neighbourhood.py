@@ -27,6 +27,7 @@ import scipy.sparse as sp
 from equipoise import machine
 from equipoise.kernels import Offsets, Positions, compiled, prefetch
 from equipoise.matrix import Csr, entry_rows, segments
+from equipoise.solve.batched import Batches
 from equipoise.solve.journal import Journal
 from equipoise.solve.small_systems import solve_targets
 from equipoise.solve.tiled import SolveProgress
@@ -166,6 +167,7 @@ def solve(
     scratch: Path | None = None,
     problem: dict[str, Any] | None = None,
     progress: Callable[[SolveProgress], None] | None = None,
+    card: str | None = None,
 ) -> Columns:
     """Solve for all targets on the neighbours that A itself shows.
 
@@ -187,6 +189,8 @@ def solve(
         Plain values that tell this problem from others, for the scratch folder.
     progress
         Called after each stripe.
+    card
+        Where torch solves the systems in batches, such as "cuda"; None solves them one by one.
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))
@@ -199,7 +203,7 @@ def solve(
         lists = strongest_entries(system, everything, neighbours, kept, dtype, journal, report)
         support = supports_of(lists, neighbours)
         found, diagonal = solved_targets(
-            system, lists, support, everything, dtype, journal, report
+            system, lists, support, everything, dtype, journal, report, card
         )
         journal.clear()
     del lists, support
@@ -381,6 +385,7 @@ def solved_targets(
     dtype: str,
     journal: Journal,
     report: Callable[[], None] | None = None,
+    card: str | None = None,
 ) -> tuple[Any, Vector]:
     """Return the columns of these targets as a CSC matrix without the diagonal, and that."""
     n_items = len(system.names)
@@ -397,10 +402,27 @@ def solved_targets(
     vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype), system.names
     out = offsets, indices, values, diagonal
 
-    def task(at: int, step: int) -> None:
-        solve_targets(*data, *wanted, *vectors, targets, at, step, widest, longest, *out)
+    def one_by_one(at: int, step: int, some: Positions = targets) -> None:
+        solve_targets(*data, *wanted, *vectors, some, at, step, widest, longest, *out)
 
-    _in_stripes("columns", task, journal, report)
+    def together(at: int, step: int) -> None:
+        some = targets[at::step]
+        for batch in np.split(some, range(room, len(some), room)):
+            found, own, sound = batches.solve(batch, *wanted)
+            mine = system.names[batch]
+            sources, _ = segments(support.starts[batch], support.lengths[batch])
+            places, _ = segments(offsets[mine], sizes[mine])
+            indices[places], values[places] = system.names[support.items[sources]], found
+            diagonal[mine] = own
+            one_by_one(0, 1, batch[~sound])
+
+    if card is None:
+        _in_stripes("columns", one_by_one, journal, report)
+    else:
+        batches = Batches(*data, *vectors[:2], card)
+        room = batches.size(widest)
+        with machine.limited(1):
+            _in_stripes("columns", together, journal, report)
     values, indices, diagonal = (journal.taken(part) for part in (values, indices, diagonal))
     return _unchecked(sp.csc_array, values, indices, offsets, (n_items, n_items)), diagonal
 

@@ -1,0 +1,90 @@
+"""Look for a hold-out of train that ranks settings as the test part of a weak split does.
+
+    python benchmarks/holdouts.py --data DATA/gowalla/weak --device cuda --out F.json
+
+EASE+DAN with and without the low-pass companion is fitted with every point of a small grid, on all
+of train (evaluated on test) and on train without a hold-out (evaluated on that). For each hold-out
+the result has the rank correlation of its NDCG@20 with that of test over all points, and what is
+lost on test by taking its best point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
+import polars as pl
+from scipy.stats import spearmanr
+
+import equipoise as eq
+from equipoise.readers.research import read_weak
+from equipoise.split import Part, Split
+from reproduce.data import published_split
+
+SHARES = (0.1, 0.2, 0.4, 0.6)  # of each user's items
+GRID = {"beta": [0.3, 0.6, 0.9], "l2": [5, 30], "dropout": [0.5], "alpha": [0.0, 0.2]}
+GRID |= {"strength": [0.0, 0.1, 0.3], "exponent": [0.3, 0.5]}
+POINT = list(GRID)
+
+
+def hold_outs(folder: Path, whole: Split) -> Iterator[tuple[str, Split]]:
+    """Yield splits to choose on: the test part itself, then hold-outs of train."""
+    yield "test", whole
+    held = read_weak(folder)["valid_subset_of_train"]
+    rest = whole.train.difference(held)
+    yield "published hold-out", eq.split.from_parts(rest, test=(rest, held), protocol="weak")
+    for share in SHARES:
+        yield f"{share:.0%} of each user", eq.split.weak(whole.train, test=share, seed=0)
+    for least in (20, 50):
+        split = eq.split.weak(whole.train, test=0.2, seed=0)
+        active = np.flatnonzero(split.test.history.user_counts >= least)
+        name = f"20% of users with {least} items"
+        yield name, Split(split.train, None, some(split.test, active), "weak")
+
+
+def some(part: Part, rows: np.ndarray) -> Part:
+    return Part(part.history.rows(rows), part.target.rows(rows), part.protocol, "valid")
+
+
+def points(split: Split, users: int, device: str) -> pl.DataFrame:
+    """Return NDCG@20 of every point of the grid on (a sample of) a split's test part."""
+    part = split.test
+    take = np.random.default_rng(0).permutation(part.n_users)[:users]
+    asked = Split(split.train, some(part, np.sort(take)), part, "weak")
+    low = eq.LowPass(rank=512, user_exponent=0.4, item_exponent=0.4)
+    model = eq.EASE(normalizer=eq.DAN(), lowpass=low)
+    return eq.tune(model, asked, grid=GRID, device=device).trials.select(*POINT, "ndcg@20")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the weak split")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--users", type=int, default=10_000, help="users to evaluate on")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    rows: list[dict[str, float | str]] = []
+    test = None
+    for name, split in hold_outs(args.data, published_split(args.data, "weak")):
+        found = points(split, args.users, args.device)
+        if test is None:
+            test = found.rename({"ndcg@20": "test"})
+            plain = test.filter(strength=0.0)["test"].max()
+            best = test["test"].max()
+            rows.append({"points": len(test), "best": best, "best without companion": plain})
+            continue
+        both = test.join(found, on=POINT)
+        chosen = both["test"][both["ndcg@20"].arg_max()]
+        correlation = float(spearmanr(both["test"], both["ndcg@20"]).statistic)
+        facts = {"hold-out": name, "correlation": correlation, "test NDCG@20": chosen}
+        rows.append(facts)
+        print(facts, flush=True)
+        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Look for the settings behind two printed rows of Table 8, *Col norm* and *User norm* on Gowalla.
+
+    python benchmarks/printed_norms.py --data DATA/gowalla/strong --device cuda --out F.json
+
+The paper gives no settings for them. Every point of a grid is evaluated on the test users: LAE,
+EASE and RLAE, with and without dropout in the penalty, and for *Col norm* histories that are
+divided by count^given as well ("gamma on both sides"). The result has, for each row, how many
+points there were and those nearest to the three printed numbers, by the largest relative error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
+import polars as pl
+
+import equipoise as eq
+from equipoise.split import Part, Split
+from reproduce.data import published_split
+
+PUBLISHED = Path(__file__).parents[1] / "paper" / "published"
+METRICS = ("ndcg@20", "head_ndcg@20", "tail_ndcg@20")
+SOLVES = {"l2": [20, 100, 400], "dropout": [0.0, 0.3, 0.6]}
+BOUNDS = {"diag_bound": [0.1, 0.3, 0.5]}
+COLUMNS = SOLVES | BOUNDS | {"gamma": [0.1, 0.2, 0.3, 0.5]}
+USERS = SOLVES | BOUNDS | {"beta": [0.1, 0.3, 0.5, 0.8]}
+SHOWN = ["family", *COLUMNS, "beta", "given"]
+
+
+def trials(split: Split, normalizer: Any, grid: dict[str, Any], given: float, device: str) -> Any:
+    """Return all points of a grid with their metrics on the test users."""
+    matrix = split.test.history.matrix.astype(np.float32)
+    matrix.data *= np.maximum(split.train.item_counts, 1.0)[matrix.indices] ** -given
+    test = Part(split.test.history.with_values(matrix), split.test.target, "strong", "valid")
+    models = [family(normalizer=normalizer) for family in (eq.LAE, eq.EASE, eq.RLAE)]
+    asked = Split(split.train, test, split.test, "strong")
+    objectives = METRICS[1:]
+    found = eq.tune(models, asked, grid=grid, objectives=objectives, device=device).trials
+    print(f"{normalizer} given {given}: {len(found)} points", flush=True)
+    return found.with_columns(given=pl.lit(given))
+
+
+def nearest(found: pl.DataFrame, printed: dict[str, float]) -> dict[str, Any]:
+    errors = [abs(pl.col(name) / printed[name] - 1) for name in METRICS]
+    best = found.with_columns(worst=pl.max_horizontal(errors)).sort("worst").head(5)
+    kept = [name for name in (*SHOWN, *METRICS, "worst") if name in best.columns]
+    rows = [
+        {name: round(x, 5) if isinstance(x, float) else x for name, x in row.items()}
+        for row in best.select(kept).rows(named=True)
+    ]
+    return {"points": len(found), "printed": printed, "nearest": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the strong split")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    split = published_split(args.data, "strong")
+    table = pl.read_csv(PUBLISHED / "table8_normalizations_all.csv")
+    found = {
+        "Col norm": [
+            trials(split, eq.ColumnNorm(), COLUMNS, given, args.device)
+            for given in (0.0, 0.1, 0.2, 0.4)
+        ],
+        "User norm": [trials(split, eq.UserNorm(), USERS, 0.0, args.device)],
+    }
+    result = {}
+    for name, frames in found.items():
+        row = table.filter(pl.nth(0) == "Gowalla", pl.nth(1) == name).row(0)
+        printed = dict(zip(METRICS, map(float, row[2:]), strict=True))
+        result[name] = nearest(pl.concat(frames, how="diagonal_relaxed"), printed)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The small systems of the neighbourhood engine on a card, many targets at a time.
+
+The strongest entries of the rows of A lie on the card. For a batch of targets a map from items to
+places in their supports turns those of all members into the systems, which are factored together.
+A system that is no sum of its penalties and a positive matrix, because of entries that were not
+kept, is left to `small_systems`, which knows what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.errors import TooBigError
+from equipoise.kernels import Offsets, Positions
+from equipoise.machine import gigabytes
+from equipoise.matrix import segments
+from equipoise.solve.torch_backend import find_device, free_memory, load_torch, precision, send
+
+ENTRIES = 1 << 28  # of rows that are looked through together, at most
+ENTRY_BYTES = 40  # for each of them
+SHARE = 0.5  # of the free memory that goes into a batch
+
+
+def needed_bytes(n_items: int, widest: int, kept: int, itemsize: int) -> int:
+    """Memory of the card that the strongest entries, and a batch of one target, take at most."""
+    entries = n_items * (kept * (4 + itemsize) + 12 + 2 * itemsize)
+    return entries + int(_target_bytes(n_items, widest, kept, itemsize) / SHARE)
+
+
+def require_room(device: str, n_items: int, neighbours: int, kept: int, itemsize: int) -> None:
+    """Raise `TooBigError` where the card has no room for the entries."""
+    needed, free = needed_bytes(n_items, neighbours + 1, kept, itemsize), free_memory(device)
+    if needed > free:
+        raise TooBigError(
+            f"{n_items:,} items with {neighbours:,} neighbours need {gigabytes(needed)} of "
+            f"{device} and {gigabytes(free)} is free; take fewer neighbours or device='cpu'"
+        )
+
+
+def _target_bytes(n_items: int, widest: int, longest: int, itemsize: int) -> int:
+    return ENTRY_BYTES * widest * longest + 4 * n_items + 3 * itemsize * widest**2
+
+
+class Batches:
+    """The strongest entries of A on a card, and the systems that are made of them there.
+
+    Parameters
+    ----------
+    starts, lengths, items, values
+        The entries of each row, without the diagonal.
+    diagonal, penalty
+        Of A, in the precision of the solve.
+    device
+        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
+    """
+
+    def __init__(
+        self,
+        starts: Offsets,
+        lengths: Positions,
+        items: Positions,
+        values: npt.NDArray[Any],
+        diagonal: npt.NDArray[Any],
+        penalty: npt.NDArray[Any],
+        device: str,
+    ) -> None:
+        self._torch, self._device = load_torch(), find_device(device)
+        self._n_items, self._longest = len(lengths), max(int(lengths.max(initial=0)), 1)
+        # item n stands in places of a support that are free: it is alone, with a pivot of 1
+        self._starts, self._lengths = send(starts, self._device), self._sent(lengths, 0)
+        self._diagonal, self._penalty = self._sent(diagonal, 1), self._sent(penalty, 0)
+        self._items, self._values = (
+            self._torch.from_numpy(each if len(each) else np.zeros(1, each.dtype)).to(self._device)
+            for each in (items, values)
+        )
+
+    def _sent(self, vector: npt.NDArray[Any], last: int) -> Any:
+        return send(np.append(vector, np.array(last, vector.dtype)), self._device)
+
+    def size(self, widest: int) -> int:
+        """How many systems of this size there is room for at a time."""
+        itemsize = self._values.element_size()
+        each = _target_bytes(self._n_items, widest, self._longest, itemsize)
+        entries = widest * self._longest
+        if self._device.type != "cuda":
+            return max(1, (ENTRIES >> 8) // entries)
+        room = int(SHARE * free_memory(str(self._device)))
+        return max(1, min(room // each, ENTRIES // entries))
+
+    def solve(
+        self, targets: Positions, starts: Offsets, lengths: Positions, supports: Positions
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Solve A_NN x = e_j for these targets.
+
+        Parameters
+        ----------
+        targets
+            Items, whose systems are in memory together.
+        starts, lengths, supports
+            N of target j is supports[starts[j]:][:lengths[j]], and j itself.
+
+        Returns
+        -------
+        values
+            x of the members of the supports, one support after the other.
+        diagonal
+            x of the targets.
+        sound
+            Whether their systems were solved; the numbers of others mean nothing.
+        """
+        torch = self._torch
+        sizes = lengths[targets].astype(np.int64)
+        places, _ = segments(starts[targets], sizes)
+        filled = np.arange(sizes.max(initial=0) + 1) < sizes[:, None]
+        members = np.full(filled.shape, self._n_items, np.int64)
+        members[filled] = supports[places]
+        members[:, -1] = targets
+        with precision(False):
+            N = send(members, self._device)
+            A = self._systems(N)
+            L, fault = torch.linalg.cholesky_ex(A)
+            del A
+            pivots = L.diagonal(dim1=1, dim2=2)
+            diagonal, penalty = self._diagonal[N], self._penalty[N]
+            rounding = N.shape[1] * torch.finfo(L.dtype).eps * diagonal
+            sound = (fault == 0) & (pivots**2 >= penalty - rounding).all(1)
+            right = torch.zeros((*N.shape, 1), dtype=L.dtype, device=self._device)
+            right[:, -1, 0] = 1 / pivots[:, -1]
+            x = torch.linalg.solve_triangular(L.mT, right, upper=True)[..., 0]
+            sound &= x.isfinite().all(1)
+        found = x.cpu().numpy()
+        return found[filled], found[:, -1].astype(np.float64), sound.cpu().numpy()
+
+    def _systems(self, N: Any) -> Any:
+        """Return A_NN for each row of N."""
+        torch = self._torch
+        n_targets, widest = N.shape
+        place = torch.full(
+            (n_targets, self._n_items + 1), -1, dtype=torch.int32, device=self._device
+        )
+        order = torch.arange(widest, dtype=torch.int32, device=self._device)
+        place.scatter_(1, N, order.expand(n_targets, -1))
+        steps = torch.arange(self._longest, device=self._device)
+        entry = self._starts[N][..., None] + steps
+        inside = steps < self._lengths[N][..., None]
+        item = self._items[entry.clamp_(max=len(self._items) - 1)]
+        item.masked_fill_(~inside, self._n_items)  # lists may be shorter than their room
+        other = place.gather(1, item.flatten(1).long()).view(item.shape)
+        target, row, at = torch.nonzero(inside & (other >= 0), as_tuple=True)
+        column, value = other[target, row, at].long(), self._values[entry[target, row, at]]
+        A = torch.zeros((n_targets, widest, widest), dtype=value.dtype, device=self._device)
+        A[target, row, column] = value
+        A[target, column, row] = value
+        A.diagonal(dim1=1, dim2=2).copy_(self._diagonal[N])
+        return A
