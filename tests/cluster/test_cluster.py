@@ -228,8 +228,10 @@ def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, m
     assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
 
 
-@pytest.mark.parametrize("neighbours", [4, 12, 200])
-@pytest.mark.parametrize("weights", [{}, {"normalizer": eq.DAN(0.2, 0.3)}])
+@pytest.mark.parametrize(
+    ("neighbours", "weights"),
+    [(4, {}), (12, {"normalizer": eq.DAN(0.2, 0.3)}), (200, {"normalizer": eq.UserNorm(0.5)})],
+)
 def test_neighbourhoods_over_the_workers_are_those_of_one_machine(
     data, local, neighbours, weights, monkeypatch
 ):

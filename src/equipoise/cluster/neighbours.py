@@ -163,6 +163,9 @@ class _Audit(Audit):
     def _times(self, V: Vector) -> Vector:
         return self._spread.times(self._roots, V) + self._penalty[:, None] * V
 
+    def _groups(self) -> list[npt.NDArray[np.int64]]:
+        return [self.targets]  # all at once: fewer messages
+
     def _histories(self, j: int) -> Any:
         return self._spread.histories(j)
 

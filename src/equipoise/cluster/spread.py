@@ -82,18 +82,19 @@ class Spread:
         ]
 
     def roots(self, user_weights: Vector) -> list[Any]:
-        """Return the blocks of W^1/2 X, for `times`."""
-        return [
-            submit(self.client, root_of, block, weights)
-            for block, weights in zip(self.blocks, self._cut(user_weights), strict=True)
-        ]
+        """Return chunks of W^1/2 X, for `times`."""
+        return self.chunks(root_of, user_weights)
 
     def times(self, roots: list[Any], right: npt.NDArray[Any]) -> Vector:
         """Return X^T W X @ right, in float64."""
-        held = submit(self.client, same, np.asarray(right, np.float64))
-        products = [submit(self.client, root_times, root, held) for root in roots]
-        found: Vector = results(self.client, reduced(self.client, total, products))
-        return found
+        if len(roots) == 1:
+            found = submit(self.client, root_times, roots[0], right)
+        else:
+            held = submit(self.client, same, right)
+            products = [submit(self.client, root_times, root, held) for root in roots]
+            found = reduced(self.client, total, products)
+        product: Vector = results(self.client, found)
+        return product
 
     def entries(self, user_weights: Vector) -> Vector:
         """Return sums over the entries of each item, as `add_entries` makes them."""
@@ -134,8 +135,9 @@ def matrix_of(block: Interactions) -> Csr:
 
 
 @task
-def root_of(X: Csr, user_weights: Vector) -> Any:
+def root_of(blocks: list[Csr], user_weights: Vector) -> Any:
     """Return W^1/2 X of some users, in float64."""
+    X = one_matrix(blocks)
     values = X.data * np.sqrt(user_weights)[entry_rows(X)]
     return sp.csr_array((values, X.indices, X.indptr), X.shape)
 
@@ -143,7 +145,7 @@ def root_of(X: Csr, user_weights: Vector) -> Any:
 @task
 def root_times(root: Any, right: Vector) -> Vector:
     """Return X^T W X @ right of some users."""
-    return np.asarray(root.T @ (root @ right))
+    return np.asarray(root.T @ (root @ right.astype(np.float64)))
 
 
 @task
