@@ -31,7 +31,7 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
-AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
+AHEAD = 5  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
 
@@ -69,7 +69,7 @@ class WorkerSolver:
         """Return P for these weights and this penalty, in the memory of this machine or mapped."""
         (P,) = rooms([((self.n_items, self.n_items), self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
-        ahead = Ahead(self.client, AHEAD, tidy=True)
+        ahead = Ahead(self.client, AHEAD)
         for each in all_tasks(-(-self.n_items // self.rows)):
             i, j = each.target
             spans = self._span(i), self._span(j)

@@ -137,12 +137,10 @@ class Ahead:
         Client of the cluster.
     tasks
         So many for each worker.
-    tidy
-        Whether workers drop copies that no task needs any more, each time.
     """
 
-    def __init__(self, client: Any, tasks: int = 2, *, tidy: bool = False) -> None:
-        self.client, self.tidy = client, tidy
+    def __init__(self, client: Any, tasks: int = 2) -> None:
+        self.client = client
         self._room = tasks * max(len(client.nthreads()), 1)
         self._under_way: set[Any] = set()
 
@@ -154,10 +152,9 @@ class Ahead:
         self._under_way.add(future)
         if len(self._under_way) >= self._room:
             with watched(self.client):
-                left = wait(self._under_way, return_when="FIRST_COMPLETED").not_done
-                self._under_way = set(left)
-                if self.tidy:
-                    self.client.amm.run_once()
+                self._under_way = set(
+                    wait(self._under_way, return_when="FIRST_COMPLETED").not_done
+                )
         return future
 
 
