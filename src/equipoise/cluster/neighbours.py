@@ -120,14 +120,15 @@ def _numbered(sums: Vector, penalty: Vector) -> Numbering:
     """Number the items from the most used one on."""
     counts, partners, gram = sums
     names = np.argsort(-counts, kind="stable").astype(np.int32)
-    most = np.minimum(partners[names], len(names) - 1).astype(np.int64)
-    return Numbering(names, penalty[names], gram[names] + penalty[names], most)
+    others = partners[names].astype(np.int64)
+    return Numbering(names, penalty[names], gram[names] + penalty[names], others)
 
 
 def _spans(partners: Offsets) -> list[Span]:
     """Cut the items into strips of about as many entries each, and of not too many."""
-    before = np.cumsum(partners) - partners
-    share = min(max(int(partners.sum()) // STRIPS, 1), STRIP_ENTRIES)
+    entries = np.minimum(partners, len(partners) - 1)
+    before = np.cumsum(entries) - entries
+    share = min(max(int(entries.sum()) // STRIPS, 1), STRIP_ENTRIES)
     starts = np.flatnonzero(np.diff(before // share, prepend=-1))
     return list(pairwise([*starts.tolist(), len(partners)]))
 
@@ -157,14 +158,15 @@ class _Audit(Audit):
         self, columns: Columns, spread: Spread, user_weights: Vector, penalty: Vector, sums: Vector
     ) -> None:
         self.columns, self._spread, self._roots = columns, spread, spread.roots(user_weights)
-        self._penalty, self._diagonal = penalty, penalty + sums[2]
+        numbers = _numbered(sums, penalty)
+        self._names, self._rank = numbers.names, numbers.rank
+        self._penalty, self._diagonal = numbers.penalty, numbers.diagonal
         self.targets = sampled(sums[0], TARGETS)
 
-    def _times(self, V: Vector) -> Vector:
-        return self._spread.times(self._roots, V) + self._penalty[:, None] * V
-
-    def _groups(self) -> list[npt.NDArray[np.int64]]:
-        return [self.targets]  # all at once: fewer messages
+    def _product(self, V: Vector, out: Vector) -> Vector:
+        product = self._spread.times(self._roots, V[self._rank])
+        np.add(product[self._names], self._penalty[:, None] * V, out=out)
+        return np.einsum("ij,ij->j", V, out)
 
     def _histories(self, j: int) -> Any:
         return self._spread.histories(j)
