@@ -431,36 +431,6 @@ def test_a_search_with_early_stops_is_the_same(data, local):
     assert found.trials.equals(wanted.trials)
 
 
-def kill_one(client: object, worker: str | None = None) -> None:
-    """Kill a worker process; its nanny starts another one."""
-    pids = client.run(os.getpid)  # type: ignore[attr-defined]
-    os.kill(pids[worker] if worker else next(iter(pids.values())), signal.SIGKILL)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_killed_worker_changes_nothing(client, tmp_path):
-    folder = parts(tmp_path / "data", events(), [200, 400])
-    wanted = eq.read(folder)
-    data = eq.cluster.read(folder, client=client, block_rows=CHUNK)
-    kill_one(client)  # with the blocks that it held
-    assert data.describe().n_interactions == wanted.n_interactions
-    assert data.gather().fingerprint == wanted.fingerprint
-    model = eq.EASE(l2=5.0)
-    before = eq.cluster.fit(model, data, where="workers", tile_rows=12)
-    pending = submit(client, die_once, str(tmp_path / "died"))
-    after = eq.cluster.fit(model, data, where="workers", tile_rows=12)
-    assert results(client, pending) == "alive"
-    assert np.array_equal(before.weights_, after.weights_)
-
-
-def die_once(marker: str) -> str:
-    """Kill the worker that runs this for the first time."""
-    if not Path(marker).exists():
-        Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "alive"
-
-
 def die_always() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

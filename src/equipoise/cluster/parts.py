@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from equipoise.cluster.opening import opened
 from equipoise.cluster.partitioned import Partitioned, n_users_of, with_ids
@@ -90,6 +91,8 @@ def strong(
     kept = [submit(client, columns_of, block, known) for block in train.blocks]
     notes: list[str] = []
     parts: dict[str, PartitionedPart] = {}
+    bits = rng.bit_generator
+    assert isinstance(bits, np.random.PCG64)
     for name, places in zip(("valid", "test"), held_out, strict=True):
         if len(places):
             held = [submit(client, held_of, *each, known) for each in _cut(data, places)]
@@ -100,14 +103,14 @@ def strong(
             if not len(full):
                 left = f"no user is left in {name} with a history and a target"
                 raise DataError(f"{left}; use more data or other shares")
-            state = rng.bit_generator.state
+            state = dict(bits.state)
             cut = [submit(client, cut_of, held[at], history, state, int(drawn[at])) for at in full]
             sides = [
                 _partitioned(data, [submit(client, piece, each, at) for each in cut], items)
                 for at in (0, 1)
             ]
             parts[name] = PartitionedPart(sides[0], sides[1], "strong", name)
-            rng.random(int(drawn[-1]))  # what the workers have drawn
+            bits.advance(int(drawn[-1]))  # past what the workers have drawn
     notes += results(client, submit(client, leaks, data.blocks[0]))
     whole = Partitioned(
         client, kept, items, train.block_users, train.n_interactions, labels=_labels(data, known)
@@ -116,8 +119,6 @@ def strong(
 
 
 def _labels(data: Partitioned, known: npt.NDArray[np.bool_]) -> Any:
-    import polars as pl
-
     return None if data.labels is None else data.labels.filter(pl.Series(known))
 
 
