@@ -82,6 +82,21 @@ def processor_seconds(client: Any) -> float:
     return time.process_time() + sum(there)
 
 
+def task_seconds(client: Any, since: float) -> float:
+    """Return how long tasks ran, all workers together: more beside one another than alone."""
+    if client is None:
+        return 0.0
+    ran = [each["startstops"] for each in client.get_task_stream(start=since)]
+    return float(
+        sum(part["stop"] - part["start"] for parts in ran for part in parts if computes(part))
+    )
+
+
+def computes(part: dict[str, Any]) -> bool:
+    """Whether this part of a task is its work, and not the way of its inputs."""
+    return part["action"] == "compute"
+
+
 @contextmanager
 def workers(number: int) -> Iterator[Any]:
     """Start worker processes of one thread each, whose code is compiled already."""
@@ -99,6 +114,7 @@ def workers(number: int) -> Iterator[Any]:
     ):
         say(f"{number} worker{'s' if number > 1 else ''}; dashboard at {cluster.dashboard_link}")
         client.run(compile_kernels)
+        client.get_task_stream()  # from now on
         yield client
 
 
@@ -147,11 +163,13 @@ class Comparison:
 
     def timed(self, what: str, work: Callable[[], Any], client: Any = None) -> Any:
         """Do something and keep how long it took, here and on the workers of a client."""
-        before, start = processor_seconds(client), time.perf_counter()
+        before, start, since = processor_seconds(client), time.perf_counter(), time.time()
         found = work()
         seconds = time.perf_counter() - start
-        spent = seconds, processor_seconds(client) - before
-        say(f"  {what}: {spent[0]:.1f} s, {spent[1]:.1f} s of processors")
+        tasks = task_seconds(client, since)
+        spent = seconds, processor_seconds(client) - before, tasks
+        there = "" if client is None else f", tasks of {tasks:.1f} s"
+        say(f"  {what}: {seconds:.1f} s, {spent[1]:.1f} s of processors{there}")
         self.keep(what, spent)
         return found
 

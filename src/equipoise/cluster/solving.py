@@ -31,7 +31,7 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
-AHEAD = 5  # tasks of each worker that are begun with: all of them have copies of their inputs
+AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
 
