@@ -94,7 +94,7 @@ class Interactions:
         self.user_index = _index(users, n_users, "user")
         self.item_index = _index(items, n_items, "item")
         if labels is not None and labels.height != n_items:
-            raise DataError(f"labels has {labels.height} rows for {n_items} items")
+            raise DataError(f"labels has {labels.height} rows for {n_items} items; give one each")
         if events is not None:
             events.check_shape(n_users, n_items)
         if moments is not None:
@@ -534,7 +534,7 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     else:
         index = IdIndex(np.arange(size) if ids is None else ids, axis)
     if len(index) != size:
-        raise DataError(f"{len(index)} {axis} ids for {size} {axis}s")
+        raise DataError(f"{len(index)} {axis} ids for {size} {axis}s; give one each")
     return index
 
 

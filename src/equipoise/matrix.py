@@ -79,7 +79,7 @@ def _first_cell(csr: Csr, wrong: npt.NDArray[np.bool_]) -> str:
 
 def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDArray[np.float64]]:
     if times.shape != csr.data.shape:
-        raise DataError(f"times has {times.size} values for {csr.nnz} interactions")
+        raise DataError(f"times has {times.size} values for {csr.nnz} interactions; give one each")
     if not np.isfinite(times).all():
         raise DataError("times must be finite")
     if not csr.has_sorted_indices:
@@ -90,7 +90,7 @@ def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDAr
         csr = sp.csr_array((csr.data[place], order.indices, order.indptr), csr.shape)
         times = times[place]
     if not csr.has_canonical_format:
-        raise DataError("with times, each user-item pair may occur only once")
+        raise DataError("with times, each user-item pair may occur only once; keep one of them")
     if not csr.data.all():
         kept = csr.data != 0
         return keep_entries(csr, kept), times[kept]
@@ -128,7 +128,9 @@ def as_positions(positions: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
     array = np.asarray(positions)
     if array.dtype == bool:
         if array.shape != (size,):
-            raise DataError(f"a mask of {array.shape} does not fit an axis of {size}")
+            raise DataError(
+                f"a mask of {array.shape} does not fit an axis of {size}; give one flag each"
+            )
         return np.flatnonzero(array)
     if array.size and array.dtype.kind not in "iu":
         raise DataError(f"positions must be integers or a mask, got {array.dtype}")

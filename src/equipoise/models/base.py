@@ -733,9 +733,8 @@ class Recommender(ABC):
         order = np.argsort(-np.abs(parts), kind="stable")
         shares = add_up(parts[order].astype(np.float64), total)
         ids = self.item_index_.values[sources[order]].tolist()
-        titles = self._titles([sources[order]])
-        own = None if titles is None else titles[0]
-        return Explanation(item, total, ids, shares.tolist(), own)
+        titles, (title,) = self._titles([sources[order], np.array([target])]) or (None, (None,))
+        return Explanation(item, total, ids, shares.tolist(), titles, title)
 
     def _require_explains(self) -> None:
         if not self.explains:

@@ -140,8 +140,8 @@ class Explanation:
     contributions
         What each of them adds; the sum is `score`. From left to right it is exact, unless the
         score is smaller than all that is added to it and taken from it.
-    titles
-        Display names of `sources`, where the data came with labels.
+    titles, title
+        Display names of `sources` and of the item, where the data came with labels.
     """
 
     item: Any
@@ -149,6 +149,7 @@ class Explanation:
     sources: list[Any]
     contributions: list[float]
     titles: list[str] | None = field(default=None, repr=False)
+    title: str | None = field(default=None, repr=False)
 
     def to_frame(self) -> pl.DataFrame:
         """One row per item of the history: item, contribution (and title)."""
@@ -158,9 +159,11 @@ class Explanation:
         return pl.DataFrame(columns)
 
     def _repr_html_(self) -> str:
-        names = self.titles or [str(source) for source in self.sources]
-        rows = [(n, f"{c:.4g}") for n, c in zip(names, self.contributions, strict=True)]
-        return fragment(f"{self.item}: {self.score:.4g}", table(["item", "contribution"], rows))
+        ids = [str(source) for source in self.sources]
+        cells = [Cell(*pair) for pair in zip(self.titles or ids, ids, strict=True)]
+        rows = [(c, f"{part:.4g}") for c, part in zip(cells, self.contributions, strict=True)]
+        name = self.item if self.title is None else f"{self.title} ({self.item})"
+        return fragment(f"{name}: {self.score:.4g}", table(["item", "contribution"], rows))
 
 
 def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import choice
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import entry_rows
@@ -76,8 +77,7 @@ def strong(
     check_shares(valid, test)
     if not 0 < history < 1:
         raise SettingError(f"history must be > 0 and < 1, got {history}")
-    if order not in ("random", "time"):
-        raise SettingError(f"order must be 'random' or 'time', got {order!r}")
+    choice("order", order, ("random", "time"))
     if order == "time":
         timed_events(data, "strong(order='time')")
     rng = generator(seed)
