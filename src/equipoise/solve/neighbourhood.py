@@ -34,7 +34,7 @@ from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
-KEPT = 3  # entries of a row that are kept, as a multiple of the neighbours
+KEPT = 2  # entries of a row that are kept, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
@@ -172,7 +172,7 @@ def solve(
     neighbours
         K, the items of a support beside the target.
     kept
-        T, the entries of a row of A that are kept; three times as many if left out.
+        T, the entries of a row of A that are kept; twice as many if left out.
     dtype
         "float32" or "float64".
     on_disk
@@ -358,13 +358,19 @@ def _lists(
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
-    limits = n_items if grows else int(added.max(initial=0)), neighbours, kept
-    _in_stripes(
-        "lists",
-        lambda at, step: _strongest(*data, items, at, step, *limits, *out),
-        journal,
-        report,
-    )
+    most = n_items if grows else int(added.max(initial=0))
+
+    def stripe(at: int, step: int) -> None:
+        work = (  # from numpy, whose large arrays have large pages: these are read all over
+            np.zeros(2 * n_items),
+            np.empty(most + 1, np.int32),
+            np.empty(n_items + 1, np.float32),
+            np.empty(n_items + 1, dtype),
+            np.empty(n_items + 1, np.int32),
+        )
+        _strongest(*data, items, at, step, neighbours, kept, *work, *out)
+
+    _in_stripes("lists", stripe, journal, report)
     return lists
 
 
@@ -481,23 +487,21 @@ def _strongest(
     items: Any,
     first: int,
     step: int,
-    most: int,
     neighbours: int,
     kept: int,
+    cells: Any,
+    touched: Any,
+    size: Any,
+    sums: Any,
+    places: Any,
     starts: Any,
     lengths: Any,
     list_items: Any,
     list_values: Any,
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
-    n_items = len(scale)
-    cells = np.zeros(2 * n_items)  # the sum and the scale of an item, in one place of memory
-    cells[1::2] = scale
-    touched = np.empty(most + 1, np.int32)
-    size = np.empty(n_items + 1, np.float32)
+    cells[1::2] = scale  # beside the sum of an item, in one place of memory
     bits = size.view(np.uint32)
-    sums = np.empty(n_items + 1, list_values.dtype)
-    places = np.empty(n_items + 1, np.int32)
     counts = np.empty(BUCKETS, np.int32)
     for at in range(first, len(items), step):
         j = items[at]
