@@ -52,8 +52,8 @@ HEADS = (
 )
 
 NOTES = """
-What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to a
-ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise; LensKit
+What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to
+a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise; LensKit
 ranks one user after the other, here in one process, and its item kNN was told that there are no
 ratings; RecBole has no call for lists of training users, so its scores are masked and cut by
 torch, as its evaluation does; lists of irspack are cut by its own function, in batches of 1,024."""
@@ -176,8 +176,8 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         "",
         f"`make bench`, {frame['date'].max()}; {machine}. The table is also in results/peers.csv.",
         "",
-        "One process per model, alone on the machine: for each setting the least of up to three fits,",
-        "the most memory they took on top of the data, and lists of 20 for the same users.",
+        "One process per model, alone on the machine: for each setting the least of up to three",
+        "fits, the most memory they took on top of the data, and lists of 20 for the same users.",
         "Data objects, imports and compiling are not counted. *Of floor*: the time of a fit by",
         "that of n^3 operations at the rate of a float32 matrix product on this machine, measured",
         "in the same run. Settings other than the defaults are the best of six at most, by",
