@@ -53,10 +53,10 @@ HEADS = (
 
 NOTES = """
 What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to
-a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise; LensKit
-ranks one user after the other, here in one process, and its item kNN was told that there are no
-ratings; RecBole has no call for lists of training users, so its scores are masked and cut by
-torch, as its evaluation does; lists of irspack are cut by its own function, in batches of 1,024."""
+a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise;
+LensKit ranks one user after the other, here in one process, and its item kNN was told that there
+are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
+by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024."""
 
 
 def full(row: Row) -> Row:
