@@ -78,6 +78,30 @@ def last_run(file: Path) -> pl.DataFrame | None:
     return None if shown.returncode else pl.read_csv(io.BytesIO(shown.stdout))
 
 
+def short(rows: pl.DataFrame) -> list[str]:
+    """Return the best of each library by set, and the cost of its EASE on the last set."""
+    names = rows["data"].unique(maintain_order=True).to_list()
+    last = f"EASE on {names[-1]}: fit s, peak MB, top-20 s"
+    out = [f"| NDCG@20, defaults / searched | {' | '.join(names)} | {last} |"]
+    out.append("|---" * (len(names) + 2) + "|")
+    for library in rows["library"].unique(maintain_order=True):
+        own = rows.filter(library=library).drop_nulls("fit_s")
+        cells = []
+        for name in names:
+            both = []
+            for way in ("default", "searched"):
+                best = own.filter(data=name, way=way).sort("ndcg").tail(1)
+                both += [f"{row['ndcg']:.3f} {row['model']}" for row in best.iter_rows(named=True)]
+            cells.append(" / ".join(both) or "-")
+        ease = own.filter(pl.col("model").is_in(["EASE", "DenseSLIM"]), data=names[-1])
+        cost = [
+            f"{row['fit_s']:.1f}, {row['peak_mb']:,.0f}, {row['rank_s']:.1f}"
+            for row in ease.filter(way="default").iter_rows(named=True)
+        ]
+        out.append(f"| {library} | {' | '.join(cells)} | {(cost or ['-'])[0]} |")
+    return out
+
+
 def regressions(rows: pl.DataFrame, before: pl.DataFrame | None) -> list[str]:
     """Return our times by those of the last run, both in floors of their own machine."""
     if before is None:
@@ -193,6 +217,7 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         )
         + ".",
     ]
+    text += ["", "The best model of each library:", "", *short(frame), ""]
     for name, error in errors.items():
         text.append(f"Not installed: {name} (`{error.splitlines()[1][:120]}`).")
     for (name,), own in frame.group_by("data", maintain_order=True):
