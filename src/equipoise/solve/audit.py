@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.errors import SolveError
-from equipoise.matrix import Csr, entry_rows
+from equipoise.kernels import compiled
+from equipoise.matrix import Csr
 from equipoise.solve.neighbourhood import Columns
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,16 @@ class Audit:
     def __init__(
         self, columns: Columns, X: Csr, user_weights: Vector, penalty: Vector, n_targets: int
     ) -> None:
-        offsets, indices = X.indptr, X.indices
-        values = X.data * np.sqrt(user_weights)[entry_rows(X)]
-        self._root = sp.csr_array((values, indices, offsets), X.shape)  # W^1/2 X
-        self._penalty = penalty
-        squares = np.bincount(indices, values**2, minlength=X.shape[1])
-        self._diagonal = penalty + squares
+        counts = np.bincount(X.indices, minlength=X.shape[1])
+        # numbered from the most used item on, so that most numbers lie close together in memory
+        self._names = np.argsort(-counts, kind="stable")
+        self._rank = np.empty(len(counts), np.int32)
+        self._rank[self._names] = np.arange(len(counts), dtype=np.int32)
+        self._data = X.indptr, self._rank[X.indices], X.data, user_weights
+        self._penalty = penalty[self._names]
+        self._diagonal = self._penalty + _squares(*self._data, len(counts))
         self.columns, self.X = columns, X
-        self.targets = sampled(np.bincount(indices, minlength=X.shape[1]), n_targets)
+        self.targets = sampled(counts, n_targets)
 
     def residual(self) -> float:
         """Return the mean size of A x - e_j on the supports of sampled targets; refuse a bad one.
@@ -62,9 +64,11 @@ class Audit:
         sizes = []
         for some in self._groups():
             x, support = self._found(some)
-            error = self._times(x)
+            error = np.empty_like(x)
+            _times(*self._data, self._penalty, x[self._names], error)
+            error = error[self._rank]
             error[some, np.arange(len(some))] -= 1
-            sizes += [float(np.linalg.norm(e[s])) for e, s in zip(error.T, support.T, strict=True)]
+            sizes += [float(np.linalg.norm(error[support[:, at], at])) for at in range(len(some))]
         found = float(np.mean(sizes)) if sizes else 0.0
         if not found <= LIMIT:
             raise SolveError(
@@ -99,31 +103,23 @@ class Audit:
         logger.info("agreement with exact columns: %s", words)
         return result
 
-    def _times(self, V: Vector) -> Vector:
-        """Return A V."""
-        return np.asarray(self._root.T @ (self._root @ V) + self._penalty[:, None] * V)
-
     def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
         """Return columns of the exact P by conjugate gradients, each with its own steps."""
-        R = np.zeros((len(self._penalty), len(some)))
-        R[some, np.arange(len(some))] = 1.0
-        scale = self._diagonal[:, None]
-        X, D = np.zeros_like(R), R / scale
+        R = np.zeros((len(self._penalty), LANES))
+        R[self._rank[some], np.arange(len(some))] = 1.0
+        X, Q, D = np.zeros_like(R), np.empty_like(R), R / self._diagonal[:, None]
         size = np.einsum("ij,ij->j", R, D)
         enough = PRECISION**2 * size
         for _ in range(MOST_STEPS):
             running = size > enough
             if not running.any():
-                return X
-            Q = self._times(D)
-            curve = np.einsum("ij,ij->j", D, Q)
+                return X[self._rank, : len(some)]
+            curve = _times(*self._data, self._penalty, D, Q)
             step = np.divide(size, curve, out=np.zeros_like(size), where=running)
-            X += step * D
-            R -= step * Q
-            Q = R / scale
-            after = np.einsum("ij,ij->j", R, Q)
-            D *= np.divide(after, size, out=np.zeros_like(size), where=running)
-            D += Q
+            after = _gone(X, R, D, Q, self._diagonal, step)
+            _turned(
+                D, R, self._diagonal, np.divide(after, size, np.zeros_like(size), where=running)
+            )
             size = after
         raise SolveError(
             f"exact columns did not settle in {MOST_STEPS} steps; raise l2 or dropout"
@@ -149,7 +145,7 @@ class Audit:
         sources, targets, values = self._entries
         here = np.isin(targets, some)
         place = sources[here], np.searchsorted(some, targets[here])
-        x = np.zeros((self.columns.shape[0], len(some)))
+        x = np.zeros((self.columns.shape[0], LANES))
         support = np.zeros(x.shape, bool)
         x[place], support[place] = values[here], True
         return x, support
@@ -182,5 +178,62 @@ def cosine(a: Vector, b: Vector) -> float:
 
 def _top(scores: Vector) -> npt.NDArray[np.int64]:
     """Return the best positions among those with a score > 0."""
-    order = np.argsort(-scores, kind="stable")[:LENGTH]
-    return order[scores[order] > 0]
+    border = np.partition(scores, -min(LENGTH, len(scores)))[-min(LENGTH, len(scores))]
+    best = np.flatnonzero((scores >= border) & (scores > 0))
+    return best[np.argsort(-scores[best], kind="stable")[:LENGTH]]
+
+
+@compiled
+def _squares(indptr: Any, indices: Any, values: Any, weights: Any, n_items: int) -> Vector:
+    """Return the diagonal of X^T W X."""
+    total = np.zeros(n_items)
+    for user in range(len(indptr) - 1):
+        for place in range(indptr[user], indptr[user + 1]):
+            total[indices[place]] += weights[user] * np.float64(values[place]) ** 2
+    return total
+
+
+@compiled
+def _times(
+    indptr: Any, indices: Any, values: Any, weights: Any, penalty: Any, V: Any, out: Any
+) -> Any:
+    """Write A V into `out`, and return the diagonal of V^T A V."""
+    curve, mine = np.zeros(LANES), np.empty(LANES)
+    for i in range(len(penalty)):
+        for lane in range(LANES):
+            out[i, lane] = penalty[i] * V[i, lane]
+            curve[lane] += out[i, lane] * V[i, lane]
+    for user in range(len(indptr) - 1):
+        mine[:] = 0
+        for place in range(indptr[user], indptr[user + 1]):
+            i, value = indices[place], np.float64(values[place])
+            for lane in range(LANES):
+                mine[lane] += value * V[i, lane]
+        for lane in range(LANES):
+            curve[lane] += weights[user] * mine[lane] * mine[lane]
+            mine[lane] *= weights[user]
+        for place in range(indptr[user], indptr[user + 1]):
+            i, value = indices[place], np.float64(values[place])
+            for lane in range(LANES):
+                out[i, lane] += value * mine[lane]
+    return curve
+
+
+@compiled
+def _gone(X: Any, R: Any, D: Any, Q: Any, diagonal: Any, step: Any) -> Any:
+    """Take a step along D; return what is left, in the measure of the diagonal."""
+    after = np.zeros(LANES)
+    for i in range(len(diagonal)):
+        for lane in range(LANES):
+            X[i, lane] += step[lane] * D[i, lane]
+            R[i, lane] -= step[lane] * Q[i, lane]
+            after[lane] += R[i, lane] * R[i, lane] / diagonal[i]
+    return after
+
+
+@compiled
+def _turned(D: Any, R: Any, diagonal: Any, turn: Any) -> None:
+    """Turn D towards what is left."""
+    for i in range(len(diagonal)):
+        for lane in range(LANES):
+            D[i, lane] = R[i, lane] / diagonal[i] + turn[lane] * D[i, lane]

@@ -671,8 +671,10 @@ class Solver:
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
     def _near(self, user_weights: Vector, penalty: Vector) -> Solved:
-        problem = _problem(self.train, user_weights, penalty)
-        folder = self._folder(problem)
+        problem, folder = None, None
+        if self._scratch is not None:
+            problem = _problem(self.train, user_weights, penalty)
+            folder = self._folder(problem)
         X = self.train.matrix
         found = neighbourhood.solve(
             X,

@@ -128,7 +128,7 @@ class System:
             np.ascontiguousarray(user_weights, np.float64),
             penalty,
             gram + penalty,
-            np.minimum(partners, n_items - 1).astype(np.int64),
+            partners.astype(np.int64),
         )
 
     @cached_property
@@ -344,7 +344,7 @@ def _lists(
     """Find the `kept` strongest entries of the rows of these items."""
     n_items = len(system.names)
     room = np.zeros(n_items, np.int64)
-    room[items] = np.minimum(system.partners[items], kept)
+    room[items] = np.minimum(system.partners[items], min(kept, n_items - 1))
     starts = np.concatenate([[0], np.cumsum(room)])
     lists = Lists(
         starts,
@@ -355,7 +355,10 @@ def _lists(
     scale = 1 / np.sqrt(system.diagonal)
     data = (*system.users, *system.items, system.weights, scale, system.names)
     out = lists.starts, lists.lengths, lists.items, lists.values
-    limits = neighbours, kept
+    # an item is noted once where sums only grow, else at most as often as it is added to
+    grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
+    added = system.partners + np.diff(system.items[0])
+    limits = n_items if grows else int(added.max(initial=0)), neighbours, kept
     _in_stripes(
         "lists",
         lambda at, step: _strongest(*data, items, at, step, *limits, *out),
@@ -478,6 +481,7 @@ def _strongest(
     items: Any,
     first: int,
     step: int,
+    most: int,
     neighbours: int,
     kept: int,
     starts: Any,
@@ -487,12 +491,12 @@ def _strongest(
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
     n_items = len(scale)
-    row = np.zeros(n_items)
-    seen = np.zeros(n_items, np.uint8)
-    touched = np.empty(n_items + 1, np.int32)
+    cells = np.zeros(2 * n_items)  # the sum and the scale of an item, in one place of memory
+    cells[1::2] = scale
+    touched = np.empty(most + 1, np.int32)
     size = np.empty(n_items + 1, np.float32)
     bits = size.view(np.uint32)
-    sums = np.empty(n_items + 1)
+    sums = np.empty(n_items + 1, list_values.dtype)
     places = np.empty(n_items + 1, np.int32)
     counts = np.empty(BUCKETS, np.int32)
     for at in range(first, len(items), step):
@@ -507,16 +511,18 @@ def _strongest(
             for place in range(indptr[user], indptr[user + 1]):
                 i = indices[place]
                 touched[found] = i
-                found += 1 - seen[i]
-                seen[i] = 1
-                row[i] += weight * (value * values[place])
+                # what cancels to 0 in between is noted twice, and 0 when it is read again
+                found += cells[2 * i] == 0
+                cells[2 * i] += weight * (value * values[place])
+        cells[2 * j] = 0.0
         others = 0
         for x in range(found):
             i = touched[x]
-            touched[others], size[others], sums[others] = i, abs(row[i]) * scale[i], row[i]
-            others += i != j
-            seen[i] = 0
-            row[i] = 0.0
+            total = cells[2 * i]
+            touched[others], size[others] = i, abs(total) * cells[2 * i + 1]
+            sums[others] = total
+            others += total != 0
+            cells[2 * i] = 0.0
         least = _smallest(bits, touched, names, others, kept, counts, places)
         strong = 0
         for x in range(others):  # with all that are as large as the last one

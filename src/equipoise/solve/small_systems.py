@@ -42,21 +42,23 @@ def solve_targets(
     out_diagonal: Any,
 ) -> None:
     """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N."""
-    A = np.empty((widest, widest), diagonal.dtype)
-    vectors = np.empty((5, widest), diagonal.dtype)
+    room = _padded(widest)
+    A = np.empty((room, room), diagonal.dtype)
+    vectors = np.empty((6, room), diagonal.dtype)
     x = vectors[0]
     least = np.empty(widest, diagonal.dtype)
     N = np.empty(widest, np.int32)
     near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
     slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
     chain = np.empty(widest, np.int32)  # the member before it
-    hits = np.empty((2, longest + 1), np.int64)
+    hits = np.empty((2, longest + 1), np.int32)
     for at in range(first, len(targets), step):
         j = targets[at]
         size = support_lengths[j] + 1
         N[size - 1] = j
         for place in range(size - 1):
             N[place] = support_items[support_starts[j] + place]
+        A[: _padded(size), : _padded(size)] = 0
         for place in range(size):
             if place < AHEAD:
                 _ask(list_items, starts[N[place]], lengths[N[place]])
@@ -64,7 +66,6 @@ def solve_targets(
             near[here] = 1
             chain[place], slot[here] = slot[here], place
             least[place] = penalty[N[place]]
-            A[place, :size] = 0
             A[place, place] = diagonal[N[place]]
         before = 0
         for place in range(size + 1):  # what is found in a row is read a round later
@@ -73,13 +74,13 @@ def solve_targets(
                 _ask(list_items, starts[N[place + AHEAD]], lengths[N[place + AHEAD]])
             if place < size:
                 start = starts[N[place]]
-                for entry in range(start, start + lengths[N[place]]):
-                    now[found] = entry  # most items are in no slot: no branches here
-                    found += near[list_items[entry] & (SLOTS - 1)]
+                for at_entry in range(lengths[N[place]]):
+                    now[found] = at_entry  # most items are in no slot: no branches here
+                    found += near[list_items[start + at_entry] & (SLOTS - 1)]
                 for hit in range(found):
-                    prefetch(list_values, now[hit])
+                    prefetch(list_values, start + now[hit])
             for hit in range(before):
-                entry = hits[1 - place % 2, hit]
+                entry = starts[N[place - 1]] + hits[1 - place % 2, hit]
                 item = list_items[entry]
                 other = slot[item & (SLOTS - 1)]
                 while other >= 0 and N[other] != item:
@@ -106,11 +107,32 @@ def _ask(array: Any, start: int, length: int) -> None:
 
 
 @reordered
-def _dot(a: Any, b: Any) -> Any:
+def _dot(a: Any, b: Any, size: int) -> Any:
     total = a.dtype.type(0)
-    for i in range(len(a)):
+    for i in range(size):
         total += a[i] * b[i]
     return total
+
+
+@compiled
+def _padded(size: int) -> int:
+    """Round up to whole vectors of the processor: what is beyond a system is 0."""
+    return (size + 7) // 8 * 8
+
+
+@reordered
+def _times(A: Any, p: Any, q: Any, size: int) -> None:
+    """Write A p for a symmetric A of a padded size into q, eight rows at a time."""
+    q[:size] = 0
+    for i in range(0, size, 8):
+        r0, r1, r2, r3 = A[i], A[i + 1], A[i + 2], A[i + 3]
+        r4, r5, r6, r7 = A[i + 4], A[i + 5], A[i + 6], A[i + 7]
+        p0, p1, p2, p3 = p[i], p[i + 1], p[i + 2], p[i + 3]
+        p4, p5, p6, p7 = p[i + 4], p[i + 5], p[i + 6], p[i + 7]
+        for j in range(size):
+            q[j] += (p0 * r0[j] + p1 * r1[j] + p2 * r2[j] + p3 * r3[j]) + (
+                p4 * r4[j] + p5 * r5[j] + p6 * r6[j] + p7 * r7[j]
+            )
 
 
 @compiled
@@ -120,39 +142,40 @@ def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> Any:
     A - L is positive semidefinite, so the last number lies between 0 and 1 / L_j. Entries that
     were not kept can make it otherwise: then factoring, which knows L, is the way.
     """
-    x, r, z, p, q = (
-        vectors[0, :size],
-        vectors[1, :size],
-        vectors[2, :size],
-        vectors[3, :size],
-        vectors[4, :size],
+    x, r, z, p, q, inverse = (
+        vectors[0],
+        vectors[1],
+        vectors[2],
+        vectors[3],
+        vectors[4],
+        vectors[5],
     )
     one, eps = A.dtype.type(1), np.finfo(A.dtype).eps
-    last = size - 1
-    x[:] = 0
-    r[:] = 0
+    last, width = size - 1, _padded(size)
+    for i in range(width):
+        x[i] = r[i] = p[i] = inverse[i] = 0
+    for i in range(size):
+        inverse[i] = one / A[i, i]
     r[last] = one
-    p[:] = 0
-    p[last] = one / A[last, last]
+    p[last] = inverse[last]
     rest = p[last]
     enough = eps * eps * rest
     for _ in range(MOST_STEPS):
-        for i in range(size):
-            q[i] = _dot(A[i, :size], p)
-        curve = _dot(p, q)
+        _times(A, p, q, width)
+        curve = _dot(p, q, width)
         if not curve > 0:
             return False
         step = rest / curve
-        for i in range(size):
+        for i in range(width):
             x[i] += step * p[i]
             r[i] -= step * q[i]
-            z[i] = r[i] / A[i, i]
-        after = _dot(r, z)
+            z[i] = r[i] * inverse[i]
+        after = _dot(r, z, width)
         if after <= enough:
             return bool(x[last] > 0 and x[last] * least[last] <= one + 64 * eps)
         turn = after / rest
         rest = after
-        for i in range(size):
+        for i in range(width):
             p[i] = z[i] + turn * p[i]
     return False
 

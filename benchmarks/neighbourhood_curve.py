@@ -1,0 +1,255 @@
+"""The neighbourhood engine beside the exact solve: accuracy over K and T, alone and with LowPass.
+
+    python benchmarks/neighbourhood_curve.py --data DATA --device cuda --out FOLDER --limit 540
+
+DATA has `gowalla/strong`, `gowalla/weak` and the same of Yelp2018. FOLDER/curve.csv gets a row for
+each fit as soon as it is there; a run that ends early, by itself after `--limit` seconds, goes on
+with what is missing. EASE+DAN has the settings of `neighbourhood.py`, and the companion rank 512.
+Its strength and exponent are chosen for each fit on validation, 0 among them: the largest NDCG@20
+of those whose tail NDCG@20 has 98% of that of the exact solve there, or comes nearest to that.
+On a strong split validation users are those of the split; on a weak one `valid_subset_of_train` is
+taken out of training, models for the choice are fitted without it, and 5,000 users are looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paper_path  # noqa: F401  puts `reproduce` on the path
+import scipy.sparse as sp
+from neighbourhood import SETTINGS, planted
+
+import equipoise as eq
+from equipoise.readers import read_weak
+from equipoise.solve import neighbourhood
+from equipoise.split import Part
+from reproduce.data import published_split
+
+SIZES = {"strong": (50, 100, 200, 400, 800), "weak": (50, 100, 200, 400, 800, 1600)}
+KEPT = (1, 2, 5, 10)  # T / K beside the engine's own
+STRENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
+EXPONENTS = (0.15, 0.3)
+RANK = 512
+TAIL = 0.98
+METRICS = ["recall", "ndcg", "tail_ndcg"]
+FIELDS = [
+    "dataset",
+    "protocol",
+    "engine",
+    "neighbours",
+    "kept",
+    "companion",
+    "strength",
+    "exponent",
+]
+FIELDS += ["share_of_weights", "recall@20", "ndcg@20", "tail_ndcg@20"]
+FIELDS += ["valid_ndcg@20", "valid_tail_ndcg@20", "lists_seconds", "systems_seconds"]
+FIELDS += ["fit_seconds", "device", "difference", "same_supports"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Where a model is fitted for the test, and where for the choice of its companion."""
+
+    train: eq.Interactions
+    test: Part
+    choosing: eq.Interactions
+    valid: Part
+
+    @classmethod
+    def read(cls, folder: Path, protocol: str) -> Sets:
+        """Read a published split."""
+        split = published_split(folder, protocol)
+        if protocol == "strong":
+            return cls(split.train, split.test, split.train, split.valid)
+        parts = read_weak(folder)
+        train, held = parts["train"].matrix, parts["valid_subset_of_train"].matrix
+        rest = sp.csr_array(train - held)
+        rest.eliminate_zeros()
+        both = np.flatnonzero((np.diff(rest.indptr) > 0) & (np.diff(held.indptr) > 0))
+        users = np.sort(np.random.default_rng(0).choice(both, min(5000, len(both)), replace=False))
+        sides = (eq.Interactions(sp.csr_array(each[users])) for each in (rest, held))
+        return cls(split.train, split.test, eq.Interactions(rest), Part(*sides, "weak", "valid"))
+
+
+class Job:
+    """The rows that are there, and the time that is left."""
+
+    def __init__(self, folder: Path, limit: float) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file, self.end = folder / "curve.csv", time.monotonic() + limit
+        self.done = list(csv.DictReader(self.file.open())) if self.file.exists() else []
+
+    def missing(self, **key: Any) -> bool:
+        """Whether there is no such row; ends the run where its time is up."""
+        if time.monotonic() > self.end:
+            raise SystemExit("time is up: run it again for the rest")
+        return not self.having(**key)
+
+    def having(self, **key: Any) -> list[Row]:
+        """Return the rows with these values."""
+        return [row for row in self.done if all(row[k] == str(v) for k, v in key.items())]
+
+    def add(self, row: Row) -> None:
+        """Write a row."""
+        row = {name: _text(row.get(name, "")) for name in FIELDS}
+        fresh = not self.file.exists()
+        with self.file.open("a", newline="") as stream:
+            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+            if fresh:
+                writer.writeheader()
+            writer.writerow(row)
+        self.done.append(row)
+        print(row, file=sys.stderr, flush=True)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def fitted(
+    train: eq.Interactions, settings: Row, near: tuple[int, int] | None, device: str
+) -> tuple[Any, Row]:
+    """Fit EASE+DAN, without the audit, on K neighbours with T / K entries, or exactly."""
+    numbers = dict(settings)
+    model = eq.EASE(normalizer=eq.DAN(numbers.pop("alpha"), numbers.pop("beta")), **numbers)
+    how: Row = {"device": device}
+    marks: dict[int, float] = {}
+    start = time.perf_counter()
+    if near is not None:
+        neighbours, neighbourhood.KEPT = near
+
+        def mark(state: Any) -> None:
+            marks[state.step] = time.perf_counter() - start
+
+        how |= {"engine": "neighbourhood", "neighbours": neighbours, "progress": mark}
+    eq.EASE.shared_fit([model], train, **how)([model])
+    took: Row = {"fit_seconds": time.perf_counter() - start, "device": device}
+    if near is not None:
+        half = neighbourhood.STRIPES
+        took |= {"lists_seconds": marks[half], "systems_seconds": marks[2 * half] - marks[half]}
+    n_items = train.n_items
+    stored = n_items**2 if near is None else model.inverse_.data.size + n_items
+    return model, took | {"share_of_weights": stored / n_items**2}
+
+
+def scores(model: Any, part: Part) -> Row:
+    found = eq.evaluate(model, part, k=20, metrics=METRICS, bootstrap=0)
+    return {f"{name}@20": float(found[f"{name}@20"]) for name in METRICS}
+
+
+def companions(model: Any, settings: Row) -> Iterator[tuple[Row, Any]]:
+    """Yield the same solve with each companion, and without one."""
+    normalizer = eq.DAN(settings["alpha"], settings["beta"])
+    numbers = {"l2": settings["l2"], "dropout": settings["dropout"], "normalizer": normalizer}
+    yield {"strength": 0.0, "exponent": 0.0}, model
+    for exponent in EXPONENTS:
+        for strength in STRENGTHS:
+            lowpass = eq.LowPass(rank=RANK, strength=strength, exponent=exponent)
+            chosen = {"strength": strength, "exponent": exponent}
+            yield chosen, eq.EASE(**numbers, lowpass=lowpass).reuse(model)
+
+
+def measure(
+    job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int] | None, device: str
+) -> None:
+    """Add the rows of one fit: alone, and with the companion that validation favours."""
+    model, took = fitted(sets.train, settings, near, device)
+    checking = model
+    if sets.choosing is not sets.train:
+        checking, _ = fitted(sets.choosing, settings, near, device)
+    valid = [(each, scores(other, sets.valid)) for each, other in companions(checking, settings)]
+    del checking
+    exact = job.having(dataset=key["dataset"], protocol=key["protocol"], engine="exact")
+    tail = TAIL * float((exact or [_valid(valid[0][1])])[0]["valid_tail_ndcg@20"])
+
+    def worth(one: tuple[Row, Row]) -> tuple[float, float]:
+        return min(one[1]["tail_ndcg@20"] - tail, 0.0), one[1]["ndcg@20"]
+
+    chosen = max(valid, key=worth)
+    for name, (each, there) in {"none": valid[0], "chosen": chosen}.items():
+        with_it = next(other for one, other in companions(model, settings) if one == each)
+        figures = _valid(there) | scores(with_it, sets.test)
+        job.add(key | took | {"companion": name} | each | figures)
+
+
+def _valid(found: Row) -> Row:
+    return {f"valid_{name}": found[name] for name in ("ndcg@20", "tail_ndcg@20")}
+
+
+def compared(job: Job, key: Row, sets: Sets, settings: Row, device: str) -> None:
+    """Add a row for the same fit on the card and on the processor: supports and numbers."""
+    here, took = fitted(sets.train, settings, (100, 3), "cpu")
+    there, _ = fitted(sets.train, settings, (100, 3), device)
+    a, b = here.inverse_, there.inverse_
+    same = np.array_equal(a.indices, b.indices) and np.array_equal(a.indptr, b.indptr)
+    # as weights of EASE, which are of the order of 1
+    left, right = (each.data / each.diagonal_[each.indices] for each in (a, b))
+    difference = float(np.abs(left - right).max()) if same else float("nan")
+    job.add(key | took | {"difference": difference, "same_supports": same})
+
+
+def curve(chosen: argparse.Namespace) -> None:
+    job = Job(chosen.out, chosen.limit)
+    small = eq.Interactions(planted(300, 100, 2000))
+    model, _ = fitted(small, SETTINGS["gowalla", "strong"], (20, 3), chosen.device)  # compiles
+    model.recommend([0])
+    own = neighbourhood.KEPT
+    for dataset in chosen.datasets:
+        for protocol in chosen.protocols:
+            settings = SETTINGS[dataset, protocol]
+            sets: Sets | None = None
+            where = {"dataset": dataset, "protocol": protocol}
+
+            def step(key: Row, work: Callable[..., None], *how: Any) -> None:
+                nonlocal sets
+                key = where | key  # noqa: B023
+                if job.missing(**key):
+                    if sets is None:
+                        sets = Sets.read(chosen.data / dataset / protocol, protocol)  # noqa: B023
+                    work(job, key, sets, settings, *how)  # noqa: B023
+
+            if chosen.device != "cpu":
+                key = {"engine": "cpu beside card", "neighbours": 100, "kept": 300}
+                step(key, compared, chosen.device)
+            step({"engine": "exact"}, measure, None, chosen.device)
+            for size in chosen.neighbours or SIZES[protocol]:
+                key = {"engine": "neighbourhood", "neighbours": size, "kept": own * size}
+                step(key, measure, (size, own), chosen.device)
+            for size in (100, 200) if protocol == "strong" else ():
+                for times in KEPT:
+                    key = {"engine": "neighbourhood", "neighbours": size, "kept": times * size}
+                    step(key, alone, (size, times), chosen.device)
+
+
+def alone(
+    job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int], device: str
+) -> None:
+    """Add a row without a companion."""
+    model, took = fitted(sets.train, settings, near, device)
+    job.add(key | took | {"companion": "none"} | scores(model, sets.test))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--datasets", nargs="+", default=["gowalla", "yelp2018"])
+    parser.add_argument("--protocols", nargs="+", default=["strong", "weak"])
+    parser.add_argument("--neighbours", nargs="+", type=int)
+    curve(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
