@@ -76,7 +76,7 @@ def curve(file: Path) -> str:
                 for row in mine
                 if row["engine"] == "neighbourhood"
                 and row["companion"] == companion
-                and int(row["kept"]) == 2 * int(row["neighbours"])
+                and int(row["kept"]) == 3 * int(row["neighbours"])
             ]
             if points:
                 label = f"{dataset} {protocol}" if kind == "l" else ""

@@ -34,7 +34,7 @@ from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
-KEPT = 2  # entries of a row that are kept, as a multiple of the neighbours
+KEPT = 3  # entries of a row that are kept, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
@@ -178,7 +178,7 @@ def solve(
     neighbours
         K, the items of a support beside the target.
     kept
-        T, the entries of a row of A that are kept; twice as many if left out.
+        T, the entries of a row of A that are kept; three times as many if left out.
     dtype
         "float32" or "float64".
     on_disk
