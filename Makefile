@@ -7,7 +7,7 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 SERVE := $(VENV)/.serve
 
-.PHONY: help demo serve cluster test check kernels slow paper docs wheelcheck licences lint format lock clean
+.PHONY: help demo serve cluster test check kernels slow paper docs bench wheelcheck licences lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -70,6 +70,12 @@ paper: $(CORE)  ## every table and figure of the paper; make paper DATA=folder o
 docs: $(DEV)  ## the documentation site, in docs/_build (no network, warnings are errors)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
+
+bench: $(DEV)  ## other libraries beside equipoise on the same data (an hour; 10 GB of environments)
+	$(BIN)/python benchmarks/bench.py --data $(DATA)
+	-PYTHONPATH=src .bench/env/RecTools/bin/python -m pytest -W ignore tests/wrappers/test_rectools.py
+	-PYTHONPATH=src .bench/env/LensKit/bin/python -m pytest -W ignore tests/wrappers/test_lenskit.py
+	$(BIN)/python -m pytest tests/wrappers/test_recipes.py
 
 wheelcheck: $(DEV)  ## build twice and compare; install without extras under every Python at hand
 	$(BIN)/nox -f noxfile.py

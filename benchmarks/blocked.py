@@ -1,80 +1,131 @@
-"""The inverse by blocks against LAPACK's at sizes that are safe for both, as a Markdown table.
+"""The inverse by blocks, beside LAPACK's where that is safe, and beside n^3 operations of sgemm.
 
-    python benchmarks/blocked.py --items 8192 --blocks 1024,2048 512,1024 [--rounds 2]
+    python benchmarks/blocked.py --items 12301 [--ways LAPACK plain 512,512 1024,512] [--rounds 2]
 
-A pair is the rows of a diagonal block and of a strip of a symmetric product. All ways run on one
-thread, where processor time is that of the work whatever else the machine does; they take turns,
-and each has its least. Operations are counted from the steps, beside n^3.
+A pair of numbers is the rows of a diagonal block and of a triangle that is multiplied in full,
+both of `solve/threaded.py`; "plain" is the way before it: blocks of 512 with numpy's own products,
+added afterwards, on BLAS's threads. All ways run on the same threads and take turns; each round
+stands beside the rate of sgemm (4,100 rows), the mean of products just before and after it and, in
+`solve/threaded.py`, every ten seconds between steps, which are taken off the time. The round with
+the least time is shown. Operations are counted from the steps. The error is that of A P V for two
+random vectors V. Wants a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise import machine
 from equipoise.solve import dense
-from equipoise.solve.blocked import Blocks, steps
+from equipoise.solve.blocked import TRIANGULAR, Blocks, Step, steps
+from equipoise.solve.threaded import ThreadedBlocks
 
 Matrix = npt.NDArray[np.float32]
+PRODUCT = 4100
 
 
-def operations(n: int, block: int, strip: int) -> float:
-    """Return the operations of all steps as a multiple of n^3."""
-    total = 0.0
-    for kind, *spans in steps(n, block, strip):
-        rows, columns, inner = (high - low for low, high in spans)
-        if kind == "factor":  # and its inverse, which "invert" puts in place
-            total += 2 / 3 * inner**3
-        elif kind != "invert":
-            total += 2.0 * rows * columns * inner
+class Plain(Blocks):
+    """Products of numpy, and then the sum."""
+
+    def add_product(self, C: Any, left: Any, right: Any, sign: int) -> None:
+        """Add sign * left @ right to C."""
+        (np.add if sign > 0 else np.subtract)(C, left @ right, out=C)
+
+
+def operations(n: int, block: int, leaf: int) -> float:
+    """Return the operations of all parts of all steps as a multiple of n^3."""
+    blocks, total = ThreadedBlocks(np.empty((0, 0)), block, leaf), 0.0
+    for step in steps(n, block, n + block):
+        for kind, *spans in blocks.parts(step):
+            rows, columns, inner = (high - low for low, high in spans)
+            # "factor" makes the inverse of a triangle too
+            shares = {"factor": 2 / 3, "invert": 0.0, "square": 1.0} | dict.fromkeys(TRIANGULAR, 1)
+            total += shares.get(kind, 2) * rows * columns * inner
     return total / n**3
 
 
-def by_blocks(block: int, strip: int) -> Callable[[Matrix], None]:
-    return lambda A: Blocks(A, block, strip, dense.STRIP).invert()
+class Rate:
+    """Times one product again and again."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.square = rng.standard_normal((PRODUCT, PRODUCT), np.float32)
+        self.seconds: list[float] = []
+        self.last = 0.0
+
+    def sample(self) -> None:
+        """Time it once more."""
+        with machine._blas().limit(limits=machine.count(), user_api="blas"):
+            start = time.perf_counter()
+            np.matmul(self.square, self.square)
+            self.last = time.perf_counter()
+        self.seconds.append(self.last - start)
 
 
-def processor_seconds(way: Callable[[Matrix], object], A: Matrix) -> float:
-    start = time.process_time()
-    way(A)
-    return time.process_time() - start
+class Watched(ThreadedBlocks):
+    """Samples the rate of products between steps."""
+
+    rate: Rate
+
+    def do(self, step: Step) -> None:
+        """Do one step."""
+        if time.perf_counter() - self.rate.last > 10:
+            self.rate.sample()
+        super().do(step)
+
+
+def invert(way: str, A: Matrix, rate: Rate) -> None:
+    if way == "LAPACK":
+        dense._invert_by_lapack(A)
+    elif way == "plain":
+        Plain(A, 512, 1024).invert()
+    else:
+        blocks = Watched(A, *map(int, way.split(",")))
+        blocks.rate = rate
+        blocks.invert()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--items", type=int, default=8192)
-    parser.add_argument("--blocks", nargs="+", default=["1024,2048", "512,1024"])
+    parser.add_argument("--items", type=int, default=12_301)
+    parser.add_argument("--ways", nargs="+", default=["LAPACK", "plain", "1024,512"])
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args()
     n = asked.items
-    T = np.random.default_rng(0).standard_normal((n, 300), dtype=np.float32)
-    A = T @ T.T
-    A.flat[:: n + 1] += 300
-    pairs = [tuple(map(int, text.split(","))) for text in asked.blocks]
-    ways = {"LAPACK": dense._invert_by_lapack}
-    ways |= {f"blocks of {b}, strips of {s}": by_blocks(b, s) for b, s in pairs}
-    counts = ["1.00"] + [
-        f"{operations(n, *p):.3f} ({operations(40_981, *p):.3f} of 40,981 items)" for p in pairs
-    ]
-    found = dict.fromkeys(["sgemm", *ways], np.inf)
-    square = A[:2048, :2048].copy()
-    with machine.limited(1):
-        for _ in range(asked.rounds):
-            product = processor_seconds(lambda S: S @ S, square)
-            found["sgemm"] = min(found["sgemm"], product * (n / 2048) ** 3 / 2)
-            for name, way in ways.items():
-                found[name] = min(found[name], processor_seconds(way, A.copy()))
-    print(f"{n:,} items, float32, one thread, the least of {asked.rounds} rounds\n")
-    print("| way | processor s | to LAPACK | to n^3 at the rate of sgemm | operations / n^3 |")
-    print("|---|---|---|---|---|")
-    for (name, seconds), counted in zip(list(found.items())[1:], counts, strict=True):
-        ratios = f"{seconds / found['LAPACK']:.2f} | {seconds / found['sgemm']:.2f}"
-        print(f"| {name} | {seconds:.2f} | {ratios} | {counted} |")
+    rng = np.random.default_rng(0)
+    T, V = rng.standard_normal((n, 300), np.float32), rng.standard_normal((n, 2), np.float32)
+    A = np.empty((n, n), np.float32)
+    found: dict[str, tuple[float, float, float, float]] = {}
+    for _ in range(asked.rounds):
+        for way in asked.ways:
+            np.matmul(T, T.T, out=A)
+            A.flat[:: n + 1] += 300
+            Rate().sample()  # wakes the threads
+            rate = Rate()
+            rate.sample()
+            start = time.perf_counter()
+            invert(way, A, rate)
+            seconds = time.perf_counter() - start - sum(rate.seconds[1:])
+            rate.sample()
+            dense.mirror(A.T)
+            Y = A @ V
+            error = float(np.abs(T @ (T.T @ Y) + 300 * Y - V).max())
+            product = float(np.mean(rate.seconds))
+            ratio = seconds / (product * n**3 / (2 * PRODUCT**3))
+            measured = (seconds, ratio, 2e-9 * PRODUCT**3 / product, error)
+            found[way] = min(found.get(way, (np.inf,) * 4), measured)
+            print(f"{way}: {seconds:.2f} s, {ratio:.3f}, {len(rate.seconds)} rates", flush=True)
+    print(f"\n{n:,} items, float32, {machine.count()} threads, best of {asked.rounds} rounds\n")
+    print("| way | s | sgemm, GFLOP/s | to n^3 at its rate | operations / n^3 | error |")
+    print("|---|---|---|---|---|---|")
+    for way, (seconds, ratio, speed, error) in found.items():
+        counted = f"{operations(n, *map(int, way.split(','))):.3f}" if "," in way else ""
+        print(f"| {way} | {seconds:.2f} | {speed:.0f} | {ratio:.3f} | {counted} | {error:.0e} |")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,16 @@ def hold_outs(folder: Path, whole: Split) -> Iterator[tuple[str, Split]]:
         yield name, Split(split.train, None, some(split.test, active), "weak")
 
 
+def cut(split: Split, items: int | None) -> Split:
+    """Return a split with the most used items of train alone."""
+    if items is None:
+        return split
+    kept = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
+    history, target = (each.columns(kept) for each in (split.test.history, split.test.target))
+    train = split.train.columns(kept)
+    return eq.split.from_parts(train, test=(history, target), protocol="weak")
+
+
 def some(part: Part, rows: np.ndarray) -> Part:
     return Part(part.history.rows(rows), part.target.rows(rows), part.protocol, "valid")
 
@@ -64,13 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the weak split")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--items", type=int, help="take so many of the most used items")
     parser.add_argument("--users", type=int, default=10_000, help="users to evaluate on")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows: list[dict[str, float | str]] = []
     test = None
     for name, split in hold_outs(args.data, published_split(args.data, "weak")):
-        found = points(split, args.users, args.device)
+        found = points(cut(split, args.items), args.users, args.device)
         if test is None:
             test = found.rename({"ndcg@20": "test"})
             plain = test.filter(strength=0.0)["test"].max()

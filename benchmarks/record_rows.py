@@ -52,7 +52,7 @@ def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
         command = (
             f"python benchmarks/neural.py --data data --set {stored['set']} "
             f"--protocol {stored['protocol']} --model {stored['model']} {options(stored)}"
-        )
+        ).strip()
         settings = {**stored["settings"], "epochs": stored["kept_epoch"]}
         yield {**stored, "settings": settings, "metrics": metrics, "times": times} | {
             "command": command

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import re
@@ -32,12 +33,11 @@ import scipy.sparse as sp
 import equipoise as eq
 
 BARE = """
-import json, sys
+import json
 from fastapi import FastAPI
 from pydantic import BaseModel
-import uvicorn
 
-ANSWER = json.load(open(sys.argv[1]))
+ANSWER = json.load(open("answer.json"))
 app = FastAPI()
 
 
@@ -51,8 +51,14 @@ async def constant(body: Body):
     return ANSWER
 
 
-uvicorn.run(app, port=int(sys.argv[2]), log_level="warning", access_log=False, loop="uvloop")
+@app.get("/healthz")
+async def healthz():
+    return "ok"
 """
+SERVERS = {
+    "uvicorn": ("--loop", "uvloop", "--http", "httptools", "--no-access-log"),
+    "granian": ("--loop", "uvloop", "--interface", "asgi", "--no-access-log"),
+}
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
@@ -131,11 +137,14 @@ def wait_for(port: int, path: str = "/healthz") -> None:
 
 
 @contextlib.contextmanager
-def service(model: Path, store: str, *words: object) -> Iterator[Running]:
+def service(model: Path, store: str, *more: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
-    command += ["--no-access-log", *words]
-    process = subprocess.Popen([str(each) for each in command], stderr=subprocess.DEVNULL)
+    command += ["--no-access-log", *more]
+    # compiled modules are kept, as an installed package has them
+    kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    words = [str(each) for each in command]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=kept)
     made = Running(process, port)
     try:
         wait_for(port)
@@ -145,14 +154,14 @@ def service(model: Path, store: str, *words: object) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def bare(answer: dict[str, Any]) -> Iterator[Running]:
+def bare(answer: dict[str, Any], server: str = "uvicorn") -> Iterator[Running]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "answer.json"
-        file.write_text(json.dumps(answer))
+        (Path(folder) / "answer.json").write_text(json.dumps(answer))
         (Path(folder) / "bare.py").write_text(BARE)
-        command = [sys.executable, f"{folder}/bare.py", str(file), str(port)]
-        made = Running(subprocess.Popen(command), port)
+        words = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
+        command = [sys.executable, "-m", server, *words]
+        made = Running(subprocess.Popen(command, cwd=folder), port)
         try:
             wait_for(port)
             yield made
@@ -303,11 +312,14 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
                 rounds["writes"].append(measured(ours, asked, options.seconds))
                 stop.set()
                 writer.join()
-        best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
-        cost = {name: min(each for _, each in found) for name, found in rounds.items()}
-        load = Load(ours.port, asked, 16)
-        load.run(options.seconds, rate=best["ours"] / 2)
-        half = {"p50_ms": load.quantile(0.5), "p99_ms": load.quantile(0.99)}
+            best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
+            cost = {name: min(each for _, each in found) for name, found in rounds.items()}
+            half: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
+            for _ in range(options.rounds):
+                for name, running in (("bare", floor), ("ours", ours)):
+                    load = Load(running.port, asked, 16)
+                    load.run(options.seconds, rate=best[name] / 2)
+                    half[name].append({f"p{n}_ms": load.quantile(n / 100) for n in (50, 99)})
     return {
         "model": options.model,
         "requests_per_second": best,
@@ -317,6 +329,23 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
         "share_with_writes": best["writes"] / best["ours"],
         "half_load": half,
         "failed": load.failed,
+    }
+
+
+def part_servers(options: argparse.Namespace) -> dict[str, Any]:
+    """The bare route on each server, in turns; granian has to be installed for it."""
+    item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
+    answer = {"items": [item] * 20}
+    asked = [request(1)]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    for _ in range(options.rounds):
+        for name, rounds in found.items():
+            with bare(answer, name) as running:
+                measured(running, asked, 1)
+                rounds.append(measured(running, asked, options.seconds))
+    return {
+        name: {"requests_per_second": [r for r, _ in each], "cpu_us": [c for _, c in each]}
+        for name, each in found.items()
     }
 
 
@@ -454,6 +483,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
 
 PARTS = {
     "load": part_load,
+    "servers": part_servers,
     "reload": part_reload,
     "memory": part_memory,
     "start": part_start,
@@ -475,6 +505,8 @@ def main() -> None:
     parser.add_argument("--store", help="URL of a PostgreSQL, for durable")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    gc.freeze()  # a collection here would be a pause of the service's times
+    gc.disable()
     print(json.dumps(PARTS[options.part](options), indent=1))
 
 

@@ -1,9 +1,10 @@
 """What a fresh process costs: `equipoise --help`, loading a model, the first and second lists.
 
-    python benchmarks/startup.py [--items 5000] [--rounds 10] [--before ../before/src]
+    python benchmarks/startup.py [--items 5000] [--rounds 10] [--before ../src] [--model DIR]
 
 Least seconds and processor seconds of all rounds, as a Markdown table; with `--before` both trees
-take turns. Kernels come from numba's cache, which a first round fills.
+take turns. Kernels come from numba's cache and modules from their bytecode, as in an installation;
+a first round fills both. `--model` is a saved model to ask instead of one that is fitted first.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ eq.EASE(l2=100.0, dropout=0.2, normalizer=eq.DAN(alpha=0.2, beta=0.3)).fit(data)
 """
 
 
-def python(tree: Path, *words: str) -> tuple[str, float, float]:
+def python(tree: Path, bytecode: str, *words: str) -> tuple[str, float, float]:
     """Run Python on a tree; return what it prints, its seconds and its processor seconds."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, *words]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -61,21 +63,23 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--model")
     asked = parser.parse_args()
     trees = {"now": HERE} | ({"before": asked.before} if asked.before else {})
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = f"{folder}/model"
-        python(HERE, "-c", FIT, model, str(asked.items))
+        bytecode, model = f"{folder}/bytecode", asked.model or f"{folder}/model"
+        if not asked.model:
+            python(HERE, bytecode, "-c", FIT, model, str(asked.items))
         for _ in range(asked.rounds):
             for name, tree in trees.items():
-                _, *spent = python(tree, "-m", "equipoise", "--help")
+                _, *spent = python(tree, bytecode, "-m", "equipoise", "--help")
                 found.setdefault(("equipoise --help", name), []).append((spent[0], spent[1]))
-                lines = python(tree, "-c", ASK, model)[0].splitlines()
+                lines = python(tree, bytecode, "-c", ASK, model)[0].splitlines()
                 for step, line in zip(STEPS, lines, strict=True):
                     seconds, processor = map(float, line.split())
                     found.setdefault((step, name), []).append((seconds, processor))
-    print(f"{asked.items:,} items, the least of {asked.rounds} rounds\n")
+    print(f"{asked.model or f'{asked.items:,} items'}, the least of {asked.rounds} rounds\n")
     print("| step | tree | s | processor s |\n|---|---|---|---|")
     for (step, name), spent in found.items():
         seconds, processor = (min(column) for column in zip(*spent, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 from equipoise.interactions import Interactions
+from tests.absent import absent
+from tests.report.browser import Browser, find_browser
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -38,6 +41,17 @@ def untouched_loggers() -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Return a headless browser; without one tests are skipped, and fail in CI."""
+    program = find_browser()
+    if program is None:
+        absent("no chromium found; install it with `apt-get install chromium`")
+    made = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ ORDER = [
     ["estimation"],
     ["tuning"],
     ["report"],
-    ["serve", "cluster"],
+    ["serve", "cluster", "wrappers"],
     ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

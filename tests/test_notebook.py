@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,3 +150,71 @@ def test_styles_of_a_drawing_stay_inside_it(results: list[eq.Result]) -> None:
     assert style is not None
     rules = re.findall(r"([^{}]+)\{", style[1])
     assert all(name.startswith(".equipoise") for rule in rules for name in rule.split(","))
+
+
+def test_an_explanation_has_titles_with_ids_behind_them(data: eq.Interactions) -> None:
+    model = eq.EASE(l2=5, dropout=0).fit(data)
+    history, item = data.items[:2].tolist(), data.items[3]
+    shown = model.explain(history, item)
+    names = dict(zip(data.items.tolist(), data.labels.to_series(0), strict=True))  # type: ignore[union-attr]
+    assert shown.title == names[item]
+    page = shown._repr_html_()
+    for each in history:
+        assert f'title="{each}"' in page
+
+
+def test_similar_items_are_titled_with_what_they_are_like(data: eq.Interactions) -> None:
+    model = eq.EASE(l2=5, dropout=0).fit(data)
+    found = model.similar(data.items[:2].tolist(), k=3)
+    titles = data.labels.to_series(0)[:2].to_list()  # type: ignore[union-attr]
+    assert found.names == titles
+    assert "<th>item</th>" in found._repr_html_()
+    assert model.recommend([[0]], k=3).names is None
+
+
+def test_a_progress_line_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
+    line = eq.ProgressLine("ranking")
+    line(1, 4)
+    line(2, 4)  # too soon after the first to be shown
+    line(4, 4)
+    shown = capsys.readouterr().err
+    assert shown.count("\r") == 2
+    assert shown.endswith("\n")
+    assert "ranking █████░░░░░░░░░░░░░░░ 1 of 4" in shown
+    assert "4 of 4" in shown
+    line(2, 2)  # the next work
+    assert "2 of 2" in capsys.readouterr().err
+
+
+def test_every_progress_of_the_library_takes_the_line(
+    split: eq.Split, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eq.tune(eq.EASE, split, grid={"l2": [5, 50]}, progress=eq.ProgressLine("tuning"))
+    shown = capsys.readouterr().err
+    assert "2 of 2" in shown
+    assert ", best 0." in shown
+    model = eq.EASE(l2=5, dropout=0).fit(split.train, engine="tiled", progress=eq.ProgressLine())
+    eq.evaluate(model, split.test, progress=eq.ProgressLine("ranking"))
+    n_users = split.test.history.n_users
+    assert f"{n_users} of {n_users}" in capsys.readouterr().err
+
+
+def test_in_a_notebook_one_output_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[tuple[str, str]] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Any:
+        shown.append(("new", data["text/html"]))
+        return SimpleNamespace(update=lambda data, raw: shown.append(("same", data["text/html"])))
+
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    line = eq.ProgressLine("<b>")
+    for done in range(1, 4):
+        line(done, 3)
+    line(1, 1)
+    assert [kind for kind, _ in shown] == ["new", "same", "new"]
+    assert all("&lt;b&gt;" in text for _, text in shown)
+    assert capsys.readouterr().err == ""

@@ -55,6 +55,7 @@ from equipoise.normalize import NoNorm as NoNorm
 from equipoise.normalize import RandomWalk as RandomWalk
 from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
+from equipoise.notebook import ProgressLine as ProgressLine
 from equipoise.ranking.rules import Rules as Rules
 from equipoise.readers import read as read
 from equipoise.results import Result as Result

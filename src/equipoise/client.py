@@ -188,7 +188,7 @@ class Client:
         try:
             found: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise FetchError(f"{self.url} is no equipoise service") from error
+            raise FetchError(f"{self.url} is no equipoise service; check the address") from error
         if status >= 400:
             raise _error(found)
         return found

@@ -175,9 +175,13 @@ def _check_comparable(named: Mapping[str, Result], metric: str) -> None:
             )
         base = metric.partition("@")[0]
         if result.definitions.get(base) != first.definitions.get(base):
-            raise DataError(f"{name!r} and {first_name!r} define {base!r} differently")
+            raise DataError(
+                f"{name!r} and {first_name!r} define {base!r} differently; evaluate both again"
+            )
         if result.exclude_seen != first.exclude_seen:
-            raise DataError(f"only one of {name!r} and {first_name!r} kept seen items out")
+            raise DataError(
+                f"only one of {name!r} and {first_name!r} kept seen items out; evaluate both alike"
+            )
         if not result.per_user["user"].equals(first.per_user["user"]):
             raise DataError(f"{name!r} and {first_name!r} hold other users; evaluate both again")
 
@@ -187,7 +191,9 @@ def _row(
 ) -> dict[str, Any]:
     both = ~np.isnan(values[base]) & ~np.isnan(values[other])
     if not both.any():
-        raise DataError(f"no user has a value for both {other!r} and {base!r}")
+        raise DataError(
+            f"no user has a value for both {other!r} and {base!r}; compare another metric"
+        )
     before, after = values[base][both], values[other][both]
     difference = after - before
     low, high = bootstrap_interval(difference[:, None], 1000, seed)

@@ -92,14 +92,16 @@ class IdIndex:
             self.values.flags.writeable = False
         if not self._are_unique():
             twice = Counter(self.values.tolist()).most_common(1)[0][0]
-            raise DataError(f"{axis} id {twice!r} occurs twice in the list of {axis} ids")
+            raise DataError(
+                f"{axis} id {twice!r} occurs twice in the list of {axis} ids; keep one"
+            )
 
     def take(self, positions: npt.NDArray[np.integer]) -> IdIndex:
         """Return the ids at these positions; their uniqueness needs no look at the ids."""
         times = np.bincount(positions, minlength=1)
         if times.max() > 1:
             twice = self.values.tolist()[int(times.argmax())]
-            raise DataError(f"{self.axis} {twice!r} is asked for twice")
+            raise DataError(f"{self.axis} {twice!r} is asked for twice; name it once")
         return unchecked(self.values[positions], self.axis)
 
     def to_series(self) -> pl.Series:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import numba
@@ -10,12 +12,27 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
+
+logger = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.floating[Any]]
 Positions = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
+
+# numba's cache, and the same where the folder that it would take first may not be written to
+_Kept: Any = FunctionCache
+_places = [
+    type(place.__name__, (place,), {"ensure_cache_path": lambda _: None})
+    for place in _Kept._impl_class._locator_classes
+]
+_Found = type(
+    "Found",
+    (_Kept,),
+    {"_impl_class": type("Impl", (_Kept._impl_class,), {"_locator_classes": _places})},
+)
 
 
 def compiled(function: F) -> F:
@@ -32,10 +49,48 @@ def reordered(function: F) -> F:
 
 
 def _compiled(function: F, **how: Any) -> F:
-    try:
-        return cast(F, numba.njit(nogil=True, cache=True, **how)(function))
-    except RuntimeError:  # a read-only installation without a home directory
-        return cast(F, numba.njit(nogil=True, **how)(function))
+    kernel: Any = numba.njit(nogil=True, **how)(function)
+    kernel._cache = _Cache(function)
+    return cast(F, kernel)
+
+
+class _Cache:
+    """Kernels that were kept on disk, looked for when the first one is called.
+
+    numba passes by a folder that it cannot write to, such as an installation of another user; what
+    lies there is used all the same. A kernel that cannot be kept is compiled in each process.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @cached_property
+    def _places(self) -> list[Any]:
+        found = []
+        for place in (_Kept, _Found):
+            try:
+                found.append(place(self._function))
+            except RuntimeError:  # no such folder
+                continue
+        return found
+
+    @property
+    def cache_path(self) -> str | None:
+        """Folder of new kernels."""
+        return str(self._places[0].cache_path) if self._places else None
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """Return the kernel of these types, None where there is none."""
+        found = (place.load_overload(signature, context) for place in self._places)
+        return next((kernel for kernel in found if kernel is not None), None)
+
+    def save_overload(self, signature: Any, kernel: Any) -> None:
+        """Keep a kernel; a folder that is full or read-only is no error."""
+        try:
+            for place in self._places[:1]:
+                place.save_overload(signature, kernel)
+        except OSError as error:
+            logger.debug("a kernel could not be kept: %s", error)
 
 
 def _prefetch(_typing: Any, array: Any, index: Any) -> Any:

@@ -238,7 +238,7 @@ class CustomNorm(Normalizer):
         if given is None:
             return np.ones(size)
         if len(given) != size:
-            raise DataError(f"{name} has {len(given)} weights for {size}")
+            raise DataError(f"{name} has {len(given)} weights for {size}; give one each")
         return np.asarray(given)
 
     def user_weights(self, interactions: Interactions) -> Vector:

@@ -1,19 +1,25 @@
-"""What objects show of themselves in a notebook: escaped tables and small drawings.
+"""What objects show of themselves in a notebook: escaped tables, small drawings, a progress line.
 
-Everything here returns HTML; whatever is passed as text is taken literally, so that ids and titles
-of a table cannot become markup.
+Everything else here returns HTML; whatever is passed as text is taken literally, so that ids and
+titles of a table cannot become markup.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from html import escape
 from typing import Any, NamedTuple
 
 from equipoise.drawing import STYLE, WIDTH, Drawing, Scale, axis_text, padded
+from equipoise.machine import duration
 
 ROW = 20.0
 LABELS = 130.0  # width of the labels of a drawing
+BAR = 20  # characters
+PAUSE = 0.2  # seconds between two changes of a line
 
 
 class Cell(NamedTuple):
@@ -117,6 +123,70 @@ def shares(title: str, parts: Sequence[tuple[str, int]]) -> str:
 def framed(drawing: str) -> str:
     """Return a drawing at a size that leaves room for the tables beside it."""
     return f'<div style="max-width:32rem">{drawing}</div>'
+
+
+class ProgressLine:
+    """A line that is written over: how far a work is, for every `progress=` of the library.
+
+    In a notebook it is an output of the cell that changes (no widgets are needed), elsewhere a
+    line on stderr. One line can serve several works, one after the other.
+
+    Parameters
+    ----------
+    what
+        What is being done.
+
+    Examples
+    --------
+    >>> import equipoise as eq, numpy as np
+    >>> data = eq.Interactions(np.random.default_rng(0).random((80, 20)) < 0.3)
+    >>> found = eq.tune(data, progress=eq.ProgressLine("tuning"))
+    """
+
+    def __init__(self, what: str = "") -> None:
+        self.what = what
+        self._done, self._start, self._shown = 0, time.monotonic(), 0.0
+        self._output: Any = None
+
+    def __call__(self, *state: Any) -> None:
+        """Show a state: steps done and steps in all, or an object that begins with these two."""
+        if len(state) == 1:
+            (whole,) = state
+            done, total = (getattr(whole, each.name) for each in fields(whole)[:2])
+        else:
+            done, total = state
+        now = time.monotonic()
+        if done < self._done:  # the next work
+            self._start, self._output = now, None
+        self._done = done
+        if now < self._shown + PAUSE and done < total:
+            return
+        self._shown = now
+        best = getattr(state[0], "best_value", None)
+        self._show(self._text(done, total, now - self._start, best), done >= total)
+
+    def _text(self, done: int, total: int, seconds: float, best: float | None) -> str:
+        full = round(BAR * done / max(total, 1))
+        words = [f"{self.what} {'█' * full}{'░' * (BAR - full)} {done:,} of {total:,}".strip()]
+        words.append(duration(seconds))
+        if 0 < done < total:
+            words.append(f"about {duration(seconds * (total - done) / done)} left")
+        if best is not None:
+            words.append(f"best {best:.4f}")
+        return ", ".join(words)
+
+    def _show(self, text: str, last: bool) -> None:
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if not hasattr(shell, "kernel"):
+            print(f"\r{text:<79}", end="\n" if last else "", file=sys.stderr, flush=True)
+            return
+        from IPython.display import display
+
+        shown = {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>"}
+        if self._output is None:
+            self._output = display(shown, raw=True, display_id=True)
+        else:
+            self._output.update(shown, raw=True)
 
 
 def _name(title: str) -> str:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.linalg import eigh, qr
 
+from equipoise.checks import choice
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes
@@ -99,8 +100,7 @@ def truncated_svd(
         raise SettingError(f"rank must be a whole number, got {rank!r}")
     if not 1 <= rank <= shorter:
         raise SettingError(f"rank must lie between 1 and {shorter}, got {rank}")
-    if dtype not in ("float32", "float64"):
-        raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
+    choice("dtype", dtype, ("float32", "float64"))
     needed = needed_bytes(matrix.shape, rank, dtype, power_iterations)
     if needed > free_memory():
         raise TooBigError(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.absent import absent
-from tests.report.browser import Browser, find_browser
+from tests.report.browser import Browser
 
 from equipoise.interactions import Interactions
 from equipoise.report import case_study, write_case_study
@@ -18,16 +16,6 @@ HOME = ("Home", 36)
 TAB = ("Tab", 9)
 LISTS = "[...document.querySelectorAll('[data-user]')].map(list => list.innerText).join('|')"
 READING = "document.querySelector('[data-reading]').textContent"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        absent("no chromium found; install it with `apt-get install chromium`")
-    made = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 def test_the_page_runs_without_complaint_or_request(browser: Browser, page: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import polars as pl
 import pytest
-from tests.serve.postgres import Postgres
+from tests.serve.postgres import Postgres, new_folder
 
 import equipoise as eq
 from equipoise.interactions import Interactions
@@ -130,11 +130,9 @@ def api(served: Serve) -> Api:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def postgres() -> Iterator[Postgres]:
     """Return a running PostgreSQL; without one tests are skipped, and fail in CI."""
-    folder = Path("/tmp") / f"equipoise-postgres-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder = new_folder(Path("/tmp"))  # a socket's path has to be short
     try:
         server = Postgres(folder)
         yield server

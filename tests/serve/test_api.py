@@ -182,6 +182,28 @@ def test_attributes_change_lists_at_once(api: Api) -> None:
     assert items(api.get("/v1/recommend/u5?k=1")) == [first]
 
 
+def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
+    first, second, third, fourth, *_ = items(api.get("/v1/recommend/u5?k=8"))
+    new = {"category": "new", "tags": ["a", "b"], "shelf": 1}
+    api.put(f"/v1/items/{second}", {**new, "kind": "gift"})
+    api.put(f"/v1/items/{third}", {**new, "tags": "c", "shelf": 2})
+
+    def listed(**rules: Any) -> list[Any]:
+        return items(api.post("/v1/recommend", {"user": "u5", "k": 3, "rules": rules}))
+
+    assert listed(include={"category": "new"}) == [second, third]
+    assert listed(exclude={"tags": ["b"]}) == [first, third, fourth]
+    assert listed(exclude={"tags": "c"}) == [first, second, fourth]
+    assert listed(include={"kind": "gift"}) == [second]  # over the label of the model
+    assert listed(at_most={"category": 1}) == [first, second, fourth]
+    assert listed(boost={"shelf": {"2": 1000.0}})[0] == third
+    api.put(f"/v1/items/{third}", {})
+    assert listed(include={"category": "new"}) == [second]
+    refused = api.post("/v1/recommend", {"user": "u5", "rules": {"at_most": {"tags": 1}}})
+    assert refused.status_code == 422
+    assert "is a list" in refused.json()["detail"]
+
+
 def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 3, "explain": 2}).json()
     for item in answer["items"]:

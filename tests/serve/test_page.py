@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.absent import absent
-from tests.report.browser import PATIENCE, Browser, find_browser
+from tests.report.browser import PATIENCE, Browser
 from tests.serve.conftest import SCRIPT, Process
 
 DOWN, ENTER, RIGHT, TAB = ("ArrowDown", 40), ("Enter", 13), ("ArrowRight", 39), ("Tab", 9)
 LIST = "[...document.querySelectorAll('#lists ol .title')].map(each => each.textContent).join('|')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        absent("no chromium found; install it with `apt-get install chromium`")
-    made = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 def wait(browser: Browser, condition: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 
 import equipoise as eq
 from equipoise.interactions import Interactions
-from equipoise.serve.state import Catalogue, Served, allowed_items
-from equipoise.serve.store import Live
+from equipoise.serve.config import Config
+from equipoise.serve.processes import lasting
+from equipoise.serve.state import Catalogue, Served, State, allowed_items
+from equipoise.serve.store import Live, Store
 
 NEW = 10**9
 
@@ -132,3 +136,25 @@ def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: P
     expected = made.model.recommend(asked, k=3, exclude_seen=False).items[0]
     whole = np.ones(made.n_items, np.bool_)
     assert [made.ids[n] for n in made.top(history, 3, whole).places] == expected
+
+
+def test_a_replaced_model_goes_although_nothing_looks_for_garbage(
+    models: Path, tmp_path: Path
+) -> None:
+    config = Config.read(
+        None, {"models": {"dan": str(models / "dan")}, "store": f"sqlite:///{tmp_path}/x.db"}, {}
+    )
+    store = Store(config.store)
+    gc.collect()
+    with lasting():
+        state = State(config, store)
+    old = weakref.ref(state.tenants["default"].models["dan"].model)
+    eq.EASE(l2=1.0).fit(old().interactions_).save(models / "dan")  # type: ignore[union-attr]
+    gc.disable()
+    try:
+        state.reload()
+        assert old() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        store.close()

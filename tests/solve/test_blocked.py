@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tests.tolerance import assert_close
 
+from equipoise import machine
 from equipoise.errors import SolveError
-from equipoise.solve import dense
+from equipoise.solve import dense, threaded
 from equipoise.solve.blocked import Blocks, steps
+from equipoise.solve.threaded import ThreadedBlocks
 from equipoise.solve.tiled import all_tasks
 
 
@@ -29,10 +31,10 @@ def test_blocks_give_the_inverse(
     n: int, block: int, strip: int, dtype: str, rng: np.random.Generator
 ) -> None:
     A = positive_definite(n, rng, dtype)
-    for height in (strip, None):
+    for way in (Blocks, ThreadedBlocks):
         buffer = A.copy()
         buffer[np.triu_indices(n, 1)] = np.nan
-        Blocks(buffer, block, strip, height).invert()
+        way(buffer, block, strip).invert()
         lower = np.tril(buffer)
         inverse = lower + np.tril(lower, -1).T
         assert_close(A.astype(np.float64) @ inverse, np.eye(n), dtype, scale=1.0)
@@ -42,9 +44,30 @@ def test_blocks_above_the_diagonal_are_never_read(rng: np.random.Generator) -> N
     A = positive_definite(40, rng)
     hidden = A.copy()
     hidden[np.arange(40)[:, None] // 8 < np.arange(40)[None] // 8] = np.nan
-    Blocks(hidden, 8, 8).invert()
     lower = np.tril_indices(40)
-    assert_close(hidden[lower], np.linalg.inv(A)[lower], "float64", scale=1.0)
+    for way in (Blocks, ThreadedBlocks):
+        buffer = hidden.copy()
+        way(buffer, 8, 8).invert()
+        assert_close(buffer[lower], np.linalg.inv(A)[lower], "float64", scale=1.0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_parts_of_a_step_do_each_product_of_the_lower_triangle_once(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threaded, "PIECE", 3)
+    blocks = ThreadedBlocks(np.eye(37), 4, 2)
+    with machine.limited(threads):
+        for step in steps(37, 4, 40):
+            done = np.zeros((37, 37), int)
+            for part in blocks.parts(step):
+                assert (part.kind, part.inner) == (step.kind, step.inner)
+                done[slice(*part.rows), slice(*part.columns)] += 1
+            asked = np.zeros((37, 37), int)
+            asked[slice(*step.rows), slice(*step.columns)] = 1
+            below = np.tri(37, dtype=bool) | (step.rows != step.columns)
+            np.testing.assert_array_equal(done[below], asked[below])
+            assert (done <= asked).all()
 
 
 def test_work_is_the_cube_of_the_size_and_little_more() -> None:
@@ -82,4 +105,4 @@ def test_large_systems_go_by_blocks_and_give_the_same_inverse(
 
 def test_matrix_that_is_not_positive_definite_is_refused_with_its_item() -> None:
     with pytest.raises(SolveError, match=r"at item 5\)"):
-        Blocks(np.diag([1.0, 1, 1, 1, 1, -1, 1]), 2, 2, 2).invert()
+        Blocks(np.diag([1.0, 1, 1, 1, 1, -1, 1]), 2, 2).invert()

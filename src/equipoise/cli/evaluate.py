@@ -216,7 +216,7 @@ def compare(
     named: dict[str, Result] = {}
     for path in results:
         if str(path) in named:
-            raise SettingError(f"{path} is given twice")
+            raise SettingError(f"{path} is given twice; name it once")
         named[str(path)] = Result.load(path)
     with working("comparing"):
         found = test(named, metric, pairs="all" if pairs else "first")

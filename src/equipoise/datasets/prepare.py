@@ -136,7 +136,10 @@ def _netflix(path: Path) -> Interactions:
     patterns = ("combined_data_*.txt", "training_set/mv_*.txt", "mv_*.txt")
     files = next(filter(None, (sorted(path.glob(pattern)) for pattern in patterns)), [])
     if not files:
-        raise DataError(f"{path} has neither combined_data_1.txt nor training_set/mv_0000001.txt")
+        raise DataError(
+            f"{path} has neither combined_data_1.txt nor training_set/mv_0000001.txt; "
+            "give the folder that has one"
+        )
     frame = pl.concat([_netflix_ratings(file) for file in files])
     labels = _netflix_titles(path)
     return read(frame, user="user", item="item", time="time", labels=labels).filter(min_user=5)
@@ -168,7 +171,9 @@ def _netflix_ratings(file: Path) -> pl.DataFrame:
         )
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is not a file of Netflix ratings: {reason}") from error
+        raise DataError(
+            f"{file} is not a file of Netflix ratings: {reason}; download it again"
+        ) from error
 
 
 def _netflix_titles(path: Path) -> pl.DataFrame | None:
@@ -216,7 +221,7 @@ def _online_retail(path: Path) -> Interactions:
         )
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is not the expected file: {reason}") from error
+        raise DataError(f"{file} is not the expected file: {reason}; download it again") from error
     return read(
         bought.with_columns(pl.col("CustomerID").cast(pl.Int64)),
         user="CustomerID",
@@ -322,7 +327,7 @@ def _table(
         ).select(kept)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError(f"{file} is not the expected file: {reason}") from error
+        raise DataError(f"{file} is not the expected file: {reason}; download it again") from error
     for name in kept:
         if frame[name].null_count():
             line = int(frame[name].is_null().arg_max() or 0) + 1 + header

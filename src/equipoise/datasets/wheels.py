@@ -112,7 +112,9 @@ def _extract(archive: Path, member: Member, target: Path) -> None:
         with zipfile.ZipFile(archive) as opened, target.open("wb") as out:
             # Checked before unpacking: a crafted archive may claim or hold far more.
             if opened.getinfo(member.path).file_size != member.size:
-                raise FetchError(f"{member.path} in {archive.name} has another size than expected")
+                raise FetchError(
+                    f"{member.path} in {archive.name} has another size than expected; try again"
+                )
             with opened.open(member.path) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
@@ -123,7 +125,9 @@ def _extract(archive: Path, member: Member, target: Path) -> None:
         message = f"{archive} is damaged or lacks {member.path}; delete it and try again"
         raise FetchError(message) from error
     if digest.hexdigest() != member.sha256:
-        raise FetchError(f"{member.path} in {archive.name} differs from the expected checksum")
+        raise FetchError(
+            f"{member.path} in {archive.name} differs from the expected checksum; try again"
+        )
 
 
 def _is_sound(file: Path, member: Member) -> bool:

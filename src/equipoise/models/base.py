@@ -656,7 +656,9 @@ class Recommender(ABC):
             As for `recommend`.
         """
         alone = self._alone(items, unknown_items)
-        return self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
+        found = self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
+        (names,) = self._titles([self.item_index_.positions([*alone])]) or (None,)
+        return dataclasses.replace(found, names=names)
 
     def similar_to(
         self,
@@ -733,9 +735,8 @@ class Recommender(ABC):
         order = np.argsort(-np.abs(parts), kind="stable")
         shares = add_up(parts[order].astype(np.float64), total)
         ids = self.item_index_.values[sources[order]].tolist()
-        titles = self._titles([sources[order]])
-        own = None if titles is None else titles[0]
-        return Explanation(item, total, ids, shares.tolist(), own)
+        titles, (title,) = self._titles([sources[order], np.array([target])]) or (None, (None,))
+        return Explanation(item, total, ids, shares.tolist(), titles, title)
 
     def _require_explains(self) -> None:
         if not self.explains:

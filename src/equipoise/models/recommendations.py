@@ -52,6 +52,8 @@ class Recommendations:
         Display names of these.
     kinds
         Types of the columns of `to_frame`, which lists without items do not tell.
+    names
+        Display names of `users`, where these are items: of lists of similar items.
     """
 
     users: list[Any]
@@ -62,6 +64,7 @@ class Recommendations:
     reasons: list[list[list[Any]]] | None = field(default=None, repr=False)
     reason_titles: list[list[list[str]]] | None = field(default=None, repr=False)
     kinds: dict[str, Any] = field(default_factory=dict, repr=False)
+    names: list[str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -106,11 +109,13 @@ class Recommendations:
         rows: list[list[Any]] = []
         for place, user in enumerate(self.users[:SHOWN]):
             popular = " (popular)" if self.source[place] == "popular" else ""
+            name = user if self.names is None else self.names[place]
             ranks = range(min(len(self.items[place]), width))
-            rows.append([f"{user}{popular}", *(self._cell(place, rank) for rank in ranks)])
+            first = Cell(f"{name}{popular}", str(user))
+            rows.append([first, *(self._cell(place, rank) for rank in ranks)])
         notes = [f"{len(self) - SHOWN:,} more lists"] if len(self) > SHOWN else []
         notes += [f"ranks after {width} are left out"] if longest > width else []
-        head = ["user", *map(str, range(1, width + 1))]
+        head = ["user" if self.names is None else "item", *map(str, range(1, width + 1))]
         title = f"Recommendations: {len(self):,} list{'' if len(self) == 1 else 's'}"
         return fragment(title, table(head, rows, words=width + 1), notes=notes)
 
@@ -140,8 +145,8 @@ class Explanation:
     contributions
         What each of them adds; the sum is `score`. From left to right it is exact, unless the
         score is smaller than all that is added to it and taken from it.
-    titles
-        Display names of `sources`, where the data came with labels.
+    titles, title
+        Display names of `sources` and of the item, where the data came with labels.
     """
 
     item: Any
@@ -149,6 +154,7 @@ class Explanation:
     sources: list[Any]
     contributions: list[float]
     titles: list[str] | None = field(default=None, repr=False)
+    title: str | None = field(default=None, repr=False)
 
     def to_frame(self) -> pl.DataFrame:
         """One row per item of the history: item, contribution (and title)."""
@@ -158,9 +164,11 @@ class Explanation:
         return pl.DataFrame(columns)
 
     def _repr_html_(self) -> str:
-        names = self.titles or [str(source) for source in self.sources]
-        rows = [(n, f"{c:.4g}") for n, c in zip(names, self.contributions, strict=True)]
-        return fragment(f"{self.item}: {self.score:.4g}", table(["item", "contribution"], rows))
+        ids = [str(source) for source in self.sources]
+        cells = [Cell(*pair) for pair in zip(self.titles or ids, ids, strict=True)]
+        rows = [(c, f"{part:.4g}") for c, part in zip(cells, self.contributions, strict=True)]
+        name = self.item if self.title is None else f"{self.title} ({self.item})"
+        return fragment(f"{name}: {self.score:.4g}", table(["item", "contribution"], rows))
 
 
 def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:

@@ -159,7 +159,7 @@ def changed_data(
             raise DataError("added must be Interactions or a frame; make them with eq.read(...)")
         new = new.union(added, replace=replace)
     if not new.n_interactions:
-        raise DataError("the update would leave no interactions")
+        raise DataError("the update would leave no interactions; keep some")
     kept = new.user_counts > 0
     return new if kept.all() else new.rows(kept)
 

@@ -152,7 +152,7 @@ class Rules:
             raise SettingError(f"{path}: {error}") from error
 
     def on(self, data: Interactions) -> ItemRules:
-        """Return the rules over the items of a model's data, looked up once."""
+        """Return the rules over the items of data, by their ids and labels, looked up once."""
         known = _looked_up.setdefault(data, WeakKeyDictionary())
         if self not in known:
             known[self] = self._look_up(data)
@@ -180,9 +180,6 @@ class Rules:
         return ItemRules(allowed, users, boost, quotas, pins, float(self.diversity), self.seen)
 
 
-RulesLike = Rules | Mapping[str, Any] | str | os.PathLike[str]
-
-
 @dataclass(frozen=True, eq=False)
 class Quota:
     """The most items of a list with the same code; -1 is no code."""
@@ -208,15 +205,21 @@ class ItemRules:
         """Whether lists have to be chosen from longer ones."""
         return bool(self.quotas or len(self.pins) or self.diversity)
 
+    def on(self, _: Interactions) -> ItemRules:
+        """Return these rules: they were looked up already, if in other labels than the model's."""
+        return self
+
+
+RulesLike = Rules | ItemRules | Mapping[str, Any] | str | os.PathLike[str]
 
 _looked_up: WeakKeyDictionary[Interactions, WeakKeyDictionary[Rules, ItemRules]] = (
     WeakKeyDictionary()
 )
 
 
-def as_rules(given: Any) -> Rules | None:
+def as_rules(given: Any) -> Rules | ItemRules | None:
     """Return rules given as such, as a mapping of their names, or as the path of a TOML file."""
-    if given is None or isinstance(given, Rules):
+    if given is None or isinstance(given, (Rules, ItemRules)):
         return given
     if isinstance(given, (str, os.PathLike)):
         return Rules.load(given)
@@ -303,15 +306,10 @@ def _column(data: Interactions, name: str) -> pl.Series:
 
 def _fits(data: Interactions, name: str, wanted: list[Any]) -> Mask:
     """Return the items with one of these values of a label, or in a list of values."""
-    column = _column(data, name)
     values = set(wanted)
-    found = column.to_list()
-    if isinstance(column.dtype, pl.List):
-        fits = np.array([bool(values & set(each or ())) for each in found], np.bool_)
-        held = {value for each in found for value in each or ()}
-    else:
-        fits = np.array([value in values for value in found], np.bool_)
-        held = set(found)
+    found = [each if isinstance(each, list) else [each] for each in _column(data, name).to_list()]
+    fits = np.array([not values.isdisjoint(each) for each in found], np.bool_)
+    held = {value for each in found for value in each}
     if values - held:
         missing = ", ".join(sorted(map(repr, values - held))[:5])
         logger.warning("no item has the %s %s, which the rules name", name, missing)
@@ -354,11 +352,11 @@ def _of_kind(column: pl.Series, label: Any) -> Any:
 
 def _codes(data: Interactions, name: str) -> npt.NDArray[np.int32]:
     """Return a number for each value of a label, -1 where there is none."""
-    column = _column(data, name)
-    if isinstance(column.dtype, pl.List):
+    values = _column(data, name).to_list()
+    if any(isinstance(value, list) for value in values):
         raise DataError(f"at_most needs one value per item, and the label {name!r} is a list")
     codes: dict[Any, int] = {None: -1}
-    return np.array([codes.setdefault(v, len(codes)) for v in column.to_list()], np.int32)
+    return np.array([codes.setdefault(value, len(codes)) for value in values], np.int32)
 
 
 def _plain(value: Any, other: Callable[[Any], Any]) -> Any:

@@ -132,7 +132,9 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
     assert user is not None
     assert item is not None
     if user == item:
-        raise DataError(f"{source.name}: column {user!r} cannot be both the user and the item")
+        raise DataError(
+            f"{source.name}: column {user!r} cannot be both the user and the item; name two"
+        )
     kind = _type_column(source, options, {*chosen.values(), weight}, notes)
     return Columns(user, item, chosen["time"], chosen["rating"], weight, kind, notes)
 
@@ -210,11 +212,17 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     names = source.columns
     if isinstance(asked, int):
         if not 0 <= asked < len(names):
-            raise DataError(f"{source.name} has {len(names)} columns, {role}={asked} is too large")
+            raise DataError(
+                f"{source.name} has {len(names)} columns, {role}={asked} is too large; "
+                "they count from 0"
+            )
         return names[asked]
     if asked in names:
         if names.count(asked) > 1:
-            raise DataError(f"{source.name} has {names.count(asked)} columns called {asked!r}")
+            raise DataError(
+                f"{source.name} has {names.count(asked)} columns called {asked!r}; "
+                "rename all but one"
+            )
         return asked
     plain = {_simple(name): name for name in names}
     near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 
@@ -21,7 +20,11 @@ MISSING = ("NAType", "NaTType")  # of pandas, which may not be installed
 
 def is_frame(source: Any) -> bool:
     """Whether this is a frame of polars, pandas or arrow."""
-    return isinstance(source, pl.LazyFrame) or bool(nw.dependencies.is_into_dataframe(source))
+    if isinstance(source, (pl.DataFrame, pl.LazyFrame)):
+        return True
+    import narwhals as nw
+
+    return bool(nw.dependencies.is_into_dataframe(source))
 
 
 def object_source(source: Any, name: str = "the frame") -> Source:
@@ -54,6 +57,8 @@ def _lazy(source: pl.LazyFrame, name: str) -> Source:
 
 
 def _narwhals(source: Any, name: str) -> Source:
+    import narwhals as nw
+
     try:
         frame: Any = nw.from_native(source)
     except TypeError:
@@ -76,7 +81,7 @@ def _narwhals(source: Any, name: str) -> Source:
 
 
 def _polars_column(column: Any) -> pl.Series:
-    if column.dtype == nw.Object:  # pandas columns of Python objects, possibly of many kinds
+    if str(column.dtype) == "Object":  # pandas columns of Python objects, possibly of many kinds
         return series(column.to_list(), column.name)
     try:
         converted: pl.Series = column.to_polars()

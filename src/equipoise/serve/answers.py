@@ -23,7 +23,6 @@ from equipoise.serve.state import (
     allowed_items,
     assign,
     find,
-    read_rules,
 )
 from equipoise.serve.store import Event, Live, Mark, Store, Write
 from equipoise.serve.telemetry import Telemetry
@@ -85,7 +84,8 @@ class Answers:
             raise SettingError(f"k must be at most {self._limits.k}")
         served, experiment = self._served(asked)
         history = self._history(served, asked, live)
-        rules = None if not asked.rules else read_rules(json.dumps(asked.rules, sort_keys=True))
+        catalogue = self._tenant.catalogue(served)
+        rules = catalogue.rules(asked.rules)
         if rules is not None and rules.diversity and asked.offset:
             raise SettingError(
                 "with diversity the places of a list depend on its length; no offset"
@@ -93,7 +93,7 @@ class Answers:
         seen_again = rules is not None and rules.seen in ("include", "only")
         allowed = allowed_items(
             served,
-            self._tenant.catalogue(served),
+            catalogue,
             history,
             exclude_seen=asked.exclude_seen and not seen_again,
             exclude=[str(item) for item in asked.exclude],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -44,6 +45,17 @@ PRELOADED = ("numpy", "scipy.sparse", "scipy.linalg", "numba", "fastapi", "sqlal
 def serve(config: Config, ready: Ready | None = None) -> int:
     """Serve until a signal ends it; `ready` is called with the address once all workers answer."""
     return Supervisor(config, ready).run()
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Make objects that stay: no garbage is looked for among them, neither now nor later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,8 +101,9 @@ class Supervisor:
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        for name in PRELOADED:
-            import_module(name)
+        with lasting():
+            for name in PRELOADED:
+                import_module(name)
         before = {each: signal.signal(each, self._signalled) for each in SIGNALS}
         wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         code = 0
@@ -243,9 +256,13 @@ def work(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> 
     write_lines()
     _end_with_parent()
     try:
-        from equipoise.serve.server import run
+        with lasting():
+            from equipoise.machine import one_blas_thread
+            from equipoise.serve.server import prepare
 
-        run(config, listening, ready)
+            server = prepare(config, ready)
+        with one_blas_thread():
+            server.run(sockets=[listening])
     except EquipoiseError as error:
         logger.error("%s", error)
         return 1

@@ -20,10 +20,8 @@ from equipoise.serve.config import Config
 from equipoise.serve.processes import GRACE
 
 
-def run(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> None:
-    """Load the models and answer requests until SIGTERM."""
-    from equipoise.machine import one_blas_thread
-
+def prepare(config: Config, ready: Callable[[], Any]) -> Server:
+    """Load the models; `run` of what is returned answers requests until SIGTERM."""
     app = create(config)
     options: dict[str, Any] = {"http": protocol(config.limits.timeout), "ws": "none"}
     options |= {"lifespan": "on", "log_config": None, "access_log": False, "server_header": False}
@@ -41,8 +39,7 @@ def run(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> N
         threading.Thread(target=work, name="reload", daemon=True).start()
 
     signal.signal(signal.SIGHUP, hang_up)
-    with one_blas_thread():
-        server.run(sockets=[listening])
+    return server
 
 
 class Server(uvicorn.Server):

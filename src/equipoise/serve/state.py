@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
 from equipoise.ids import IdIndex
+from equipoise.interactions import Interactions
 from equipoise.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
 from equipoise.ranking.ranker import Ranked, score, top_k
-from equipoise.ranking.rules import Rules, as_rules
+from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
 from equipoise.serve.folding import as_interactions, raw_id
@@ -226,7 +228,7 @@ class Served:
         k: int,
         allowed: Mask,
         alpha: float | None = None,
-        rules: Rules | None = None,
+        rules: ItemRules | None = None,
         user: str | None = None,
     ) -> Listed:
         """Return the k best items among those allowed; an empty history gets popular ones."""
@@ -257,17 +259,12 @@ class Served:
         k: int,
         allowed: Mask,
         terms: list[Term],
-        rules: Rules,
+        rules: ItemRules,
         user: str | None,
     ) -> Ranked:
-        offsets, places = np.array([0, len(history.places)]), history.places.astype(np.int32)
-        shape = (1, self.n_items)
-        row = sp.csr_array((history.weights, places, offsets), shape=shape)
+        row = self.row(history)
         request = Request([user], None, row, np.ones(1, np.bool_), allowed=allowed)
-        try:
-            return self.model._listed(request, terms, k, False, rules, None)
-        except TypeError as error:  # values that no label can have, such as lists
-            raise SettingError("rules hold values that no label has; give plain ones") from error
+        return self.model._listed(request, terms, k, False, rules, None)
 
     def is_cold(self, history: History) -> bool:
         """Whether the model knows nothing of a history: it is empty, or nobody used its items."""
@@ -368,6 +365,25 @@ class Catalogue:
                 values[self._places[item]] = own[name]
         return values
 
+    @functools.cached_property
+    def data(self) -> Interactions:
+        """Return the items with all attributes as their labels; what rules are looked up in."""
+        if not self._given:
+            return self._served.data
+        labels = pl.DataFrame({name: _series(self._values(name)) for name in self.names()})
+        nobody = sp.csr_array((0, self._served.n_items), dtype=np.float32)
+        return Interactions(nobody, [], self._served.items, labels=labels)
+
+    def rules(self, given: Mapping[str, Any] | None) -> ItemRules | None:
+        """Return the rules of a request over the items and all their attributes."""
+        if not given:
+            return None
+        try:
+            found = read_rules(json.dumps(given, sort_keys=True))
+            return None if found is None else found.on(self.data)
+        except TypeError as error:  # values that no label can have, such as lists
+            raise SettingError("rules hold values that no label has; give plain ones") from error
+
     def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
         if name not in self.names():
             told = ", ".join(self.names()) or "none"
@@ -382,12 +398,20 @@ class Catalogue:
         return np.fromiter(map(fits, self._values(name)), np.bool_, self._served.n_items)
 
 
+def _series(values: list[Any]) -> pl.Series:
+    """Return a column of attributes; where they are of several kinds, as they are."""
+    try:
+        return pl.Series(values)
+    except (TypeError, pl.exceptions.PolarsError):
+        return pl.Series(values, dtype=pl.Object)
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 @functools.lru_cache(256)
-def read_rules(text: str) -> Rules | None:
+def read_rules(text: str) -> Rules | ItemRules | None:
     """Return rules from the JSON of a request; equal ones are one object, looked up once."""
     return as_rules(json.loads(text))
 

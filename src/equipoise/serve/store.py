@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from equipoise.errors import DataError, EquipoiseError, SettingError
@@ -189,7 +189,7 @@ class Store:
             sa.event.listen(self._write, "begin", _begin_immediate)
         self._kept = threading.local()
         self._all_kept: list[sqlite3.Connection] = []
-        self._insert = sqlite.insert if self.is_local else postgresql.insert
+        self._insert = _insert_of(self.is_local)
         with self._known_errors():
             self._prepare()
         self._writer = Writer(self)
@@ -202,6 +202,7 @@ class Store:
             return engine
         wait = f"-c statement_timeout={int(1000 * self._timeout)}"
         connect = {"connect_timeout": max(2, int(self._timeout)), "options": wait}
+        connect["client_encoding"] = "utf8"  # whatever the database was made with
         options |= {"pool_timeout": self._timeout, "pool_size": 4, "max_overflow": 8}
         return sa.create_engine(self.address, connect_args=connect, **options)
 
@@ -543,6 +544,15 @@ def _address(url: str) -> sa.URL:
     if not folder.is_dir():
         raise SettingError(f"the folder of the store, {folder}, is not there; make it")
     return address
+
+
+def _insert_of(is_local: bool) -> Any:
+    """Return the INSERT of the database; a dialect that is not needed is not loaded."""
+    if is_local:
+        return sqlite.insert
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert
 
 
 def _durable(connection: Any, _: Any) -> None:

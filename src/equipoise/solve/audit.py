@@ -65,7 +65,7 @@ class Audit:
         for some in self._groups():
             x, support = self._found(some)
             error = np.empty_like(x)
-            _times(*self._data, self._penalty, x[self._names], error)
+            self._product(x[self._names], error)
             error = error[self._rank]
             error[some, np.arange(len(some))] -= 1
             sizes += [float(np.linalg.norm(error[support[:, at], at])) for at in range(len(some))]
@@ -103,6 +103,14 @@ class Audit:
         logger.info("agreement with exact columns: %s", words)
         return result
 
+    def _product(self, V: Vector, out: Vector) -> None:
+        """Write A V into `out`, items by number."""
+        _times(*self._data, self._penalty, V, out)
+
+    def _histories(self, j: int) -> Any:
+        """Return the rows of up to 1,000 users of an item."""
+        return histories_with(self.X, j)
+
     def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
         """Return columns of the exact P by conjugate gradients, each with its own steps."""
         R = np.zeros((len(self._penalty), LANES))
@@ -115,7 +123,7 @@ class Audit:
             running = size > enough
             if not running.any():
                 return X[self._rank, : len(some)]
-            _times(*self._data, self._penalty, D, Q)
+            self._product(D, Q)
             curve = np.einsum("ij,ij->j", D, Q)
             step = np.divide(size, curve, out=np.zeros_like(size), where=running)
             X += step * D
@@ -160,8 +168,7 @@ class Audit:
         diagonal = self.columns.diagonal_
         real, made = -exact / exact[j], -mine / mine[j]
         real[j] = made[j] = 0.0
-        users = np.searchsorted(self.X.indptr, np.flatnonzero(self.X.indices == j), "right") - 1
-        histories = self.X[users[:USERS]].astype(np.float64)
+        histories = self._histories(j)
         weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
         row = np.zeros(len(exact))
         P = self.columns
@@ -171,6 +178,12 @@ class Audit:
         ours, theirs = (_top(-each / diagonal) for each in (row, exact))
         shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
         return weights, scores, shared
+
+
+def histories_with(X: Csr, j: int) -> Any:
+    """Return the rows of the first 1,000 users who have an item."""
+    users = np.searchsorted(X.indptr, np.flatnonzero(X.indices == j), "right") - 1
+    return X[users[:USERS]].astype(np.float64)
 
 
 def cosine(a: Vector, b: Vector) -> float:

@@ -3,7 +3,8 @@
 A = L L^T, then L^-1, then A^-1 = L^-T L^-1. Each of the three splits the triangle in two, so
 nearly all work is products of large rectangles, no zero is multiplied and nothing but the lower
 triangle is computed: n^3 operations in all. `steps` says what to do. `Blocks` does it on views of
-one array; the GPU engine gives it tensors, and the tiled engine does it on tiles in files.
+one array: `threaded` with the threads of the machine, the GPU engine with tensors. The tiled
+engine does it on tiles in files.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from scipy.linalg import get_lapack_funcs
 from equipoise.errors import SolveError
 
 Span = tuple[int, int]
+
+TRIANGULAR = ("solve", "left", "left_transposed", "right")
 
 
 class Step(NamedTuple):
@@ -120,7 +123,7 @@ def _triangular(kind: str, triangle: Span, other: Span, block: int) -> Iterator[
 
 
 class Blocks:
-    """Does the steps on views of an array, with numpy's matrix product.
+    """Does the steps on views of an array, with its own matrix product.
 
     Parameters
     ----------
@@ -128,12 +131,10 @@ class Blocks:
         The lower triangle is the matrix; C-ordered.
     block, strip
         As for `steps`.
-    height
-        Rows of a product that are held beside the matrix; None forms it at once.
     """
 
-    def __init__(self, A: Any, block: int, strip: int, height: int | None = None) -> None:
-        self.A, self.block, self.strip, self.height = A, block, strip, height or len(A)
+    def __init__(self, A: Any, block: int, strip: int) -> None:
+        self.A, self.block, self.strip = A, block, strip
         self._inverses: dict[int, Any] = {}  # of the factors: products are faster than solves
 
     def invert(self) -> None:
@@ -144,31 +145,22 @@ class Blocks:
     def do(self, step: Step) -> None:
         """Do one step."""
         kind, rows, columns, inner = step
-        if kind in ("factor", "invert", "square"):
-            T = self._view(inner, inner)
-            if kind == "factor":
-                self._inverses[inner[0]] = self.inverse_factor(T, inner[0])
-            else:
-                T[...] = self._inverses.pop(inner[0]) if kind == "invert" else T.T @ T
-        elif kind in ("left", "left_transposed"):
-            T = self._view(inner, inner)
-            left = -T if kind == "left" else T.T
-            for some in strips(columns, self.height):
-                C = self._view(rows, some)
-                C[...] = left @ C
-        elif kind in ("solve", "right"):
+        C = self._view(rows, columns)
+        if kind == "factor":
+            self._inverses[inner[0]] = self.inverse_factor(C, inner[0])
+        elif kind == "invert":
+            C[...] = self._inverses.pop(inner[0])
+        elif kind == "square":
+            C[...] = C.T @ C
+        elif kind in TRIANGULAR:
             solve = kind == "solve"
-            right = self._inverses[inner[0]].T if solve else self._view(inner, inner)
-            for some in strips(rows, self.height):
-                C = self._view(some, columns)
-                C[...] = C @ right
+            T = self._inverses[inner[0]] if solve else self._view(inner, inner)
+            self.multiply(kind, C, T)
         else:
-            outer, sign = kind == "subtract_outer", -1 if kind.startswith("subtract") else 1
+            outer, inside = kind == "subtract_outer", kind == "add_inner"
+            left = self._view(inner, rows).T if inside else self._view(rows, inner)
             right = self._view(columns, inner).T if outer else self._view(inner, columns)
-            for some in strips(rows, self.height):
-                inside = kind == "add_inner"
-                left = self._view(inner, some).T if inside else self._view(some, inner)
-                self.add_product(self._view(some, columns), left, right, sign)
+            self.add_product(C, left, right, -1 if kind.startswith("subtract") else 1)
 
     def inverse_factor(self, T: Any, first: int) -> Any:
         """Return L^-1 of T = L L^T; `first` is the item of its first row."""
@@ -179,9 +171,16 @@ class Blocks:
             raise indefinite(first + info - 1)
         return trtri(U, lower=0, overwrite_c=1)[0].T
 
+    def multiply(self, kind: str, C: Any, T: Any) -> None:
+        """Do a step with a triangle T; for "solve" it is the inverse of the triangle."""
+        if kind in ("left", "left_transposed"):
+            C[...] = (-T if kind == "left" else T.T) @ C
+        else:
+            C[...] = C @ (T.T if kind == "solve" else T)
+
     def add_product(self, C: Any, left: Any, right: Any, sign: int) -> None:
         """Add sign * left @ right to C."""
-        (np.add if sign > 0 else np.subtract)(C, left @ right, out=C)
+        C += sign * (left @ right)
 
     def _view(self, rows: Span, columns: Span) -> Any:
         return self.A[rows[0] : rows[1], columns[0] : columns[1]]

@@ -2,8 +2,8 @@
 
 LAPACK works in place up to `LAPACK_ITEMS`. OpenBLAS gives the threads of a symmetric product
 buffers that are too small for larger matrices (OpenMathLib/OpenBLAS#2562): its factorisation of
-30,000 items on two threads ends in a crash of the process. Beyond, `blocked` works with plain
-matrix products alone.
+30,000 items on two threads ends in a crash of the process. Beyond, `threaded` runs it on one
+thread in each of ours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from equipoise import machine
 from equipoise.errors import SolveError
 from equipoise.kernels import compiled
 from equipoise.matrix import Csr
-from equipoise.solve.blocked import Blocks, Span, indefinite, lapack, strips
+from equipoise.solve.blocked import Span, indefinite, lapack, strips
+from equipoise.solve.threaded import ThreadedBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve 
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
-BLOCK = 512  # smaller ones have fewer zeros in their triangles, and slower products
-SYMMETRIC = 1024  # columns of a symmetric product formed at a time
+BLOCK = 1024  # rows of a diagonal block, which one thread factors and inverts
+LEAF = 512  # rows of a triangle that is multiplied in full
 STRIP = 2048  # rows of a product that are held beside the matrix
 TILE = 64
 REFINE_COLUMNS = 512
@@ -154,7 +155,7 @@ def invert_in_place(A: Array) -> None:
     """Replace a positive definite matrix, given by its upper triangle, by its inverse."""
     mirror(A)
     if len(A) > LAPACK_ITEMS[A.dtype.name]:
-        Blocks(A, BLOCK, SYMMETRIC, STRIP).invert()
+        ThreadedBlocks(A, BLOCK, LEAF).invert()
     else:
         with machine.one_blas_thread(len(A) <= SMALL):
             _invert_by_lapack(A)

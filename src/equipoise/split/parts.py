@@ -56,12 +56,14 @@ class Part:
         choice("repeats", self.repeats, REPEATS)
         if self.protocol not in PROTOCOLS:
             raise SettingError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
-        if self.name not in ("valid", "test"):
-            raise SettingError(f"name must be 'valid' or 'test', got {self.name!r}")
+        choice("name", self.name, ("valid", "test"))
         for axis in ("user", "item"):
             mine, yours = (getattr(side, f"{axis}_index") for side in (self.history, self.target))
             if not mine.same_as(yours):
-                raise DataError(f"history and target of {self.name} have different {axis}s")
+                raise DataError(
+                    f"history and target of {self.name} have different {axis}s; "
+                    "take both from the same data"
+                )
         if not self.history.n_users:
             left = f"no user is left in {self.name} with a history and a target"
             raise DataError(f"{left}; use more data or other shares")
@@ -115,7 +117,10 @@ class Split:
             raise DataError("nothing is left to train on; use smaller shares for valid and test")
         for part in self.parts:
             if not part.history.item_index.same_as(self.train.item_index):
-                raise DataError(f"the items of {part.name} differ from those of train")
+                raise DataError(
+                    f"the items of {part.name} differ from those of train; "
+                    "take all parts from the same data"
+                )
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.errors import DataError, SettingError
+from equipoise.checks import choice
+from equipoise.errors import DataError
 from equipoise.events import Events
 from equipoise.ids import IdIndex, unchecked
 from equipoise.interactions import Interactions, generator
@@ -69,8 +70,7 @@ def sessions(
     (8, [[0], [0, 1]])
     """
     check_shares(valid, test)
-    if order not in ("random", "time"):
-        raise SettingError(f"order must be 'random' or 'time', got {order!r}")
+    choice("order", order, ("random", "time"))
     if data.sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
     if order == "time":

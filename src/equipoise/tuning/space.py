@@ -68,7 +68,7 @@ class Space:
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
         if not all(each.in_ranges for each in models) and len(models) > 1:
-            raise SettingError("only linear autoencoders can be tuned several at a time")
+            raise SettingError("only linear autoencoders can be tuned several at a time; give one")
         if grid is None and not first.search_space:
             raise SettingError(
                 f"tuning {type(first).__name__} needs a grid over its settings, which are "
@@ -185,7 +185,7 @@ def _checked(grid: Any, names: Sequence[str]) -> Values:
         listed = [given] if isinstance(given, (str, int, float)) else list(given)
         listed = [each.item() if isinstance(each, np.generic) else each for each in listed]
         if not listed:
-            raise SettingError(f"grid has no values for {name!r}")
+            raise SettingError(f"grid has no values for {name!r}; give some, or leave it out")
         for each in listed:
             if not isinstance(each, (str, int, float, type(None))):
                 raise SettingError(
@@ -200,7 +200,9 @@ def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list
     """Return the models with numbers in place of "auto" in their normalizer."""
     norms = [each.normalizer for each in models]
     if len({(type(norm), getattr(norm, "beta", norm)) for norm in norms}) > 1:
-        raise SettingError("models that are tuned together need the same normalizer")
+        raise SettingError(
+            "models that are tuned together need the same normalizer; tune one at a time"
+        )
     out = []
     for model in models:
         first = {name: listed[0] for name, listed in values.items() if name in model.tunable()}

@@ -99,26 +99,21 @@ class TripleSampler:
         return (share * limit).long()
 
 
-def device_graph(interactions: Interactions, device: Any) -> Any:
+def device_graph(interactions: Interactions, device: Any) -> Tensor:
     """Return H = [[0, A], [A^T, 0]], A = D_U^-1/2 X D_I^-1/2, as a sparse matrix on the device."""
     A = normalised(interactions, 0.5, 0.5).astype(np.float32)
     H = sp.csr_array(sp.block_array([[None, A], [A.T, None]]))
     H.sort_indices()
     indptr, indices, data = (send(part, device) for part in (H.indptr, H.indices, H.data))
-    graph = sparse_rows(indptr, indices, data, H.shape)
-    if device.type == "cpu":
-        return graph
-    from equipoise.models.neural.row_product import RowProduct
-
-    return RowProduct(graph)
+    return sparse_rows(indptr, indices, data, H.shape)
 
 
-def propagate(graph: Any, table: Tensor) -> Tensor:
+def propagate(graph: Tensor, table: Tensor) -> Tensor:
     """Return H E."""
     return _symmetric()(table, lambda part: graph @ part)
 
 
-def mean_of_layers(graph: Any, table: Tensor, layers: int) -> Tensor:
+def mean_of_layers(graph: Tensor, table: Tensor, layers: int) -> Tensor:
     """Return the mean of E, H E, ..., H^layers E."""
 
     def mean(part: Tensor) -> Tensor:

@@ -266,6 +266,7 @@ async function drawModels() {
   state.models = found.models;
   const age = (time) => {
     const hours = (Date.now() / 1000 - time) / 3600;
+    if (hours < 1) return `${Math.round(60 * hours)} min ago`;
     return hours < 48 ? `${hours.toFixed(1)} h ago` : `${(hours / 24).toFixed(0)} days ago`;
   };
   byId("models-table").tBodies[0].replaceChildren(...found.models.map((each) => make("tr", {}, ...[

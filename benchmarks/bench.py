@@ -1,0 +1,271 @@
+"""equipoise beside other libraries, on the same data: `make bench`.
+
+    python benchmarks/bench.py [--data FOLDER] [--folder .bench] [--sets movielens-1m ...]
+        [--peers implicit ...] [--stages environments prepare search measure table] [--limit 300]
+
+Stages, each of which goes on where it was interrupted:
+
+environments
+    a virtual environment for each library (`peers/environments.py`);
+prepare
+    pairs of every user are hidden (`eq.split.weak`, seed 0), since half of the libraries cannot
+    rank for a user they were not fitted on; all fit the same train part;
+search
+    each model with each of at most six settings; the one with the best NDCG@20 for 1,000 users of
+    the valid part is taken. Times play no part, so it may run beside other work;
+measure
+    each model with its own defaults and with the settings found, alone on the machine: the least
+    time of up to three fits, the most memory they took, the time of lists of 20 for up to 3,000
+    users. Turning the matrix into what a library takes is not counted, imports and compiling
+    neither;
+table
+    every list judged by `eq.evaluate`; benchmarks/results/peers.csv, drawings, and peers.md.
+
+`--sets gowalla-all` has all 40,981 items, for models that invert nothing of that size; gowalla has
+the 5,000 most used ones. The floor of a fit is n^3 operations, those of a Cholesky factor and an
+inverse from it, at the rate of a single-precision matrix product on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import scipy.sparse as sp
+from peers.adapters import MODELS, Model
+from peers.environments import ENVIRONMENTS, make_all, python_of
+from peers.table import write
+from real import SHARED, most_used, sources
+
+import equipoise as eq
+
+HERE = Path(__file__).resolve().parent
+SETS = {"movielens-1m": 0, "online-retail": 0, "gowalla": 5_000, "gowalla-all": 0}  # items kept
+STAGES = ("environments", "prepare", "search", "measure", "table")
+WAYS = ("default", "searched")
+USERS, VALID_USERS = 3_000, 1_000
+METRICS = ("ndcg", "tail_ndcg", "coverage")
+
+
+class Bench:
+    """One run: where its files are, and which sets and libraries it covers."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.folder = asked, asked.folder.resolve()
+        self.environments = self.folder / "env"
+        self.models = [each for each in MODELS if each.peer in ("equipoise", *asked.peers)]
+
+    def cells(self, name: str) -> Iterator[Model]:
+        """Yield the models that are measured on a set and can be run here."""
+        for model in self.models:
+            there = model.peer == "equipoise" or python_of(self.environments, model.peer).exists()
+            if there and not (model.inverts and name == "gowalla-all"):
+                yield model
+
+    def prepare(self, name: str) -> None:
+        """Write the split, the matrix and the users of both parts."""
+        folder = self.folder / name
+        if (folder / "users-test.npy").exists():
+            return
+        data = sources(self.asked.data)[name.removesuffix("-all")]()
+        data = most_used(data, SETS[name]) if SETS[name] else data.filter(min_user=3)
+        pairs = eq.Interactions((data.matrix > 0).astype(np.float32))
+        split = eq.split.weak(pairs, valid=0.1, test=0.2, seed=0)
+        folder.mkdir(parents=True, exist_ok=True)
+        split.save(folder / "split")
+        sp.save_npz(folder / "train.npz", sp.csr_matrix(split.train.matrix))
+        for part, most in ((split.valid, VALID_USERS), (split.test, USERS)):
+            assert part is not None
+            users = part.history.users
+            some = np.random.default_rng(0).permutation(len(users))[:most]
+            np.save(folder / f"users-{part.name}.npy", np.sort(users[some]))
+
+    def run(self, name: str, model: Model, part: str, out: Path, **more: Any) -> str:
+        """Run a job in the model's environment; return its error, or nothing."""
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / name
+        files = {"train": folder / "train.npz", "users": folder / f"users-{part}.npy", "out": out}
+        job = out.with_name(out.name + ".job.json")
+        paths = {key: str(path) for key, path in files.items()}
+        job.write_text(json.dumps({"model": model.key, **paths, **more}), encoding="utf-8")
+        ours = model.peer == "equipoise"
+        python = sys.executable if ours else str(python_of(self.environments, model.peer))
+        command = [python, str(HERE / "peers" / "driver.py"), str(job)]
+        environment = {**os.environ, "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+        if not ours:
+            environment.pop("PYTHONPATH", None)
+        how = {"capture_output": True, "text": True, "cwd": folder, "env": environment}
+        try:
+            done = subprocess.run(command, timeout=self.asked.limit, **how)
+        except subprocess.TimeoutExpired:
+            return f"over {self.asked.limit} s"
+        return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
+
+    def search(self, name: str, model: Model) -> None:
+        """Choose settings on the valid part."""
+        out = self.folder / name / "search" / model.key
+        chosen = out.with_name(out.name + ".json")
+        if chosen.exists() or not model.grid:
+            return
+        start = time.perf_counter()
+        error = self.run(name, model, "valid", out)
+        tried = []
+        for number, settings in enumerate(model.grid):
+            lists = out.with_name(f"{out.name}-{number}.npy")
+            if lists.exists():
+                tried.append((self.judge(name, "valid", lists)["ndcg"], settings))
+        found: dict[str, Any] = {"error": error, "tried": tried}
+        if tried:
+            found["settings"] = max(tried, key=lambda each: each[0])[1]
+        chosen.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        seconds = time.perf_counter() - start
+        print(f"{name}, {model.key}: {seconds:.0f} s, {found.get('settings')} {error}", flush=True)
+
+    def judge(self, name: str, part: str, lists: Path) -> dict[str, float]:
+        """Return the quality of lists, whoever made them."""
+        split, users, items = self.split(name), self.users(name, part), np.load(lists)
+        side = split.valid if part == "valid" else split.test
+        assert side is not None
+        kept = np.isin(side.history.users, users)
+        asked = eq.split.Part(side.history.rows(kept), side.target.rows(kept), "weak", part)
+        ranks = np.tile(np.arange(1, items.shape[1] + 1), len(items))
+        user = np.repeat(users, items.shape[1])
+        frame = pl.DataFrame({"user": user, "item": items.ravel(), "rank": ranks})
+        frame = frame.filter(pl.col("item") >= 0)
+        found = eq.evaluate(frame, asked, train=split.train, metrics=METRICS, bootstrap=0)
+        return {metric: found[f"{metric}@20"] for metric in METRICS}
+
+    def split(self, name: str) -> eq.Split:
+        """Return the split of a set."""
+        return eq.Split.load(self.folder / name / "split")
+
+    def users(self, name: str, part: str) -> np.ndarray:
+        """Return the users that are asked for."""
+        return np.load(self.folder / name / f"users-{part}.npy")
+
+    def measure(self, name: str, model: Model) -> None:
+        """Time one model with its defaults and with what the search found; judge its lists."""
+        out = self.folder / name / "measured" / model.key
+        ways: dict[str, Any] = {"default": {}}
+        search = self.folder / name / "search" / f"{model.key}.json"
+        if search.exists():
+            found = json.loads(search.read_text(encoding="utf-8"))
+            ways |= {"searched": found["settings"]} if "settings" in found else {}
+        done = {way: out.with_name(f"{model.key}-{way}.json") for way in ways}
+        ways = {way: settings for way, settings in ways.items() if not done[way].exists()}
+        if not ways:
+            return
+        error = self.run(name, model, "test", out, ways=ways)
+        for way, settings in ways.items():
+            row: dict[str, Any] = {"settings": settings, "date": f"{datetime.date.today()}"}
+            figures = out.with_name(f"{model.key}-{way}.figures.json")
+            if figures.exists():
+                row |= json.loads(figures.read_text())
+                row |= self.judge(name, "test", out.with_name(f"{model.key}-{way}.npy"))
+            else:
+                row["error"] = error
+            done[way].write_text(json.dumps(row, indent=1), encoding="utf-8")
+            shown = {key: round(each, 4) for key, each in row.items() if isinstance(each, float)}
+            print(f"{name}, {model.key}, {way}: {shown} {row.get('error', '')}", flush=True)
+
+    def floor(self, name: str) -> None:
+        """Measure the rate of a product, once for each set."""
+        out = self.folder / name / "measured" / "floor.json"
+        if out.exists():
+            return
+        out.parent.mkdir(parents=True, exist_ok=True)
+        n = 3_000
+        a, times = np.random.default_rng(0).random((n, n), np.float32), []
+        for _ in range(6):
+            start = time.perf_counter()
+            a @ a
+            times.append(time.perf_counter() - start)
+        rate = 2 * n**3 / min(times)
+        items = self.split(name).train.n_items
+        out.write_text(json.dumps({"gflops": rate / 1e9, "seconds": items**3 / rate}))
+
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield a row of the table for each model and way that was measured."""
+        file = self.folder / name / "measured" / "floor.json"
+        floor = json.loads(file.read_text())["seconds"]
+        train = self.split(name).train
+        for model in self.models:
+            for way in WAYS:
+                done = self.folder / name / "measured" / f"{model.key}-{way}.json"
+                if not done.exists():
+                    continue
+                row = json.loads(done.read_text(encoding="utf-8"))
+                version = row.pop("version", eq.__version__)
+                sizes = {"users": train.n_users, "items": train.n_items, "floor_s": floor}
+                yield {
+                    "data": name,
+                    **sizes,
+                    "pairs": train.n_interactions,
+                    "lists": len(self.users(name, "test")),
+                    "library": model.peer,
+                    "version": version,
+                    "model": model.name,
+                    "way": way,
+                    **row,
+                }
+
+
+def machine() -> str:
+    """Return the processor, cores and memory."""
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return f"{names[0]}, {os.cpu_count()} cores, {size:.0f} GB, Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder that has gowalla/weak")
+    parser.add_argument("--folder", type=Path, default=Path(".bench"))
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    names = list(ENVIRONMENTS)
+    parser.add_argument("--peers", nargs="*", default=names, choices=names)
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
+    parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
+    bench = Bench(asked := parser.parse_args())
+    if "environments" in asked.stages:
+        for name, error in make_all(bench.environments, asked.peers).items():
+            print(f"{name}: {error or 'ready'}", flush=True)
+    for stage in ("prepare", "search", "measure"):
+        for name in asked.sets if stage in asked.stages else ():
+            if stage == "prepare":
+                bench.prepare(name)
+                continue
+            if stage == "measure":
+                bench.floor(name)
+            for model in bench.cells(name):
+                if stage == "search":
+                    bench.search(name, model)
+                else:
+                    bench.measure(name, model)
+    if "table" in asked.stages:
+        errors = {
+            name: file.read_text(encoding="utf-8")
+            for name in ENVIRONMENTS
+            if (file := bench.environments / f"{name}.error").exists()
+        }
+        rows = [row for name in asked.sets for row in bench.rows(name)]
+        write(HERE / "results", rows, errors, machine())
+
+
+if __name__ == "__main__":
+    main()

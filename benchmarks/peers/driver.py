@@ -1,0 +1,94 @@
+"""Fit and rank with one model of one library, in that library's own environment.
+
+    python benchmarks/peers/driver.py JOB.json
+
+The job names the model, the settings to time (or that all of its search are to be tried), the
+training matrix, the users to rank and where lists and figures go. Needs numpy and scipy beside the
+library.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from adapters import MODELS, Model
+
+ROUNDS, ENOUGH = 3, 5.0  # the least of so many fits, unless they took so many seconds together
+
+
+def memory(name: str) -> int:
+    """Return a figure of /proc/self/status in bytes: VmRSS now, VmHWM the most since `reset`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def reset() -> int:
+    """Forget the most memory so far; return what is in use."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def warm_up(model: Model, settings: dict[str, Any]) -> None:
+    """Import and compile everything, on data of no size."""
+    rng = np.random.default_rng(0)
+    tiny = sp.csr_matrix((rng.random((200, 60)) < 0.2).astype(np.float32))
+    small = {name: min(value, 8) if name in SIZES else value for name, value in settings.items()}
+    model.fit(model.prepare(tiny), **small)(np.arange(100), 10)
+
+
+SIZES = ("factors", "n_components", "embedding_size", "k", "K", "top_k", "neighbours")
+
+
+def measured(model: Model, prepared: Any, before: int, users: np.ndarray, settings: Any) -> Any:
+    """Return the lists and figures of one setting; memory is counted from `before`."""
+    fits: list[float] = []
+    peak, rank = 0, None
+    while len(fits) < ROUNDS and sum(fits) < ENOUGH:
+        rank = None
+        reset()
+        start = time.perf_counter()
+        rank = model.fit(prepared, **settings)
+        fits.append(time.perf_counter() - start)
+        peak = max(peak, memory("VmHWM") - before)
+    assert rank is not None
+    start = time.perf_counter()
+    lists = rank(users, 20)
+    seconds = time.perf_counter() - start
+    return lists, {"fit_s": min(fits), "fits": fits, "peak_bytes": peak, "rank_s": seconds}
+
+
+def main(job: dict[str, Any]) -> None:
+    (model,) = (each for each in MODELS if each.key == job["model"])
+    train = sp.load_npz(job["train"]).tocsr()
+    users = np.load(job["users"])
+    if "ways" not in job:
+        prepared = model.prepare(train)
+        for number, settings in enumerate(model.grid):
+            lists = model.fit(prepared, **settings)(users, 20)
+            np.save(f"{job['out']}-{number}.npy", lists)
+        return
+    for settings in job["ways"].values():
+        warm_up(model, settings)
+    prepared = model.prepare(train)
+    before = reset()
+    for way, settings in job["ways"].items():
+        lists, figures = measured(model, prepared, before, users, settings)
+        np.save(f"{job['out']}-{way}.npy", lists)
+        if model.peer != "equipoise":
+            figures["version"] = version(model.peer.lower())
+        Path(f"{job['out']}-{way}.figures.json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

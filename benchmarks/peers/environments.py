@@ -1,0 +1,97 @@
+"""Environments of their own for the libraries beside which equipoise is measured.
+
+    python benchmarks/peers/environments.py FOLDER [NAME ...]
+
+Each library gets a virtual environment FOLDER/NAME with the first of its Pythons that this machine
+has. What was made before is kept; what cannot be installed leaves its error in FOLDER/NAME.error,
+and the table shows it. Remove that file to try again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OURS = (*PROJECT["dependencies"], "pytest")  # to run equipoise's own tests beside the library
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What to install, and under which Python: the first of these that is found."""
+
+    packages: tuple[str, ...]
+    pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")
+
+
+ENVIRONMENTS = {
+    "implicit": Environment(("implicit", "pandas")),
+    "irspack": Environment(("irspack",)),
+    "RecTools": Environment(("rectools", *OURS), ("3.13", "3.12", "3.11")),  # numpy 2 from 3.13 on
+    "LensKit": Environment((TORCH, "lenskit", *OURS), ("3.13", "3.12", "3.11")),
+    "Cornac": Environment(("cornac",)),
+    "RecPack": Environment((TORCH, "recpack")),
+    # its own ranges let in versions with which it cannot be imported
+    "RecBole": Environment((TORCH, "recbole", "setuptools<81", "numpy<2", "pandas<3")),
+    "sansa": Environment(("sansa",)),
+    "Surprise": Environment(("scikit-surprise", "pandas")),
+}
+
+
+def interpreter(versions: tuple[str, ...]) -> str:
+    """Return the first of these Pythons that runs here, else this one."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in versions:
+        others = map(str, pyenv.glob(f"{version}.*/bin/python"))
+        for path in filter(None, [shutil.which(f"python{version}"), *others]):
+            if not subprocess.run([path, "--version"], capture_output=True).returncode:
+                return path
+    return sys.executable
+
+
+def python_of(folder: Path, name: str) -> Path:
+    """Return the Python of an environment."""
+    return folder / name / "bin" / "python"
+
+
+def make(folder: Path, name: str) -> str:
+    """Make one environment; return its error, or nothing."""
+    error, done = folder / f"{name}.error", folder / name / ".done"
+    if error.exists():
+        return error.read_text(encoding="utf-8")
+    if done.exists():
+        return ""
+    wanted = ENVIRONMENTS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    python = interpreter(wanted.pythons)
+    for command in (
+        [python, "-m", "venv", "--clear", str(folder / name)],
+        [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", *wanted.packages],
+    ):
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            lines = [line.strip() for line in run.stderr.splitlines() if "error" in line.lower()]
+            error.write_text("\n".join(lines[:6]), encoding="utf-8")
+            return "\n".join(lines[:6])
+    done.touch()
+    return ""
+
+
+def make_all(folder: Path, names: list[str]) -> dict[str, str]:
+    """Make several at a time: they wait for the disk and the network."""
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(names, pool.map(lambda name: make(folder, name), names), strict=True))
+
+
+if __name__ == "__main__":
+    where, names = Path(sys.argv[1]), sys.argv[2:] or list(ENVIRONMENTS)
+    for name, error in make_all(where, names).items():
+        print(f"{name}: {error or 'ready'}", flush=True)

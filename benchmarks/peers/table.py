@@ -1,0 +1,242 @@
+"""The table and the drawings of a finished run."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from equipoise.drawing import STYLE, Drawing, Scale, axis_text, padded
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    "data",
+    "users",
+    "items",
+    "pairs",
+    "lists",
+    "floor_s",
+    "library",
+    "version",
+    "model",
+    "way",
+    "settings",
+    "fit_s",
+    "fit_by_floor",
+    "peak_mb",
+    "peak_by_array",
+    "rank_s",
+    "ndcg",
+    "tail_ndcg",
+    "coverage",
+    "date",
+    "error",
+)
+HEADS = (
+    "library",
+    "model",
+    "settings",
+    "fit s",
+    "of floor",
+    "peak MB",
+    "top-20 s",
+    "NDCG@20",
+    "tail NDCG@20",
+    "coverage",
+)
+
+NOTES = """
+What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to
+a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise;
+LensKit ranks one user after the other, here in one process, and its item kNN was told that there
+are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
+by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024."""
+
+
+def full(row: Row) -> Row:
+    """Return a row with its ratios: to the floor of a solve, and to one n x n array of float32."""
+    out = dict.fromkeys(COLUMNS) | {name: row.get(name) for name in COLUMNS}
+    out["settings"] = json.dumps(row["settings"])[1:-1].replace('"', "")
+    if row.get("fit_s") is not None:
+        out["fit_by_floor"] = row["fit_s"] / row["floor_s"]
+        out["peak_mb"] = row["peak_bytes"] / 1e6
+        out["peak_by_array"] = row["peak_bytes"] / (4 * row["items"] ** 2)
+    return out
+
+
+def last_run(file: Path) -> pl.DataFrame | None:
+    """Return the table of the last commit, if there is one."""
+    shown = subprocess.run(
+        ["git", "show", f"HEAD:./{file.name}"], cwd=file.parent, capture_output=True
+    )
+    return None if shown.returncode else pl.read_csv(io.BytesIO(shown.stdout))
+
+
+def short(rows: pl.DataFrame) -> list[str]:
+    """Return the best of each library by set, and the cost of its EASE on the last set."""
+    names = rows["data"].unique(maintain_order=True).to_list()
+    last = f"EASE on {names[-1]}: fit s, peak MB, top-20 s"
+    out = [f"| NDCG@20, defaults / searched | {' | '.join(names)} | {last} |"]
+    out.append("|---" * (len(names) + 2) + "|")
+    for library in rows["library"].unique(maintain_order=True):
+        own = rows.filter(library=library).drop_nulls("fit_s")
+        cells = []
+        for name in names:
+            both = []
+            for way in ("default", "searched"):
+                best = own.filter(data=name, way=way).sort("ndcg").tail(1)
+                both += [f"{row['ndcg']:.3f} {row['model']}" for row in best.iter_rows(named=True)]
+            cells.append(" / ".join(both) or "-")
+        ease = own.filter(pl.col("model").is_in(["EASE", "DenseSLIM"]), data=names[-1])
+        cost = [
+            f"{row['fit_s']:.1f}, {row['peak_mb']:,.0f}, {row['rank_s']:.1f}"
+            for row in ease.filter(way="default").iter_rows(named=True)
+        ]
+        out.append(f"| {library} | {' | '.join(cells)} | {(cost or ['-'])[0]} |")
+    return out
+
+
+def regressions(rows: pl.DataFrame, before: pl.DataFrame | None) -> list[str]:
+    """Return our times by those of the last run, both in floors of their own machine."""
+    if before is None:
+        return ["No run was committed before this one."]
+    key = ["data", "model", "way"]
+    ours = [frame.filter(library="equipoise") for frame in (rows, before)]
+    pairs = ours[0].join(ours[1], on=key, suffix="_before").drop_nulls("fit_s")
+    out = ["| data | model | settings | fit | top-20 | NDCG@20 |", "|---|---|---|--:|--:|--:|"]
+    for row in pairs.iter_rows(named=True):
+        fit = row["fit_by_floor"] / row["fit_by_floor_before"]
+        ranked, then = (row[f"rank_s{end}"] / row[f"floor_s{end}"] for end in ("", "_before"))
+        quality = row["ndcg"] / row["ndcg_before"]
+        out.append(
+            f"| {row['data']} | {row['model']} | {row['way']} | {fit:.2f} | {ranked / then:.2f} "
+            f"| {quality:.3f} |"
+        )
+    return out
+
+
+def lines(rows: pl.DataFrame) -> list[str]:
+    """Return the table of one data set, best NDCG first."""
+    out = ["| " + " | ".join(HEADS) + " |", "|---|---|---" + "|--:" * (len(HEADS) - 3) + "|"]
+    best = rows["ndcg"].max()
+    for row in rows.sort("ndcg", descending=True, nulls_last=True).iter_rows(named=True):
+        name = f"**{row['library']}**" if row["library"] == "equipoise" else row["library"]
+        settings = row["settings"] or "its defaults"
+        head = f"| {name} | {row['model']} | {settings} "
+        if row["fit_s"] is None:
+            out.append(head + f"| {row['error']} " + "| " * (len(HEADS) - 4) + "|")
+            continue
+        ndcg = f"{row['ndcg']:.4f}"
+        out.append(
+            f"{head}| {row['fit_s']:.2f} | {row['fit_by_floor']:.1f} | {row['peak_mb']:,.0f} "
+            f"| {row['rank_s']:.2f} | {f'**{ndcg}**' if row['ndcg'] == best else ndcg} "
+            f"| {row['tail_ndcg']:.4f} | {row['coverage']:.0%} |"
+        )
+    return out
+
+
+def ahead(rows: pl.DataFrame) -> list[str]:
+    """Say which rows of others are ahead of our automatic ones, in what."""
+    done = rows.drop_nulls("fit_s")
+    ours = done.filter(pl.col("library") == "equipoise", way="default")
+    theirs = done.filter(pl.col("library") != "equipoise")
+    out = []
+    for mine in ours.iter_rows(named=True):
+        found = []
+        for way in ("default", "searched"):
+            better = theirs.filter(pl.col("ndcg") > mine["ndcg"], way=way).sort("ndcg")
+            names = [f"{row['library']} {row['model']}" for row in better.iter_rows(named=True)]
+            found.append(f"{way}: {', '.join(names[::-1]) or 'none'}")
+        out.append(f"- {mine['model']} ({mine['ndcg']:.4f}): " + "; ".join(found) + ".")
+    return out
+
+
+def drawing(name: str, rows: pl.DataFrame) -> str:
+    """Draw NDCG against the time of a fit, which runs in powers of ten; ours are filled."""
+    width, height = 520.0, 320.0
+    done = rows.drop_nulls("fit_s").sort("ndcg", descending=True)
+    words = f"{done.height} models and settings on {name}; filled: equipoise"
+    title = f"NDCG@20 against the seconds of a fit, {name}"
+    out = Drawing(f"peers-{name}", width, height, title, words, STYLE)
+    across = [math.log10(value) for value in done["fit_s"]]
+    x = Scale(*padded(across), 48, width - 90)
+    y = Scale(*padded(done["ndcg"].to_list()), height - 42, 22)
+    for power in range(math.ceil(x.low), math.floor(x.high) + 1):
+        out.line(x(power), y.start, x(power), y.stop, "grid")
+        out.text(x(power), height - 26, f"{10.0**power:g} s", "tick", "middle")
+    for tick in y.ticks(4):
+        out.line(x.start, y(tick), width, y(tick), "grid")
+        out.text(x.start - 6, y(tick) + 4, axis_text(tick), "tick", "end")
+    out.text(x.start - 6, 12, "NDCG@20", "axis")
+    out.text(x.stop, height - 8, "time of a fit", "axis", "end")
+    named: set[str] = set()
+    taken: list[tuple[float, float]] = []
+    for row, place in zip(done.iter_rows(named=True), across, strict=True):
+        ours, at = row["library"] == "equipoise", (x(place), y(row["ndcg"]))
+        label = f"{row['library']} {row['model']}"
+        out.mark("circle", *at, "mark" if ours else "point", 4, hint=f"{label}, {row['way']}")
+        free = all(abs(at[0] - a) > 110 or abs(at[1] - b) > 11 for a, b in taken)
+        if free and (label if ours else row["library"]) not in named:
+            named.add(label if ours else row["library"])
+            taken.append(at)
+            out.text(at[0] + 7, at[1] + 4, label, "tick")
+    return str(out)
+
+
+def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -> None:
+    """Write peers.csv, a drawing for each set, and peers.md beside the results."""
+    frame = pl.DataFrame([full(row) for row in rows], infer_schema_length=None)
+    file = folder / "peers.csv"
+    before = last_run(file)
+    frame.write_csv(file, float_precision=5)
+    text = [
+        "# equipoise beside other libraries",
+        "",
+        f"`make bench`, {frame['date'].max()}; {machine}. The table is also in results/peers.csv.",
+        "",
+        "One process per model, alone on the machine: for each setting the least of up to three",
+        "fits, the most memory they took on top of the data, and lists of 20 for the same users.",
+        "Data objects, imports and compiling are not counted. *Of floor*: the time of a fit by",
+        "that of n^3 operations at the rate of a float32 matrix product on this machine, measured",
+        "in the same run. Settings other than the defaults are the best of six at most, by",
+        "NDCG@20 on the valid part; the two automatic rows of equipoise look at the train part",
+        "only. Every list is judged by `eq.evaluate`. What each stage does:",
+        "`benchmarks/bench.py`.",
+        NOTES,
+        "",
+        "Versions: "
+        + ", ".join(
+            f"{name} {version}"
+            for name, version in frame.select("library", "version").unique().sort("library").rows()
+        )
+        + ".",
+    ]
+    text += ["", "The best model of each library:", "", *short(frame), ""]
+    for name, error in errors.items():
+        text.append(f"Not installed: {name} (`{error.splitlines()[1][:120]}`).")
+    for (name,), own in frame.group_by("data", maintain_order=True):
+        some = own.row(0, named=True)
+        (folder / f"peers-{name}.svg").write_text(drawing(str(name), own), encoding="utf-8")
+        text += [
+            "",
+            f"## {name}",
+            "",
+            f"{some['users']:,} users, {some['items']:,} items, {some['pairs']:,} pairs in train; "
+            f"lists for {some['lists']:,} users; floor {some['floor_s']:.2f} s.",
+            "",
+            *lines(own),
+            "",
+            f"![NDCG@20 against fit time](results/peers-{name}.svg)",
+            "",
+            "Ahead of equipoise's own settings in NDCG@20:",
+            "",
+            *ahead(own),
+        ]
+    text += ["", "## Against the last committed run", "", *regressions(frame, before), ""]
+    (folder.parent / "peers.md").write_text("\n".join(text), encoding="utf-8")

@@ -1,0 +1,84 @@
+"""Any model of equipoise as a model of RecTools: its datasets, splitters and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rectools.dataset import Dataset
+from rectools.models.base import ModelBase
+
+from equipoise.interactions import Interactions
+from equipoise.models.base import Recommender
+from equipoise.models.recommendations import Recommendations
+
+Triplet = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+class EquipoiseModel(ModelBase):
+    """A model for `cross_validate` and everything else that takes a model of RecTools.
+
+    Parameters
+    ----------
+    model
+        With its settings; each `fit` fits a copy, which is `model_`.
+    verbose
+        As in RecTools; has no effect.
+
+    Examples
+    --------
+    ::
+
+        model = EquipoiseModel(eq.EASE(normalizer=eq.DAN())).fit(dataset)
+        model.recommend(users, dataset, k=10, filter_viewed=True)
+    """
+
+    def __init__(self, model: Recommender, verbose: int = 0) -> None:
+        super().__init__(verbose=verbose)
+        self.model = model
+
+    def _fit(self, dataset: Dataset) -> None:
+        self.model_ = self.model.clone().fit(self._rows(dataset))
+
+    def _rows(self, dataset: Dataset, users: npt.NDArray[Any] | None = None) -> Interactions:
+        """Return users of a data set; ids are the positions in it, which RecTools works with."""
+        matrix = dataset.get_user_item_matrix(include_weights=True)
+        return Interactions(matrix if users is None else matrix[users])
+
+    def _recommend_u2i(
+        self,
+        user_ids: npt.NDArray[Any],
+        dataset: Dataset,
+        k: int,
+        filter_viewed: bool,
+        sorted_item_ids_to_recommend: npt.NDArray[Any] | None,
+    ) -> Triplet:
+        found = self.model_.recommend(
+            self._rows(dataset, user_ids),
+            k,
+            exclude_seen=filter_viewed,
+            candidates=sorted_item_ids_to_recommend,
+        )
+        return _triplet(user_ids, found)
+
+    def _recommend_i2i(
+        self,
+        target_ids: npt.NDArray[Any],
+        dataset: Dataset,
+        k: int,
+        sorted_item_ids_to_recommend: npt.NDArray[Any] | None,
+    ) -> Triplet:
+        found = self.model_.recommend(
+            [[item] for item in target_ids.tolist()],
+            k,
+            exclude_seen=False,
+            candidates=sorted_item_ids_to_recommend,
+        )
+        return _triplet(target_ids, found)
+
+
+def _triplet(targets: npt.NDArray[Any], found: Recommendations) -> Triplet:
+    lengths = [len(items) for items in found.items]
+    items = np.fromiter((item for row in found.items for item in row), np.int64)
+    return np.repeat(targets, lengths), items, np.concatenate(found.scores)
