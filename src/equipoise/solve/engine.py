@@ -675,7 +675,8 @@ class Solver:
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
     def _near(self, user_weights: Vector, penalty: Vector) -> Solved:
-        problem, folder = None, None
+        problem: dict[str, Any] | None = None
+        folder: Path | None = None
         if self._scratch is not None:
             problem = _problem(self.train, user_weights, penalty)
             folder = self._folder(problem)
