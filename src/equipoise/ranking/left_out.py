@@ -204,10 +204,11 @@ def _bound(
     total: Floats, by_penalty: Floats, by_diagonal: Floats, a: Any, b: Any, out: Floats
 ) -> None:
     """Set what scores are at most, where s is max(a penalty, b / diagonal); 0 if negative."""
+    zero = out.dtype.type(0)
     for j in range(len(total)):
         value, other = a * (total[j] * by_penalty[j]), b * (total[j] * by_diagonal[j])
         value = value if value > other else other
-        out[j] = 0 if value < 0 else value
+        out[j] = zero if value < zero else value
 
 
 @compiled
