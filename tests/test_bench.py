@@ -52,6 +52,8 @@ def test_the_table_says_who_is_ahead_and_what_failed(tmp_path: Path) -> None:
     assert "over 300 s" in page
     assert "no cholmod.h" in page
     assert "K: 20" in page
+    assert "| Other | 0.400 kNN / 0.200 kNN | - |" in page
+    assert "| equipoise | 0.300 EASE | 1.0, 8, 0.2 |" in page
     assert "</svg>" in (tmp_path / "results" / "peers-shop.svg").read_text(encoding="utf-8")
 
 

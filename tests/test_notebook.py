@@ -163,6 +163,15 @@ def test_an_explanation_has_titles_with_ids_behind_them(data: eq.Interactions) -
         assert f'title="{each}"' in page
 
 
+def test_similar_items_are_titled_with_what_they_are_like(data: eq.Interactions) -> None:
+    model = eq.EASE(l2=5, dropout=0).fit(data)
+    found = model.similar(data.items[:2].tolist(), k=3)
+    titles = data.labels.to_series(0)[:2].to_list()  # type: ignore[union-attr]
+    assert found.names == titles
+    assert "<th>item</th>" in found._repr_html_()
+    assert model.recommend([[0]], k=3).names is None
+
+
 def test_a_progress_line_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
     line = eq.ProgressLine("ranking")
     line(1, 4)

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 from adapters import MODELS, Model
 
-ROUNDS, ENOUGH = 3, 6.0  # the least of so many fits, unless they took so many seconds together
+ROUNDS, ENOUGH = 3, 5.0  # the least of so many fits, unless they took so many seconds together
 
 
 def memory(name: str) -> int:

@@ -52,11 +52,11 @@ HEADS = (
 )
 
 NOTES = """
-What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to a
-ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise; LensKit
-ranks one user after the other, here in one process, and its item kNN was told that there are no
-ratings; RecBole has no call for lists of training users, so its scores are masked and cut by
-torch, as its evaluation does; lists of irspack are cut by its own function, in batches of 1,024."""
+What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to
+a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise;
+LensKit ranks one user after the other, here in one process, and its item kNN was told that there
+are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
+by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024."""
 
 
 def full(row: Row) -> Row:
@@ -76,6 +76,30 @@ def last_run(file: Path) -> pl.DataFrame | None:
         ["git", "show", f"HEAD:./{file.name}"], cwd=file.parent, capture_output=True
     )
     return None if shown.returncode else pl.read_csv(io.BytesIO(shown.stdout))
+
+
+def short(rows: pl.DataFrame) -> list[str]:
+    """Return the best of each library by set, and the cost of its EASE on the last set."""
+    names = rows["data"].unique(maintain_order=True).to_list()
+    last = f"EASE on {names[-1]}: fit s, peak MB, top-20 s"
+    out = [f"| NDCG@20, defaults / searched | {' | '.join(names)} | {last} |"]
+    out.append("|---" * (len(names) + 2) + "|")
+    for library in rows["library"].unique(maintain_order=True):
+        own = rows.filter(library=library).drop_nulls("fit_s")
+        cells = []
+        for name in names:
+            both = []
+            for way in ("default", "searched"):
+                best = own.filter(data=name, way=way).sort("ndcg").tail(1)
+                both += [f"{row['ndcg']:.3f} {row['model']}" for row in best.iter_rows(named=True)]
+            cells.append(" / ".join(both) or "-")
+        ease = own.filter(pl.col("model").is_in(["EASE", "DenseSLIM"]), data=names[-1])
+        cost = [
+            f"{row['fit_s']:.1f}, {row['peak_mb']:,.0f}, {row['rank_s']:.1f}"
+            for row in ease.filter(way="default").iter_rows(named=True)
+        ]
+        out.append(f"| {library} | {' | '.join(cells)} | {(cost or ['-'])[0]} |")
+    return out
 
 
 def regressions(rows: pl.DataFrame, before: pl.DataFrame | None) -> list[str]:
@@ -176,8 +200,8 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         "",
         f"`make bench`, {frame['date'].max()}; {machine}. The table is also in results/peers.csv.",
         "",
-        "One process per model, alone on the machine: for each setting the least of up to three fits,",
-        "the most memory they took on top of the data, and lists of 20 for the same users.",
+        "One process per model, alone on the machine: for each setting the least of up to three",
+        "fits, the most memory they took on top of the data, and lists of 20 for the same users.",
         "Data objects, imports and compiling are not counted. *Of floor*: the time of a fit by",
         "that of n^3 operations at the rate of a float32 matrix product on this machine, measured",
         "in the same run. Settings other than the defaults are the best of six at most, by",
@@ -193,6 +217,7 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         )
         + ".",
     ]
+    text += ["", "The best model of each library:", "", *short(frame), ""]
     for name, error in errors.items():
         text.append(f"Not installed: {name} (`{error.splitlines()[1][:120]}`).")
     for (name,), own in frame.group_by("data", maintain_order=True):

@@ -656,7 +656,9 @@ class Recommender(ABC):
             As for `recommend`.
         """
         alone = self._alone(items, unknown_items)
-        return self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
+        found = self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
+        (names,) = self._titles([self.item_index_.positions([*alone])]) or (None,)
+        return dataclasses.replace(found, names=names)
 
     def similar_to(
         self,

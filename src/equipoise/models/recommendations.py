@@ -52,6 +52,8 @@ class Recommendations:
         Display names of these.
     kinds
         Types of the columns of `to_frame`, which lists without items do not tell.
+    names
+        Display names of `users`, where these are items: of lists of similar items.
     """
 
     users: list[Any]
@@ -62,6 +64,7 @@ class Recommendations:
     reasons: list[list[list[Any]]] | None = field(default=None, repr=False)
     reason_titles: list[list[list[str]]] | None = field(default=None, repr=False)
     kinds: dict[str, Any] = field(default_factory=dict, repr=False)
+    names: list[str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -106,11 +109,13 @@ class Recommendations:
         rows: list[list[Any]] = []
         for place, user in enumerate(self.users[:SHOWN]):
             popular = " (popular)" if self.source[place] == "popular" else ""
+            name = user if self.names is None else self.names[place]
             ranks = range(min(len(self.items[place]), width))
-            rows.append([f"{user}{popular}", *(self._cell(place, rank) for rank in ranks)])
+            first = Cell(f"{name}{popular}", str(user))
+            rows.append([first, *(self._cell(place, rank) for rank in ranks)])
         notes = [f"{len(self) - SHOWN:,} more lists"] if len(self) > SHOWN else []
         notes += [f"ranks after {width} are left out"] if longest > width else []
-        head = ["user", *map(str, range(1, width + 1))]
+        head = ["user" if self.names is None else "item", *map(str, range(1, width + 1))]
         title = f"Recommendations: {len(self):,} list{'' if len(self) == 1 else 's'}"
         return fragment(title, table(head, rows, words=width + 1), notes=notes)
 

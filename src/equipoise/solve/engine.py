@@ -191,9 +191,13 @@ def neighbourhood_cost(
     kept = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
     entries, columns = n * kept * pair, n * neighbours * pair
     threads = machine.count()
-    solving = (0 if on_disk else entries) + (0 if on_disk else columns) + 28 * n * threads
+    solving = (
+        (0 if on_disk else entries)
+        + (0 if on_disk else columns)
+        + (28 + size.itemsize) * n * threads
+    )
     turning = 2 * columns
-    checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
+    checking = columns + n * neighbours + 4 * size.n_interactions + 8 * 48 * n * min(threads, 2)
     work = max(solving, turning, checking, columns + size.companion_bytes)
     each = 0.0 if on_card else 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
     pairs = PAIR * size.n_interactions**2 / size.n_users
