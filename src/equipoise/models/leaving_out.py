@@ -86,8 +86,8 @@ def lists_without(
     for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
         extra = _companion_scores(companions, first, removal, users)
         parts = min(len(users), CHUNKS * machine.count())
-        known = removal.entries, removal.of_user, sources, first.diagonal_, first.penalty_
-        known = *known, groups, families
+        solved = sources, first.diagonal_, first.penalty_
+        known = removal.entries, removal.of_user, *solved, groups, families
 
         def work(
             number: int,
@@ -96,7 +96,7 @@ def lists_without(
             slots: Any = slots,
             extra: Any = extra,
             parts: int = parts,
-            known: Any = known,
+            known: tuple[Any, Any, Any, Any, Any, Any, Any] = known,
         ) -> None:
             mine = np.arange(number, len(users), parts)
             more = np.ascontiguousarray(extra[:, mine])

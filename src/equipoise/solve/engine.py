@@ -626,8 +626,8 @@ class Solver:
             _require_companion(train, dtype, lowpass_rank)
         if self.engine == "neighbourhood" and device != "cpu":
             kept = min(neighbourhood.KEPT * self.plan.neighbours, max(train.n_items - 1, 1))
-            room = self.plan.neighbours, kept, np.dtype(dtype).itemsize
-            batched.require_room(device, train.n_items, *room)
+            sizes = self.plan.neighbours, kept, np.dtype(dtype).itemsize
+            batched.require_room(device, train.n_items, *sizes)
         self._refine, self._scratch, self._progress = refine, scratch, progress
         self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
