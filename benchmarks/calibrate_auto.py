@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from real import SHARED, most_used, sources
+from real import SHARED, cut, sources
 from scipy.interpolate import RegularGridInterpolator
 
 import equipoise as eq
@@ -34,7 +35,7 @@ from equipoise.tuning import Tuned
 GRID = {
     "alpha": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
     "beta": (0.0, 0.2, 0.4, 0.6),
-    "dropout": (0.0, 0.3, 0.5, 0.7),
+    "dropout": (0.0, 0.15, 0.3, 0.5, 0.7),
 }
 PER_COUNT = (0.025, 0.1, 0.4, 1.5, 6.0, 24.0)  # l2 of the grid, per mean item count
 PER_COUNT_OF_FEW = PER_COUNT[1:]  # of sets with so few users that several splits are made
@@ -236,14 +237,19 @@ def lead(row: Row) -> str:
     return f"{ahead:+.4f} ± {float(row[f'{name}_error']):.4f}"
 
 
-def made(name: str, data: eq.Interactions, n_items: int, cache: Path, seed: int) -> Case:
-    split = eq.split.strong(most_used(data, n_items), seed=seed)
+def made(name: str, seed: int, args: argparse.Namespace) -> Case:
+    split = eq.split.strong(cut(args.data, name, args.items), seed=seed)
     grid = {**GRID, "l2": l2_values(split.train)}
-    storage = cache / f"{name}-{n_items}-{seed}.jsonl"
-    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage)
+    storage = args.cache / f"{name}-{args.items}-{seed}.jsonl"
+    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage, device=args.device)
     case = Case(name, split, tuned)
     logging.info("%s, seed %d: %.0f s, best %s", name, seed, tuned.seconds, tuned.best)
     return case
+
+
+def fill(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Make a grid for the cache alone."""
+    made(name, seed, args)
 
 
 def main() -> None:
@@ -252,16 +258,22 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="finished solves are kept here")
     parser.add_argument("--items", type=int, default=ITEMS, help="most used items that are kept")
     parser.add_argument("--only", nargs="+", help="names of data sets")
+    parser.add_argument("--splits", type=int, default=SPLITS, help="of sets with few users")
+    parser.add_argument("--device", default="cpu", help="where the grids are solved")
+    parser.add_argument("--jobs", type=int, help="only fill the cache, so many at a time")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("equipoise").setLevel(logging.WARNING)
-    cases = []
-    for name, load in sources(args.data).items():
-        if args.only and name not in args.only:
-            continue
-        data = load()
-        seeds = range(SPLITS) if data.n_users < SEVERAL else range(1)
-        cases += [made(name, data, args.items, args.cache, seed) for seed in seeds]
+    args.cache.mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for name in args.only or sources(args.data):
+        few = cut(args.data, name, args.items).n_users < SEVERAL
+        tasks += [(name, seed, args) for seed in range(args.splits if few else 1)]
+    if args.jobs:
+        with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+            pool.starmap(fill, tasks, chunksize=1)
+        return
+    cases = [made(*task) for task in tasks]
     worth = gains(cases)
     print("constants fitted to all:", best_choice(worth))
     found = table(cases, worth)

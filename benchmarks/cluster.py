@@ -1,15 +1,18 @@
 """A cluster of this machine's processors against one worker and against the plain library.
 
 Makes interactions, reads, counts and sums them on one worker and on two, solves over the workers,
-fits, evaluates, writes lists, and kills a worker on the way; prints what it did and the ratios.
+evaluates, writes lists, and kills a worker on the way; prints what it did and the ratios. With a
+folder the phases can be run one by one, and what was measured stays there in `times.json`.
 
     python benchmarks/cluster.py                            # 50 million interactions
     python benchmarks/cluster.py --interactions 2000000     # a minute or two
+    python benchmarks/cluster.py --folder F --phases ingest lists
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -19,17 +22,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.spread import Spread
 from equipoise.machine import limited
 from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file
+PHASES = ("plain", "ingest", "lists", "evaluate", "neighbourhood", "solve", "kill")
+NEIGHBOURS = 50
 
 
 def main() -> None:
@@ -38,13 +44,13 @@ def main() -> None:
     parser.add_argument("--users", type=int, help="a fiftieth of the interactions if left out")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
-    parser.add_argument("--skip-solve", action="store_true", help="leave out the solve")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     given = parser.parse_args()
     users = given.users or max(given.interactions // 50, 100)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
         parts = made(folder / "events", given.interactions, users, given.items)
-        compare(folder, parts, given.skip_solve)
+        Comparison(folder, parts).run(given.phases)
     finally:
         if given.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -71,29 +77,24 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-class Spent(NamedTuple):
-    """Time on the clock, and of processors, which other work on the machine hardly changes."""
-
-    seconds: float
-    processor: float
-
-    def __add__(self, other: Any) -> Spent:
-        return Spent(self.seconds + other.seconds, self.processor + other.processor)
-
-
-def timed(what: str, work: Callable[[], Any], client: Any = None) -> tuple[Any, Spent]:
-    """Do something and say how long it took, here and on the workers of a client."""
-    before, start = processor_seconds(client), time.perf_counter()
-    found = work()
-    seconds = time.perf_counter() - start
-    spent = Spent(seconds, processor_seconds(client) - before)
-    say(f"  {what}: {spent.seconds:.1f} s, {spent.processor:.1f} s of processors")
-    return found, spent
-
-
 def processor_seconds(client: Any) -> float:
     there = [] if client is None else client.run(time.process_time).values()
     return time.process_time() + sum(there)
+
+
+def task_seconds(client: Any, since: float) -> float:
+    """Return how long tasks ran, all workers together: more beside one another than alone."""
+    if client is None:
+        return 0.0
+    ran = [each["startstops"] for each in client.get_task_stream(start=since)]
+    return float(
+        sum(part["stop"] - part["start"] for parts in ran for part in parts if computes(part))
+    )
+
+
+def computes(part: dict[str, Any]) -> bool:
+    """Whether this part of a task is its work, and not the way of its inputs."""
+    return part["action"] == "compute"
 
 
 @contextmanager
@@ -113,6 +114,7 @@ def workers(number: int) -> Iterator[Any]:
     ):
         say(f"{number} worker{'s' if number > 1 else ''}; dashboard at {cluster.dashboard_link}")
         client.run(compile_kernels)
+        client.get_task_stream()  # from now on
         yield client
 
 
@@ -122,7 +124,7 @@ def compile_kernels() -> None:
     with limited(1):
         eq.read(data.to_frame().select("user", "item"))
         eq.EASE(l2=1.0).fit(data).recommend(data.users[:3].tolist(), k=3)
-        WorkerSolver(_Here(), data, tile_rows=6).system(np.ones(40), np.ones(12))
+        WorkerSolver(Spread.of(_Here(), data), data, tile_rows=6).system(np.ones(40), np.ones(12))
 
 
 class _Here:
@@ -130,28 +132,6 @@ class _Here:
 
     def submit(self, function: Any, *args: Any, pure: bool = False) -> Any:
         return function(*args)
-
-
-def ingest(client: Any, parts: Path) -> tuple[Any, Spent]:
-    """Read and count, and sum the Gram matrix; return the data and the time of all three."""
-    from distributed import wait
-
-    data, reading = timed("read", lambda: eq.cluster.read(parts, client=client), client)
-    _, counting = timed("counts", lambda: data.item_counts, client)
-    local, gathering = timed("gather", data.gather, client)
-    solver = WorkerSolver(client, local)
-    ones = np.ones(local.n_users), np.ones(local.n_items)
-    tiles, summing = timed("Gram tiles", lambda: wait(list(solver.system(*ones).values())), client)
-    del tiles
-    return data, reading + counting + gathering + summing
-
-
-def plain(parts: Path) -> tuple[Any, Spent]:
-    data, reading = timed("read", lambda: eq.read(parts))
-    room = np.empty((data.n_items,) * 2, np.float32)
-    ones = np.ones(data.n_users)
-    _, summing = timed("Gram", lambda: dense.weighted_gram(data.matrix, ones, room))
-    return data, reading + summing
 
 
 def kill_soon(client: Any, seconds: float) -> threading.Timer:
@@ -162,76 +142,221 @@ def kill_soon(client: Any, seconds: float) -> threading.Timer:
     return timer
 
 
-def compare(folder: Path, parts: Path, skip_solve: bool) -> None:
-    say("the plain library, two threads")
-    compile_kernels()
-    local, alone = plain(parts)
-    model = eq.EASE(l2=100.0)
-    split = eq.split.strong(local, valid=0, test=min(0.1, 20_000 / local.n_users))
-    fitted, _ = timed("fit", lambda: model.fit(split.train))
-    expected, _ = timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
-    fitted.save(folder / "model")
-    lists = {}
-    phases = {}
-    for number in (1, 2):
-        with workers(number) as client:
-            data, phases[number] = ingest(client, parts)
-            _, lists[number] = timed(
-                "20 items for each user",
-                lambda client=client, number=number: eq.cluster.recommend_to(
-                    folder / "model", folder / f"lists-{number}", client=client
-                ),
+class Comparison:
+    """The phases, and what was measured: seconds on the clock and of processors."""
+
+    def __init__(self, folder: Path, parts: Path) -> None:
+        self.folder, self.parts = folder, parts
+        self.file = folder / "times.json"
+        self.times: dict[str, Any] = (
+            json.loads(self.file.read_text()) if self.file.exists() else {}
+        )
+        self._split: Any = None
+
+    def run(self, phases: Any) -> None:
+        """Go through some phases, and print the ratios of all that were measured."""
+        compile_kernels()
+        for phase in phases:
+            say(phase)
+            getattr(self, phase)()
+        self.ratios()
+
+    def timed(self, what: str, work: Callable[[], Any], client: Any = None) -> Any:
+        """Do something and keep how long it took, here and on the workers of a client."""
+        before, start, since = processor_seconds(client), time.perf_counter(), time.time()
+        found = work()
+        seconds = time.perf_counter() - start
+        tasks = task_seconds(client, since)
+        spent = seconds, processor_seconds(client) - before, tasks
+        there = "" if client is None else f", tasks of {tasks:.1f} s"
+        say(f"  {what}: {seconds:.1f} s, {spent[1]:.1f} s of processors{there}")
+        self.keep(what, spent)
+        return found
+
+    def keep(self, what: str, value: Any) -> None:
+        """Write down what was measured."""
+        self.times[what] = value
+        self.file.write_text(json.dumps(self.times, indent=1))
+
+    def split(self) -> Any:
+        """Return a split of all interactions, made once."""
+        if self._split is None:
+            data = eq.read(self.parts)
+            test = min(0.1, 20_000 / data.n_users)
+            self._split = eq.split.strong(data, valid=0, test=test)
+        return self._split
+
+    def model(self) -> Path:
+        """Return the folder of a model of all users but those of the test part."""
+        home = self.folder / "model"
+        if not home.exists():
+            train = self.split().train
+            self.timed("fit", lambda: eq.EASE(l2=100.0).fit(train)).save(home)
+        return home
+
+    def plain(self) -> None:
+        """Read and sum with the library on two threads."""
+        data = self.timed("plain read", lambda: eq.read(self.parts))
+        room = np.empty((data.n_items,) * 2, np.float32)
+        ones = np.ones(data.n_users)
+        self.timed("plain Gram", lambda: dense.weighted_gram(data.matrix, ones, room))
+        self.keep("fingerprint", data.fingerprint)
+
+    def ingest(self) -> None:
+        """Read, count, and sum the Gram matrix, on one worker and on two."""
+        from distributed import wait
+
+        for number in (1, 2):
+            with workers(number) as client:
+                name = f"{number} workers: "
+
+                def read(client: Any = client) -> Any:
+                    return eq.cluster.read(self.parts, client=client)
+
+                data = self.timed(name + "read", read, client)
+                self.timed(name + "counts", lambda data=data: data.item_counts, client)
+                ones = np.ones(data.n_users), np.ones(data.n_items)
+
+                def gram(client: Any = client, data: Any = data, ones: Any = ones) -> Any:
+                    solver = WorkerSolver(Spread.of(client, data), None)  # type: ignore[arg-type]
+                    return wait(list(solver.system(*ones).values()))
+
+                self.timed(name + "Gram", gram, client)
+                if number == 2 and "fingerprint" in self.times:
+                    local = self.timed("gather", data.gather, client)
+                    assert local.fingerprint == self.times["fingerprint"]
+                    say("  the data have the same bits")
+
+    def lists(self) -> None:
+        """Write twenty items for each training user, on one worker and on two."""
+        home = self.model()
+        for number in (1, 2):
+            out = self.folder / f"lists-{number}"
+            shutil.rmtree(out, ignore_errors=True)
+            with workers(number) as client:
+                users = self.timed(
+                    f"{number} workers: lists",
+                    lambda out=out, client=client: eq.cluster.recommend_to(
+                        home, out, client=client
+                    ),
+                    client,
+                )
+                peak = max(client.run(peak_bytes).values())
+                say(f"  {users:,} users; peak of a worker process {peak / 1e9:.2f} GB")
+                self.keep(f"{number} workers: lists, peak bytes", peak)
+
+    def evaluate(self) -> None:
+        """Evaluate here and on two workers."""
+        home, split = self.model(), self.split()
+        fitted = eq.load(home)
+        wanted = self.timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
+        with workers(2) as client:
+            found = self.timed(
+                "2 workers: evaluate",
+                lambda: eq.cluster.evaluate(home, split.test, client=client, bootstrap=0),
                 client,
             )
-            if number == 1:
-                continue
-            assert data.gather().fingerprint == local.fingerprint
-            say("  the data have the same bits")
-            found, _ = timed(
-                "evaluate",
-                lambda client=client: eq.cluster.evaluate(
-                    folder / "model", split.test, client=client, bootstrap=0
-                ),
+        assert found.table.equals(wanted.table)
+        say(f"  the same metrics: ndcg@20 {found['ndcg@20']:.4f}")
+
+    def neighbourhood(self) -> None:
+        """Fit neighbourhoods here and on two workers."""
+        near = {"engine": "neighbourhood", "neighbours": NEIGHBOURS}
+        model, data = eq.EASE(l2=100.0), eq.read(self.parts)
+        wanted = self.timed("neighbourhood", lambda: model.fit(data, **near))
+        columns = wanted.inverse_
+        with workers(2) as client:
+            there = eq.cluster.read(self.parts, client=client)
+            found = self.timed(
+                "2 workers: neighbourhood",
+                lambda: eq.cluster.fit(model, there, **near),
+                client,
             )
-            assert found.table.equals(expected.table)
-            say(f"  the same metrics: ndcg@20 {found['ndcg@20']:.4f}")
-            if not skip_solve:
-                solve(client, split.train)
-            say("a worker is killed while it reads")
-            del data
-            timer = kill_soon(client, phases[2].seconds / 8)
-            again, broken = timed("read", lambda: eq.cluster.read(parts, client=client))
+        same = np.array_equal(found.inverse_.data, columns.data)
+        say(f"  {'the same' if same else 'other'} bits")
+
+    def solve(self) -> None:
+        """Solve over two workers and with the dense engine, and compare."""
+        train = self.split().train
+        penalty, weights = np.full(train.n_items, 100.0), np.ones(train.n_users)
+        gram = dense.Gram(train.matrix, weights)
+        wanted, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
+        with workers(2) as client, most_held(client) as held:
+            solver = WorkerSolver(Spread.of(client, train), train)
+            found = self.timed("2 workers: exact", lambda: solver.solve(weights, penalty), client)
+        apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
+        share = held[0] / wanted.nbytes
+        self.keep("exact, tiles of a worker", share)
+        say(
+            f"  {train.n_items:,} items: largest difference {apart:.1e} of the largest number; "
+            f"tiles that a worker held at most: {share:.0%} of the matrix"
+        )
+
+    def kill(self) -> None:
+        """Kill a worker while it reads."""
+        whole = self.times.get("2 workers: read", (4.0, 0.0))[0]
+        with workers(2) as client:
+            timer = kill_soon(client, whole / 4)
+            data = self.timed(
+                "2 workers, one is killed: read",
+                lambda: eq.cluster.read(self.parts, client=client),
+            )
             timer.join()
-            assert again.gather().fingerprint == local.fingerprint
-            say(f"  the same bits, in {broken.seconds:.1f} s")
-    say("ratios")
-    for what, found in (("read, counts and Gram", phases), ("lists", lists)):
-        faster = found[1].seconds / found[2].seconds
-        more = found[2].processor / found[1].processor
-        say(f"  {what}: two workers {faster:.2f}x as fast as one, with {more:.2f} of the work")
-    work = phases[2].processor / alone.processor
-    say(
-        f"  read, counts and Gram: {phases[2].seconds / alone.seconds:.2f} of the time of the "
-        f"plain library on the same processors, {work:.2f} of its work"
-    )
+            if "fingerprint" in self.times:
+                assert data.gather().fingerprint == self.times["fingerprint"]
+                say("  the same bits")
+
+    def ratios(self) -> None:
+        """Print what a cluster is judged by."""
+        steps = ("read", "counts", "Gram")
+        one, two = ([f"{number} workers: {step}" for step in steps] for number in (1, 2))
+        plain = ["plain read", "plain Gram"]
+        self.ratio("read, counts and Gram: one worker / two workers", one, two)
+        self.ratio("read, counts and Gram: two workers / plain library", two, plain)
+        self.ratio("exact: two workers / dense engine", ["2 workers: exact"], ["dense engine"])
+        self.ratio("lists: one worker / two workers", ["1 workers: lists"], ["2 workers: lists"])
+        near = ["2 workers: neighbourhood"], ["neighbourhood"]
+        self.ratio("neighbourhood: two workers / plain library", *near)
+        self.ratio(
+            "read: with a killed worker / without",
+            ["2 workers, one is killed: read"],
+            ["2 workers: read"],
+        )
+
+    def ratio(self, what: str, above: list[str], below: list[str]) -> None:
+        """Print a ratio of sums, where all of them were measured."""
+        if not set(above) | set(below) <= set(self.times):
+            return
+        clock, work = (
+            sum(self.times[name][at] for name in above)
+            / sum(self.times[name][at] for name in below)
+            for at in (0, 1)
+        )
+        say(f"{what}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
-def solve(client: Any, train: Any) -> None:
-    """Solve over the workers and on this machine, and compare."""
-    penalty, weights = np.full(train.n_items, 100.0), np.ones(train.n_users)
-    gram = dense.Gram(train.matrix, weights)
-    (wanted, _), here = timed("dense engine", lambda: gram.inverse(penalty))
-    solver = WorkerSolver(client, train)
-    found, there = timed("over the workers", lambda: solver.solve(weights, penalty), client)
-    apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
-    most = client.run(peak_bytes)
-    share = max(most.values()) / wanted.nbytes
-    say(
-        f"  {train.n_items:,} items: {there.seconds / here.seconds:.2f} of the time of the dense "
-        f"engine, {there.processor / here.processor:.2f} of its work; largest difference "
-        f"{apart:.1e} of the largest number; peak of a worker process {share:.0%} of the matrix, "
-        "interpreter and data included"
-    )
+@contextmanager
+def most_held(client: Any) -> Iterator[list[int]]:
+    """Watch how many bytes of tiles a worker holds, copies for its next tasks included."""
+    scheduler = client.cluster.scheduler
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            for worker in list(scheduler.workers.values()):
+                tasks = [each for each in list(worker.has_what) if each.prefix.name in TILES]
+                most[0] = max(most[0], sum(max(each.nbytes, 0) for each in tasks))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
+
+
+TILES = ("changed", "tile_of")
 
 
 def peak_bytes() -> int:

@@ -185,6 +185,15 @@ def show(out: Path) -> None:
     least, mean = np.min(shares, axis=0), np.mean(shares, axis=0)
     print(f"least {least.round(4)}, mean {mean.round(4)}; ", end="")
     print(f"within two errors {sum(abs(each) <= 2 for each in off)} of {len(off)}")
+    split = frame.filter(way=KINDS[2]).select(*NAMES[:3], *METRICS)
+    for way in (KINDS[0], KINDS[3]):
+        pairs = frame.filter(way=way).join(split, on=NAMES[:3], suffix="_split")
+        means = pairs.group_by("data", maintain_order=True).agg(
+            pl.len(), *((pl.col(each).mean() / pl.col(f"{each}_split").mean()) for each in METRICS)
+        )
+        print(f"{way} / split:")
+        for name, seeds, *found in means.rows():
+            print(f"  {name}, {seeds} seeds: " + ", ".join(f"{each:.1%}" for each in found))
 
 
 def timing(args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """Lists of SANSA, for `sparse_peers.py`, which runs this in an environment that has the package.
 
-    PYTHON benchmarks/sansa_lists.py FOLDER DENSITY L2
+    PYTHON benchmarks/sansa_lists.py FOLDER DENSITY L2 ICF
 
 FOLDER has train.npz, valid.npz and test.npz; lists of 20 are written beside them.
 """
@@ -18,12 +18,14 @@ import numpy as np
 import scipy.sparse as sp
 from sansa import (
     SANSA,
+    CHOLMODGramianFactorizerConfig,
     ICFGramianFactorizerConfig,
     SANSAConfig,
     UMRUnitLowerTriangleInverterConfig,
 )
 
 LENGTH, BATCH = 20, 500
+FACTORIZERS = {"CHOLMOD": CHOLMODGramianFactorizerConfig, "ICF": ICFGramianFactorizerConfig}
 
 
 def lists(model: Any, histories: Any) -> Any:
@@ -44,7 +46,7 @@ def main() -> None:
     config = SANSAConfig(
         l2=l2,
         weight_matrix_density=density,
-        gramian_factorizer_config=ICFGramianFactorizerConfig(),
+        gramian_factorizer_config=FACTORIZERS[sys.argv[4]](),
         lower_triangle_inverter_config=UMRUnitLowerTriangleInverterConfig(),
     )
     start = time.perf_counter(), time.process_time()

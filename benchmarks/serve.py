@@ -312,14 +312,14 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
                 rounds["writes"].append(measured(ours, asked, options.seconds))
                 stop.set()
                 writer.join()
-        best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
-        cost = {name: min(each for _, each in found) for name, found in rounds.items()}
-        load = Load(ours.port, asked, 16)
-        half: dict[str, list[float]] = {"p50_ms": [], "p99_ms": []}
-        for _ in range(options.rounds):
-            load.run(options.seconds, rate=best["ours"] / 2)
-            half["p50_ms"].append(load.quantile(0.5))
-            half["p99_ms"].append(load.quantile(0.99))
+            best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
+            cost = {name: min(each for _, each in found) for name, found in rounds.items()}
+            half: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
+            for _ in range(options.rounds):
+                for name, running in (("bare", floor), ("ours", ours)):
+                    load = Load(running.port, asked, 16)
+                    load.run(options.seconds, rate=best[name] / 2)
+                    half[name].append({f"p{n}_ms": load.quantile(n / 100) for n in (50, 99)})
     return {
         "model": options.model,
         "requests_per_second": best,

@@ -8,7 +8,7 @@ Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``; ``--tab
   model, which solves for the rows of all clicked items, and again, when it has them;
 - ``matrices``: past and future matrices beside the sparse product S^T T of the same matrices.
 
-Medians of several runs in turn; prints Markdown.
+Medians of several runs in turn, clock time of all threads; prints Markdown.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ TABLES = ("routes", "events", "matrices")
 
 
 def seconds(task: Callable[[], Any], repeats: int) -> float:
-    """Median processor time of all threads, which other programs do not stretch."""
+    """Median clock time, on all threads; the machine has to be without other work."""
     taken = []
     for _ in range(repeats):
-        began = time.process_time()
+        began = time.perf_counter()
         task()
-        taken.append(time.process_time() - began)
+        taken.append(time.perf_counter() - began)
     return statistics.median(taken)
 
 

@@ -17,6 +17,7 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ WEIGHTS = 100
 DATASETS = ("ML-1M", "gowalla", "yelp2018")
 OTHER = [{"l2": l2, "dropout": 0.5, "alpha": 0.2, "beta": 0.3} for l2 in (20.0, 100.0, 500.0)]
 SHRINK = (0.0, 10.0, 50.0)
-SANSA_L2 = (20.0, 100.0, 500.0)
+# its incomplete factorisation scales the data first, so that l2 is a small number there; the other
+# one takes the whole Gram matrix
+SANSA_L2 = (0.5, 2.0, 8.0)
+SANSA_SMALL = [("CHOLMOD", l2) for l2 in (50.0, 200.0, 800.0)]
+SMALL = 10_000  # items
 METRICS = ["recall", "ndcg", "tail_ndcg"]
 LISTS = Path(__file__).with_name("sansa_lists.py")
 
@@ -79,8 +84,9 @@ def item_knn(split: eq.Split) -> dict[str, Any]:
     return best([fitted(model, split, {"shrink": shrink}) for model, shrink in models])
 
 
-def sansa(split: eq.Split, python: str, limit: float) -> dict[str, Any]:
+def sansa(split: eq.Split, python: str, limit: float, l2s: Sequence[float]) -> dict[str, Any]:
     rows = []
+    tries = [("ICF", l2) for l2 in l2s] + (SANSA_SMALL if split.train.n_items < SMALL else [])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts = {"valid": split.valid, "test": split.test}
@@ -88,8 +94,9 @@ def sansa(split: eq.Split, python: str, limit: float) -> dict[str, Any]:
         for key, part in parts.items():
             sp.save_npz(folder / f"{key}.npz", part.history.matrix)
         density = WEIGHTS / split.train.n_items
-        for l2 in SANSA_L2:
-            command = [python, str(LISTS), name, str(density), str(l2)]
+        for method, l2 in tries:
+            settings = {"method": method, "l2": l2}
+            command = [python, str(LISTS), name, str(density), str(l2), method]
             try:
                 subprocess.run(command, check=True, timeout=limit, capture_output=True)
             except subprocess.TimeoutExpired:
@@ -102,7 +109,7 @@ def sansa(split: eq.Split, python: str, limit: float) -> dict[str, Any]:
             there = measured(frames["valid"], split.valid, split.train)
             facts = json.loads((folder / "facts.json").read_text())
             rows.append(
-                {"settings": {"l2": l2}, **facts, "valid_ndcg@20": there["ndcg@20"]}
+                {"settings": settings, **facts, "valid_ndcg@20": there["ndcg@20"]}
                 | measured(frames["test"], split.test, split.train)
             )
     return best(rows)
@@ -125,6 +132,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--sansa", help="interpreter of an environment with the package")
     parser.add_argument("--limit", type=float, default=120, help="seconds of one fit of SANSA")
+    parser.add_argument("--l2", nargs="+", type=float, default=SANSA_L2, help="of its ICF")
     parser.add_argument("--datasets", nargs="+", default=DATASETS)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
@@ -141,7 +149,7 @@ def main() -> None:
             "item-kNN": lambda: item_knn(split),  # noqa: B023
         }
         if chosen.sansa:
-            models["SANSA"] = lambda: sansa(split, chosen.sansa, chosen.limit)  # noqa: B023
+            models["SANSA"] = lambda: sansa(split, chosen.sansa, chosen.limit, chosen.l2)  # noqa: B023
         for name, work in models.items():
             rows.append({"dataset": dataset, "model": name, **work()})
             print(json.dumps(rows[-1]), flush=True)

@@ -166,7 +166,6 @@ def evaluate(
     >>> result.definitions["recall"]
     'hits among the first k / min(k, number of targets)'
     """
-    ks = _cutoffs(k)
     given = _checked_part(part)
     count("batch_size", batch_size)
     count("bootstrap", bootstrap, 0)
@@ -176,69 +175,206 @@ def evaluate(
         model = GivenLists(model, given, train, exclude_seen)
         wanted = model.measurable(wanted, chosen=metrics is not None)
         exclude_seen = model.hides_seen
-    items = _model_items(model)
-    history, target = _aligned(given, items)
-    repeats = str(getattr(given, "repeats", "new"))
-    how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
-    how = {name: value for name, value in how.items() if value is not None}
-    if exclude_seen is None:
-        exclude_seen = repeats == "new" and given.protocol != "session"
-        if "rules" in how and how["rules"].seen is not None:
-            exclude_seen = how["rules"].seen == "exclude"
-    measured = ListMetrics(
-        history,
-        target,
-        model.item_counts_,
-        list(product(wanted, ks)),
-        protocol=given.protocol,
-        groups=_flags_of_groups(groups or {}, given.target, items),
+    question = Question.of(
+        model,
+        given,
+        k,
+        wanted,
+        rules=rules,
+        alpha=alpha,
+        groups=groups,
+        item_vectors=item_vectors,
+        exclude_seen=exclude_seen,
     )
-    if "diversity" in measured.bases:
-        measured.units = _units(item_vectors, items)
+    history, target = _aligned(given, question.items)
+    measured = question.metrics(history, target)
     seconds = {"rank": 0.0}
-    ranker, depth = model, min(ks[-1], len(items))
-
-    def rank(rows: Interactions) -> Lists:
-        ranked = ranker.rank(rows, depth, exclude_seen=exclude_seen, **how)
-        return _checked_lists(ranked, rows, depth, len(items))
-
-    batches = _ranked(rank, history, batch_size, seconds, progress)
+    ranker = model
+    batches = _ranked(
+        lambda rows: question.lists(ranker, rows), history, batch_size, seconds, progress
+    )
     with limited(threads):
         started = time.perf_counter()
         per_user, exposure = measured.per_user(batches)
-        ended = time.perf_counter()
-        seconds["metrics"] = ended - started - seconds["rank"]
+        seconds["metrics"] = time.perf_counter() - started - seconds["rank"]
+        return question.result(
+            model,
+            history.user_index,
+            per_user,
+            exposure,
+            part=given.name,
+            fingerprint=identity(given.target),
+            name=name or str(getattr(model, "label", type(model).__name__)),
+            bootstrap=bootstrap,
+            seed=seed,
+            tuned_on_test=tuned_on_test,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked of lists, whoever the users are: metrics at cut-offs, and which lists.
+
+    Parameters
+    ----------
+    items, counts
+        The model's items, and their training interactions.
+    ks, wanted
+        Cut-offs, and metrics.
+    protocol, repeats
+        Those of the part.
+    how, exclude_seen
+        How the lists are made.
+    groups
+        Flags over the items by name.
+    units
+        Item vectors, for "diversity".
+    """
+
+    items: IdIndex
+    counts: npt.NDArray[Any]
+    ks: tuple[int, ...]
+    wanted: Sequence[Named]
+    protocol: str
+    repeats: str
+    how: Mapping[str, Any]
+    exclude_seen: bool
+    groups: Mapping[str, Flags]
+    units: Vectors | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        part: Any,
+        k: int | Iterable[int],
+        wanted: Sequence[Named],
+        *,
+        rules: RulesLike | None = None,
+        alpha: float | None = None,
+        groups: Mapping[str, Any] | None = None,
+        item_vectors: Any = None,
+        exclude_seen: bool | None = None,
+    ) -> Question:
+        """Return what is asked of the lists of a model on a part; as for `evaluate`."""
+        items = _model_items(model)
+        repeats = str(getattr(part, "repeats", "new"))
+        how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
+        how = {name: value for name, value in how.items() if value is not None}
+        if exclude_seen is None:
+            exclude_seen = repeats == "new" and part.protocol != "session"
+            if "rules" in how and how["rules"].seen is not None:
+                exclude_seen = how["rules"].seen == "exclude"
+        diverse = any(named.base == "diversity" for named in wanted)
+        return cls(
+            items,
+            model.item_counts_,
+            _cutoffs(k),
+            wanted,
+            part.protocol,
+            repeats,
+            how,
+            exclude_seen,
+            _flags_of_groups(groups or {}, part.target.items, items),
+            _units(item_vectors, items) if diverse else None,
+        )
+
+    def metrics(
+        self, history: Interactions, target: Interactions, active: Flags | None = None
+    ) -> ListMetrics:
+        """Return the metrics for some users; `active` are flags of those, if they are not all."""
+        at = list(product(self.wanted, self.ks))
+        how: dict[str, Any] = {"protocol": self.protocol, "groups": self.groups, "active": active}
+        measured = ListMetrics(history, target, self.counts, at, **how)
+        measured.units = self.units
+        return measured
+
+    def lists(self, model: Any, rows: Interactions) -> Lists:
+        """Return the lists of some users, checked."""
+        depth = min(self.ks[-1], len(self.items))
+        ranked = model.rank(rows, depth, exclude_seen=self.exclude_seen, **self.how)
+        return _checked_lists(ranked, rows, depth, len(self.items))
+
+    def result(
+        self,
+        model: Any,
+        users: IdIndex,
+        per_user: Mapping[str, Floats],
+        exposure: Exposure,
+        *,
+        seconds: dict[str, float],
+        bootstrap: int,
+        seed: int,
+        **facts: Any,
+    ) -> Result:
+        """Return the result from the values of all users."""
+        started = time.perf_counter()
         intervals = _intervals(per_user, bootstrap, seed)
-        seconds["bootstrap"] = time.perf_counter() - ended
-    log.info("evaluated %d users in %.1f s", history.n_users, sum(seconds.values()))
-    rows = [
-        (named.base, at, named.slice, value, *intervals.get(named.at(at), (None, None)), size)
-        for (named, at), (value, size) in measured.summaries(per_user, exposure)
-    ]
-    table = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    users = history.user_index.to_series().alias("user")
-    columns = pl.DataFrame([users, *(pl.Series(name, each) for name, each in per_user.items())])
-    return Result(
-        name=name or str(getattr(model, "label", type(model).__name__)),
-        table=table.with_columns(pl.col("value", "low", "high").fill_nan(None)),
-        per_user=columns.with_columns(pl.col(pl.Float64).fill_nan(None)),
-        k=ks,
-        protocol=given.protocol,
-        part=given.name,
-        fingerprint=identity(given.target),
-        data_fingerprint=model.data_fingerprint_,
-        n_users=history.n_users,
-        n_items=len(items),
-        exclude_seen=exclude_seen,
-        settings={**model.settings(), **_plain_options(how)},
-        definitions={named.name: named.definition(measured.recall_form) for named in wanted},
-        tuned_on_test=tuned_on_test,
-        bootstrap=bootstrap,
-        seed=seed,
-        seconds=seconds,
-        version=equipoise.__version__,
-        repeats=repeats,
-    )
+        seconds["bootstrap"] = time.perf_counter() - started
+        log.info("evaluated %d users in %.1f s", len(users), sum(seconds.values()))
+        at = list(product(self.wanted, self.ks))
+        rows = [
+            (named.base, k, named.slice, value, *intervals.get(named.at(k), (None, None)), size)
+            for (named, k), (value, size) in summaries(at, per_user, exposure, len(users))
+        ]
+        table = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        series = [pl.Series(name, each) for name, each in per_user.items()]
+        columns = pl.DataFrame([users.to_series().alias("user"), *series])
+        form = recall_form(self.protocol)
+        return Result(
+            table=table.with_columns(pl.col("value", "low", "high").fill_nan(None)),
+            per_user=columns.with_columns(pl.col(pl.Float64).fill_nan(None)),
+            k=self.ks,
+            protocol=self.protocol,
+            data_fingerprint=model.data_fingerprint_,
+            n_users=len(users),
+            n_items=len(self.items),
+            exclude_seen=self.exclude_seen,
+            settings={**model.settings(), **_plain_options(dict(self.how))},
+            definitions={named.name: named.definition(form) for named in self.wanted},
+            bootstrap=bootstrap,
+            seed=seed,
+            seconds=seconds,
+            version=equipoise.__version__,
+            repeats=self.repeats,
+            **facts,
+        )
+
+
+def recall_form(protocol: str) -> str:
+    """Return which form "recall" has in a protocol."""
+    return "recall_full" if protocol == "weak" else "recall_capped"
+
+
+def summaries(
+    wanted: Iterable[tuple[Named, int]],
+    per_user: Mapping[str, Floats],
+    exposure: Exposure,
+    n_users: int,
+) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
+    """Each metric and cut-off with its value and how many users that is over."""
+    aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
+    for named, k in wanted:
+        if named.base in AGGREGATE:
+            yield (named, k), (aggregate[named.base](exposure[k]), n_users)
+        else:
+            values = per_user[named.at(k)]
+            defined = values[~np.isnan(values)]
+            mean = float(defined.mean()) if len(defined) else math.nan
+            yield (named, k), (mean, len(defined))
+
+
+def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flags:
+    """Flag the ceil(m / 5) users with the longest histories.
+
+    Ties go to the smaller id, so that the order of the rows does not matter.
+    """
+    by_id = np.argsort(users, kind="stable")
+    order = by_id[np.argsort(-counts[by_id], kind="stable")]
+    active = np.zeros(len(users), bool)
+    active[order[: -(-len(users) // 5)]] = True
+    return active
 
 
 class ListMetrics:
@@ -256,6 +392,8 @@ class ListMetrics:
         In "weak", "recall" divides by all targets.
     groups
         Flags over the items by name, beside "head" and "tail".
+    active
+        Flags of the users with the longest histories; left out: those among these users.
     """
 
     def __init__(
@@ -267,10 +405,12 @@ class ListMetrics:
         *,
         protocol: str,
         groups: Mapping[str, Flags] | None = None,
+        active: Flags | None = None,
     ) -> None:
+        self._given_active = active
         self.history, self.target, self.counts, self.wanted = history, target, counts, wanted
         self.protocol = protocol
-        self.recall_form = "recall_full" if protocol == "weak" else "recall_capped"
+        self.recall_form = recall_form(protocol)
         self.bases = {named.base for named, _ in wanted}
         self.ks = sorted({k for _, k in wanted})
         head = formulas.head_items(counts)
@@ -354,15 +494,7 @@ class ListMetrics:
         self, per_user: Mapping[str, Floats], exposure: Exposure
     ) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
         """Each metric and cut-off with its value and how many users that is over."""
-        aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
-        for named, k in self.wanted:
-            if named.base in AGGREGATE:
-                yield (named, k), (aggregate[named.base](exposure[k]), self.target.n_users)
-            else:
-                values = per_user[named.at(k)]
-                defined = values[~np.isnan(values)]
-                mean = float(defined.mean()) if len(defined) else math.nan
-                yield (named, k), (mean, len(defined))
+        return summaries(self.wanted, per_user, exposure, self.target.n_users)
 
     @cached_property
     def _propensities(self) -> Floats:
@@ -374,16 +506,10 @@ class ListMetrics:
 
     @cached_property
     def _active(self) -> Flags:
-        """Flags of the ceil(m / 5) users with the longest histories.
-
-        Ties go to the smaller id, so that the order of the rows does not matter.
-        """
-        history = self.history
-        by_id = np.argsort(history.users, kind="stable")
-        order = by_id[np.argsort(-history.user_counts[by_id], kind="stable")]
-        active = np.zeros(history.n_users, bool)
-        active[order[: -(-history.n_users // 5)]] = True
-        return active
+        """Flags of the users with the longest histories."""
+        if self._given_active is not None:
+            return self._given_active
+        return active_users(self.history.users, self.history.user_counts)
 
 
 def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
@@ -439,24 +565,30 @@ def _model_items(model: Rankable) -> IdIndex:
 def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
     """Return history and target over the model's items; unknown ones are refused."""
     for side, data in (("targets", part.target), ("histories", part.history)):
-        if data.item_index.same_as(items):
-            continue
-        used = data.items[data.item_counts > 0]
-        missing = used[items.positions(used, unknown="skip") < 0]
-        if not len(missing):
-            continue
-        reason = f"the model does not know {len(missing):,} of {len(used):,} items"
-        if len(missing) == len(used):
-            reason = "the model was fitted on other items"
-        raise UnknownIdError(
-            f"{reason} in the {side} ({some(missing)}); fit it on the train part of the same "
-            "split, or leave them out with .with_items(model.item_index_, unknown='skip')"
-        )
+        if not data.item_index.same_as(items):
+            check_known(side, data.items, data.item_counts, items)
     return part.history.with_items(items), part.target.with_items(items)
 
 
+def check_known(
+    side: str, items: npt.NDArray[Any], counts: npt.NDArray[Any], known: IdIndex
+) -> None:
+    """Refuse items that occur in histories or targets and that a model does not know."""
+    used = items[counts > 0]
+    missing = used[known.positions(used, unknown="skip") < 0]
+    if not len(missing):
+        return
+    reason = f"the model does not know {len(missing):,} of {len(used):,} items"
+    if len(missing) == len(used):
+        reason = "the model was fitted on other items"
+    raise UnknownIdError(
+        f"{reason} in the {side} ({some(missing)}); fit it on the train part of the same "
+        "split, or leave them out with .with_items(model.item_index_, unknown='skip')"
+    )
+
+
 def _flags_of_groups(
-    groups: Mapping[str, Any], target: Interactions, items: IdIndex
+    groups: Mapping[str, Any], of_part: npt.NDArray[Any], items: IdIndex
 ) -> dict[str, Flags]:
     """Return each group as flags over the model's items."""
     taken = {*known(), *ITEM_SLICES, *USER_SLICES, "all", "unbiased"}
@@ -466,10 +598,10 @@ def _flags_of_groups(
             raise SettingError(f"a group cannot be called {name!r}; choose another word")
         listed = as_list(members)
         if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
-            if len(listed) != target.n_items:
-                sizes = f"{len(listed)} flags for {target.n_items} items"
+            if len(listed) != len(of_part):
+                sizes = f"{len(listed)} flags for {len(of_part)} items"
                 raise DataError(f"group {name!r} has {sizes}; give one flag per item of the part")
-            places = items.positions(target.items[np.array(listed)], unknown="skip")
+            places = items.positions(of_part[np.array(listed)], unknown="skip")
         else:
             places = items.positions(listed)
         out[name] = np.zeros(len(items), bool)

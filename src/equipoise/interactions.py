@@ -29,10 +29,12 @@ from equipoise.matrix import (
     as_positions,
     cell_keys,
     checked_matrix,
+    column_counts,
     entry_rows,
     in_ascending,
     keep_entries,
     segments,
+    slices,
 )
 from equipoise.notebook import fragment, table
 from equipoise.storage import Fields, Stored, load_directory, write_directory
@@ -137,9 +139,10 @@ class Interactions:
     @cached_property
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Number of users of each item."""
-        used = self.matrix.indices
-        used = used[self.matrix.data > 0] if self.signed else used
-        return np.bincount(used, minlength=self.n_items).astype(np.int64)
+        if self.signed:
+            used = self.matrix.indices[self.matrix.data > 0]
+            return np.bincount(used, minlength=self.n_items).astype(np.int64)
+        return column_counts(self.matrix)
 
     @cached_property
     def user_counts(self) -> npt.NDArray[np.int64]:
@@ -154,8 +157,10 @@ class Interactions:
         """Twelve hex digits that change when any pair, weight, time or id does."""
         digest = hashlib.sha256(repr(self.matrix.shape).encode())
         digest.update(self.matrix.indptr.astype(np.int64).tobytes())
-        digest.update(self.matrix.indices.astype(np.int64).tobytes())
-        digest.update(self.matrix.data.tobytes())
+        for some in slices(self.n_interactions):
+            digest.update(self.matrix.indices[some].astype(np.int64).tobytes())
+        for some in slices(self.n_interactions):
+            digest.update(self.matrix.data[some].tobytes())
         for ids in (self.users, self.items):
             digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
         if self.events is None:
@@ -699,7 +704,7 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
     """
     arrays: dict[str, npt.NDArray[Any]] = {
         "indptr": data.matrix.indptr.astype(np.int64),
-        "indices": data.matrix.indices.astype(np.int32),
+        "indices": data.matrix.indices.astype(np.int32, copy=False),
         # most data are 0/1: one number stands for all of them
         "weights": data.matrix.data if (data.matrix.data != 1).any() else data.matrix.data[:1],
     }

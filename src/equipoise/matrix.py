@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
+
+PART = 1 << 24  # stored values that are copied at a time
 
 Csr: TypeAlias = "sp.csr_array[np.float32, tuple[int, int]]"  # text: SciPy < 1.16
 
@@ -47,17 +50,20 @@ def checked_matrix(
 
 
 def _single_precision(csr: Csr, signed: bool) -> Csr:
-    wrong = ~np.isfinite(csr.data)
-    if not signed:
-        wrong |= csr.data < 0
-    if wrong.any():
-        wanted = "finite" if signed else "finite and >= 0"
-        raise DataError(f"weights must be {wanted}, found {_first_cell(csr, wrong)}")
+    for some in slices(csr.nnz):
+        values = csr.data[some]
+        wrong = ~np.isfinite(values)
+        if not signed:
+            wrong |= values < 0
+        if wrong.any():
+            wanted = "finite" if signed else "finite and >= 0"
+            found = _cell(csr, some.start + int(np.argmax(wrong)))
+            raise DataError(f"weights must be {wanted}, found {found}")
     if csr.dtype == np.float32:
         return csr
     wrong = lost_in_single(csr.data)
     if wrong.any():
-        found = _first_cell(csr, wrong)
+        found = _cell(csr, int(np.argmax(wrong)))
         raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {found}")
     # `csr.astype` would add up duplicates, and so part the values from their times.
     return sp.csr_array((csr.data.astype(np.float32), csr.indices, csr.indptr), csr.shape)
@@ -71,8 +77,29 @@ def lost_in_single(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.asarray(np.isfinite(values) & changed)
 
 
-def _first_cell(csr: Csr, wrong: npt.NDArray[np.bool_]) -> str:
-    place = int(np.flatnonzero(wrong)[0])
+def slices(size: int) -> Iterator[slice]:
+    """Cut so many numbers into parts whose copies take little memory."""
+    return (slice(start, min(start + PART, size)) for start in range(0, size, PART))
+
+
+def column_counts(csr: Csr) -> npt.NDArray[np.int64]:
+    """Return the number of stored values of each column."""
+    counts = np.zeros(csr.shape[1], np.int64)
+    for some in slices(csr.nnz):
+        counts += np.bincount(csr.indices[some], minlength=csr.shape[1])
+    return counts
+
+
+def column_squares(csr: Csr) -> npt.NDArray[np.float64]:
+    """Return the sum of squares of each column."""
+    sums = np.zeros(csr.shape[1])
+    for some in slices(csr.nnz):
+        squares = csr.data[some].astype(np.float64) ** 2
+        sums += np.bincount(csr.indices[some], squares, minlength=csr.shape[1])
+    return sums
+
+
+def _cell(csr: Csr, place: int) -> str:
     row = int(np.searchsorted(csr.indptr, place, side="right")) - 1
     return f"{csr.data[place]} at row {row}, column {csr.indices[place]}"
 

@@ -14,6 +14,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import results, submit
 
 CHUNK = 150  # rows of a block, so that a few hundred rows make several
@@ -215,7 +216,7 @@ def test_a_fit_here_has_the_same_bits(data, local):
 
 @pytest.mark.parametrize("tile_rows", [12, 30])
 def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, monkeypatch):
-    monkeypatch.setattr("equipoise.cluster.solving.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
     found = eq.cluster.fit(model, data, where="workers", dtype="float64", tile_rows=tile_rows)
     wanted = model.fit(local, dtype="float64")
@@ -225,6 +226,57 @@ def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, m
     error = np.linalg.norm(found.inverse_ - wanted.inverse_) / np.linalg.norm(wanted.inverse_)
     assert error < bound
     assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "weights"),
+    [(4, {}), (12, {"normalizer": eq.DAN(0.2, 0.3)}), (200, {"normalizer": eq.UserNorm(0.5)})],
+)
+def test_neighbourhoods_over_the_workers_are_those_of_one_machine(
+    data, local, neighbours, weights, monkeypatch
+):
+    """Three chunks of users and strips of a few items, whose sums go on from chunk to chunk."""
+    monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.neighbours.STRIP_ENTRIES", 60)
+    model = eq.EASE(l2=5.0, dropout=0.3, **weights)
+    near = {"engine": "neighbourhood", "neighbours": neighbours, "dtype": "float64"}
+    found, wanted = eq.cluster.fit(model, data, **near), model.fit(local, **near)
+    ours, theirs = found.inverse_, wanted.inverse_
+    assert np.array_equal(ours.indptr, theirs.indptr)
+    assert np.array_equal(ours.indices, theirs.indices)
+    # sums of the same numbers, of hundreds of them at most, in single small solves
+    assert np.allclose(ours.data, theirs.data, rtol=1e-10, atol=1e-13)
+    assert found.audit_ == pytest.approx(wanted.audit_, abs=1e-6)
+    assert found.recommend("u001", k=5).items == wanted.recommend("u001", k=5).items
+    again = eq.cluster.fit(model, local, client=data.client, **near)
+    assert np.array_equal(again.inverse_.indices, theirs.indices)
+
+
+def test_entries_beyond_the_memory_of_a_worker_are_refused(data, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.neighbours.SHARE", 1e-9)
+    with pytest.raises(eq.TooBigError, match=r"on each worker and one has .*fewer neighbours"):
+        eq.cluster.fit(eq.EASE(l2=5.0), data, engine="neighbourhood", neighbours=5)
+
+
+def mapped(array: np.ndarray) -> bool:
+    """Whether the numbers of an array are those of a file."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return isinstance(array, np.memmap)
+
+
+def test_data_beyond_the_memory_here_are_mapped(data, local, tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.room.free_memory", lambda: 1000)
+    model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
+    found = eq.cluster.fit(model, data, where="workers", tile_rows=12, scratch=tmp_path / "large")
+    assert all(map(mapped, (found.inverse_, found.data_.matrix.indices, found.data_.events.times)))
+    assert same(found.data_, local)
+    assert not list((tmp_path / "large").iterdir())
+    found.save(tmp_path / "model")
+    assert eq.load(tmp_path / "model").recommend("u001").items == found.recommend("u001").items
+    monkeypatch.setattr("equipoise.cluster.room.free_disk", lambda folder: 1000)
+    with pytest.raises(eq.TooBigError, match="give a folder on a larger disk"):
+        data.gather(tmp_path / "large")
 
 
 def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
@@ -258,6 +310,64 @@ def test_evaluation_equals_that_of_one_machine(data, local, tmp_path):
     assert saved.table.equals(wanted.table)
 
 
+def test_a_split_that_stays_with_the_workers_is_that_of_one_machine(data, local, tmp_path):
+    share = {"valid": 0.2, "test": 0.3, "seed": 3}
+    found, wanted = data.split(where="workers", **share), eq.split.strong(local, **share)
+    assert found.train.gather().fingerprint == wanted.train.fingerprint
+    assert found.notes == wanted.notes
+    for name in ("valid", "test"):
+        ours, theirs = getattr(found, name), getattr(wanted, name)
+        assert ours.history.gather().fingerprint == theirs.history.fingerprint
+        assert ours.target.gather().fingerprint == theirs.target.fingerprint
+    assert repr(found.test).startswith(f"Part test: {wanted.test.n_users} users")
+    with pytest.raises(eq.SettingError, match="where='workers' is for 'strong', not 'weak'"):
+        data.split("weak", where="workers")
+    with pytest.raises(eq.SettingError, match="on the workers order is 'random'"):
+        data.split(where="workers", order="time")
+
+
+def test_a_part_that_stays_with_the_workers_has_the_metrics_of_one_machine(
+    data, local, monkeypatch
+):
+    share = {"valid": 0, "test": 0.5}
+    found, wanted = data.split(where="workers", **share), eq.split.strong(local, **share)
+    model = eq.EASE(l2=5.0).fit(wanted.train)
+    names = ["ndcg", "recall", "tail_ndcg", "active_recall", "coverage", "gini", "lift"]
+    call = {"metrics": names, "groups": {"few": wanted.train.items[:4].tolist()}, "bootstrap": 50}
+    expected = eq.evaluate(model, wanted.test, [3, 8], **call)
+    seen = []
+    call |= {"batch_size": 3, "progress": lambda done, total: seen.append((done, total))}
+    # nothing of histories or targets may come here
+    monkeypatch.setattr(eq.cluster.Partitioned, "gather", None)
+    result = eq.cluster.evaluate(model, found.test, [3, 8], **call)
+    assert result.table.equals(expected.table)
+    assert result.per_user.equals(expected.per_user)
+    assert (result.fingerprint, result.name) == (expected.fingerprint, expected.name)
+    assert seen[-1] == (expected.n_users, expected.n_users)
+
+
+def test_histories_and_targets_of_two_folders_are_evaluated(client, local, tmp_path):
+    """Their blocks are cut at other users, and the targets have fewer items."""
+    split = eq.split.strong(local, valid=0, test=0.5)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    pair = []
+    for name, side in (("history", split.test.history), ("target", split.test.target)):
+        frame = side.to_frame().select("user", "item")
+        folder = parts(tmp_path / name, frame, [20])
+        pair.append(eq.cluster.read(folder, client=client, block_rows=17))
+    assert len(pair[0].blocks) > len(pair[1].blocks) > 1
+    history = split.test.history.with_items(pair[0].items, unknown="skip")
+    target = split.test.target.with_items(pair[1].items, unknown="skip")
+    expected = eq.evaluate(model, (history, target), 5)
+    result = eq.cluster.evaluate(model, tuple(pair), 5)
+    assert result.table.equals(expected.table)
+    assert result.fingerprint == expected.fingerprint
+    with pytest.raises(eq.DataError, match="must hold the same users"):
+        eq.cluster.evaluate(model, (pair[0].filter(min_user=4), pair[1]), 5)
+    with pytest.raises(eq.SettingError, match="both Partitioned or both not"):
+        eq.cluster.evaluate(model, (pair[0], target), 5)
+
+
 def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
     model = eq.cluster.fit(eq.EASE(l2=5.0), data)
     model.save(tmp_path / "model")
@@ -280,7 +390,7 @@ def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
         eq.cluster.recommend_to(tmp_path / "model", out, k=6, **call)
 
 
-def test_lists_of_histories_and_of_named_users(data, local, tmp_path):
+def test_lists_of_histories_and_of_named_users(data, local, tmp_path, monkeypatch):
     model = eq.EASE(l2=5.0).fit(local)
     histories = local.rows(np.arange(10))
     users = local.users[:7].tolist()
@@ -291,6 +401,12 @@ def test_lists_of_histories_and_of_named_users(data, local, tmp_path):
         assert count == len(users if name == "users" else histories.users)
         found = pl.read_parquet(tmp_path / name / "*.parquet")
         assert found.equals(pl.read_parquet(tmp_path / f"{name}.parquet"))
+    # histories that workers hold stay there
+    monkeypatch.setattr(eq.cluster.Partitioned, "gather", None)
+    model.recommend_to(tmp_path / "all.parquet", local, k=4)
+    assert eq.cluster.recommend_to(model, tmp_path / "blocks", data, 4, **call) == local.n_users
+    found = pl.read_parquet(tmp_path / "blocks" / "*.parquet")
+    assert found.equals(pl.read_parquet(tmp_path / "all.parquet"))
 
 
 def test_a_search_has_the_ledger_and_the_answer_of_one_machine(data, local, tmp_path):
@@ -313,36 +429,6 @@ def test_a_search_with_early_stops_is_the_same(data, local):
     wanted = eq.tune(eq.EASE, split, **call)
     found = eq.cluster.tune(eq.EASE, split, client=data.client, **call)
     assert found.trials.equals(wanted.trials)
-
-
-def kill_one(client: object, worker: str | None = None) -> None:
-    """Kill a worker process; its nanny starts another one."""
-    pids = client.run(os.getpid)  # type: ignore[attr-defined]
-    os.kill(pids[worker] if worker else next(iter(pids.values())), signal.SIGKILL)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_killed_worker_changes_nothing(client, tmp_path):
-    folder = parts(tmp_path / "data", events(), [200, 400])
-    wanted = eq.read(folder)
-    data = eq.cluster.read(folder, client=client, block_rows=CHUNK)
-    kill_one(client)  # with the blocks that it held
-    assert data.describe().n_interactions == wanted.n_interactions
-    assert data.gather().fingerprint == wanted.fingerprint
-    model = eq.EASE(l2=5.0)
-    before = eq.cluster.fit(model, data, where="workers", tile_rows=12)
-    pending = submit(client, die_once, str(tmp_path / "died"))
-    after = eq.cluster.fit(model, data, where="workers", tile_rows=12)
-    assert results(client, pending) == "alive"
-    assert np.array_equal(before.weights_, after.weights_)
-
-
-def die_once(marker: str) -> str:
-    """Kill the worker that runs this for the first time."""
-    if not Path(marker).exists():
-        Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "alive"
 
 
 def die_always() -> None:
@@ -398,7 +484,7 @@ def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
 
 def test_only_the_lower_triangle_is_held(data, rng):
     train = eq.Interactions(rng.random((300, 120)) < 0.1)
-    solver = WorkerSolver(data.client, train, tile_rows=30)
+    solver = WorkerSolver(Spread.of(data.client, train), train, tile_rows=30)
     weights, penalty = np.ones(300), np.full(120, 5.0)
     tiles = solver.system(weights, penalty)
     sizes = results(data.client, [submit(data.client, np.size, each) for each in tiles.values()])

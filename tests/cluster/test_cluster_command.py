@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+import equipoise as eq
 from equipoise.cli.app import app
 
 
@@ -64,6 +65,15 @@ def test_a_fit_that_outgrows_the_memory_is_solved_by_the_workers(shop, there, tm
     found = answer(*call, *there)
     assert found["items"] == 15
     assert found["residual"] < 1e-4
+
+
+def test_neighbourhoods_are_solved_for_by_the_workers(shop, there, tmp_path):
+    near = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
+    answer("fit", shop / "events", tmp_path / "here", *near)
+    answer("fit", shop / "events", tmp_path / "there", *near, *there)
+    found, wanted = (eq.load(tmp_path / each).inverse_ for each in ("there", "here"))
+    assert np.array_equal(found.indices, wanted.indices)
+    assert np.array_equal(found.data, wanted.data)
 
 
 def test_evaluate(shop, there):

@@ -174,3 +174,16 @@ def test_postgresql_may_stop_and_come_back(postgres: Postgres) -> None:
     assert store.do(store.add("a", [event(2)])) == 0
     assert len(store.live("a", "ann").events) == 2
     store.close()
+
+
+def test_a_database_without_an_encoding_holds_any_text(postgres: Postgres) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE DATABASE bytes ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
+        )
+    store = Store(postgres.url.replace("/postgres", "/bytes"))
+    store.do(store.add("default", [event(1, user="zoë", item="茶")]))
+    assert [each[0] for each in store.live("default", "zoë").events] == ["茶"]
+    store.close()

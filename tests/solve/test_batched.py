@@ -111,4 +111,5 @@ def test_on_a_card(synthetic: Interactions) -> None:
     )
     np.testing.assert_array_equal(there.inverse_.indices, here.inverse_.indices)
     np.testing.assert_allclose(there.inverse_.data, here.inverse_.data, rtol=0, atol=1e-12)
-    assert there.recommend([0, 1], k=5).items == here.recommend([0, 1], k=5).items
+    users = synthetic.users[:5].tolist()
+    assert there.recommend(users, k=5).items == here.recommend(users, k=5).items

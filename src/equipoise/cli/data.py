@@ -211,13 +211,7 @@ class ReadOptions:
 
     def load(self, source: str) -> Interactions:
         """Return the interactions that DATA names; what a reader found or left out is noted."""
-        from equipoise.interactions import Interactions
-
-        found = self.open(source)
-        if isinstance(found, Interactions):
-            return found
-        with working(f"gathering {source}"):
-            return found.gather()
+        return gathered(self.open(source))
 
     def open(self, source: str) -> Interactions | Partitioned:
         """Return the interactions, on the cluster where one is named."""
@@ -291,6 +285,16 @@ class ReadOptions:
             settings[name] = False if settings[name] == "none" else settings[name]
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
         return settings
+
+
+def gathered(data: Interactions | Partitioned) -> Interactions:
+    """Return the interactions on this machine."""
+    from equipoise.interactions import Interactions
+
+    if isinstance(data, Interactions):
+        return data
+    with working(f"gathering {data.name}"):
+        return data.gather()
 
 
 def check_out(path: Path) -> None:

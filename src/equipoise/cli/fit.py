@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.data import DATA, ReadOptions, check_out, find_users
+from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gathered
 from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
 from equipoise.cli.settings import (
     FitOptions,
@@ -96,22 +96,25 @@ def fit(
             "out, or leave out the model's options"
         )
     model = chosen.build()
-    interactions = reading.load(data)
+    found = reading.open(data)
     start = perf_counter()
-    if reading.cluster is not None and options.outgrown(model, interactions):
+    if reading.cluster is not None and options.on_workers(model, found):
         from equipoise.cluster import fit as fit_there
 
+        near: dict[str, Any] = chosen.solving(model)
+        near |= {"engine": options.engine} if options.engine != "auto" else {}
         with working(f"fitting {model.summary()} on the workers"):
             model = fit_there(
                 model,
-                interactions,
+                found,
                 where="workers",
-                client=reading.cluster,
                 dtype=options.dtype,
                 scratch=options.scratch,
+                **near,
             )
         _save(model, out, perf_counter() - start, as_json)
         return
+    interactions = gathered(found)
     if chosen.given or options.refine or options.engine == "neighbourhood":
         near = chosen.solving(model)
         options.agree(model, interactions, yes, **near)
@@ -128,8 +131,8 @@ def fit(
         solves = trials or FEW
         agree_to_solve(interactions, "choosing settings", solving, solves=solves, yes=yes)
     with watching("ndcg@20") as watch:
-        found = tune(None, interactions, progress=watch, **searching, **how)
-    _save(found.model, out, perf_counter() - start, as_json, found)
+        best = tune(None, interactions, progress=watch, **searching, **how)
+    _save(best.model, out, perf_counter() - start, as_json, best)
 
 
 @declare(app, "update", "equipoise update model --add new.csv --out model-new")

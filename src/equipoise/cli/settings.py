@@ -15,6 +15,7 @@ from equipoise.errors import SettingError
 from equipoise.names import NORMALIZERS, NormalizerName
 
 if TYPE_CHECKING:
+    from equipoise.cluster import Partitioned
     from equipoise.interactions import Interactions
     from equipoise.models import Recommender
     from equipoise.normalize import Normalizer
@@ -239,15 +240,17 @@ class FitOptions(PlanOptions):
             options = {name: getattr(self, name) for name in names} | more
             agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
 
-    def outgrown(self, model: Recommender, data: Interactions) -> bool:
-        """Whether no engine of this machine's memory serves, so that workers should solve."""
+    def on_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
+        """Whether workers of a cluster should solve: neighbourhoods, and what outgrew memory."""
         from equipoise.models.linear import LinearAutoencoder
         from equipoise.solve.engine import plan
 
-        free = isinstance(model, LinearAutoencoder) and self.engine == "auto"
-        if not free or self.device != "cpu":
+        if not isinstance(model, LinearAutoencoder) or self.device != "cpu":
             return False
-        found = plan(data, dtype=self.dtype, memory=self.memory)
+        if self.engine != "auto":
+            return self.engine == "neighbourhood"
+        size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
+        found = plan(**size, dtype=self.dtype, memory=self.memory)
         return found.engine == "tiled" or not found.fits
 
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:

@@ -10,13 +10,15 @@ from functools import lru_cache
 from typing import Any
 
 from equipoise.checks import choice
+from equipoise.cluster.neighbours import NeighbourhoodSolver
 from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import connect, results, submit, task
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
-from equipoise.models.linear import LinearAutoencoder, fit_together
+from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
 from equipoise.solve.engine import plan
 from equipoise.tuning import Tuned
 from equipoise.tuning.ledger import key_of
@@ -39,9 +41,10 @@ def fit(
 ) -> Recommender:
     """Fit a model on data of a cluster; an ordinary model on this machine comes back.
 
-    The sparse matrix is gathered: a model carries its data, and they are small beside its inverse.
-    The n x n system is solved on this machine or, exactly too, by the workers in tiles that they
-    hold in memory.
+    A model carries its data, and they are small beside its inverse: the sparse matrix is gathered,
+    into a file where the memory of this machine is short. The n x n system is solved on this
+    machine or, exactly too, by the workers in tiles that they hold in memory; neighbourhoods are
+    solved for by the workers. These work on the blocks that they have.
 
     Parameters
     ----------
@@ -51,7 +54,7 @@ def fit(
         `Partitioned` or ordinary interactions.
     where
         "here", with an engine of the library; "workers", for linear autoencoders; "auto" takes
-        the workers where the plan says that no engine in memory fits here.
+        the workers where the plan says that no engine in memory fits here, and for neighbourhoods.
     client
         Where the data are ordinary interactions; as for `equipoise.cluster.read`.
     dtype
@@ -59,39 +62,54 @@ def fit(
     tile_rows
         Rows of a tile on the workers; left out, a twelfth of the items, from 256 to 4,096.
     scratch
-        Folder for the inverse where it does not fit into the memory of this machine.
+        Folder for the inverse and the data where they do not fit into the memory of this machine.
     **options
-        Other options of the model's `fit`, on this machine.
+        Other options of the model's `fit`; the workers take ``engine="neighbourhood"`` and
+        `neighbours`.
     """
     choice("where", where, WHERE)
     if isinstance(data, Partitioned):
-        client, data = data.client, data.gather()
+        client = data.client
     elif client is None:
         raise SettingError("interactions of one machine need client=, such as client='local'")
-    fitted = copy.copy(model)
     linear = isinstance(model, LinearAutoencoder)
     if where == "workers" and not linear:
         kind = type(model).__name__
         raise SettingError(f"where='workers' is for linear autoencoders, not {kind}; use 'here'")
+    size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
+    near = options.get("engine") == "neighbourhood"
     if where == "auto":
-        beyond = (
-            linear
-            and plan(data, dtype=dtype).engine == "tiled"
-            and not {"engine", "device"} & set(options)
-        )
-        where = "workers" if beyond else "here"
+        free = linear and not {"engine", "device"} & set(options)
+        beyond = free and plan(**size, dtype=dtype).engine == "tiled"
+        where = "workers" if beyond or (linear and near) else "here"
+    fitted = copy.copy(model)
     if where == "here":
         chosen: dict[str, Any] = {} if dtype == "float32" else {"dtype": dtype}
         chosen |= {} if scratch is None else {"scratch": scratch}
-        return fitted.fit(data, **chosen, **options)
+        return fitted.fit(_here(data, None), **chosen, **options)
+    solving = {name: options.pop(name, None) for name in ("engine", "neighbours") if near}
     if options:
         name = next(iter(options))
         raise SettingError(f"{name}= is for a fit on this machine; leave it out, or where='here'")
     assert isinstance(fitted, LinearAutoencoder)
-    weighed = fitted._weighed(data)
-    solver = WorkerSolver(connect(client), weighed, dtype, tile_rows, scratch)
-    fit_together([fitted], solver, data)
+    require_strength([fitted], "neighbourhood" if near else "auto")
+    given = _here(data, scratch)
+    train = fitted._weighed(given)
+    spread = Spread.of(connect(client), data if train is given else train)
+    solver: NeighbourhoodSolver | WorkerSolver
+    if near:
+        neighbours = plan(**size, dtype=dtype, **solving).neighbours
+        solver = NeighbourhoodSolver(spread, train, neighbours, dtype)
+    else:
+        solver = WorkerSolver(spread, train, dtype, tile_rows, scratch)
+    fit_together([fitted], solver, given)
     return fitted
+
+
+def _here(
+    data: Partitioned | Interactions, scratch: str | os.PathLike[str] | None
+) -> Interactions:
+    return data.gather(scratch) if isinstance(data, Partitioned) else data
 
 
 def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:

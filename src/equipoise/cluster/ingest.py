@@ -55,7 +55,8 @@ from equipoise.readers.files import as_type, is_blank
 from equipoise.readers.frames import object_source
 from equipoise.readers.options import ReadOptions, Source, check_one_schema
 
-BLOCK_ROWS = 1_000_000
+BLOCK_ROWS = 4_000_000  # of a block, unless there were too many
+MOST_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
 AXES = ("user", "item")
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +64,7 @@ Codes = npt.NDArray[np.int32]
 
 
 def read(
-    source: Any, *, client: Any = "local", block_rows: int = BLOCK_ROWS, **options: Any
+    source: Any, *, client: Any = "local", block_rows: int | None = None, **options: Any
 ) -> Partitioned:
     """Read interactions that workers hold; only ids of items and counts come to this machine.
 
@@ -78,7 +79,7 @@ def read(
         machine.
     block_rows
         Rows of the table that a block of users is made of; a worker needs memory for a few parts
-        and a few blocks at a time.
+        and a few blocks at a time. Left out: 4 million, or more where that makes over 128 blocks.
     **options
         As for `equipoise.read`.
 
@@ -87,7 +88,8 @@ def read(
     Ids, positions, events and `notes` are those of `equipoise.read` on the same files in the same
     order. Without times the order of a user's events is that of the parts.
     """
-    count("block_rows", block_rows)
+    if block_rows is not None:
+        count("block_rows", block_rows)
     labels = options.pop("labels", None)
     settings = ReadOptions(**options)
     settings.refuse(("users", "items"), "a table")
@@ -251,7 +253,9 @@ def facts_of(part: Held) -> Facts:
 class _Ingest:
     """What becomes of the parts of one table."""
 
-    def __init__(self, client: Any, name: str, options: ReadOptions, block_rows: int) -> None:
+    def __init__(
+        self, client: Any, name: str, options: ReadOptions, block_rows: int | None
+    ) -> None:
         self.client, self.name = client, name
         self.options, self.block_rows = options, block_rows
 
@@ -295,7 +299,8 @@ class _Ingest:
             reduced(client, merge_ids, [submit(client, ids_of, part, axis) for part in parts])
             for axis in AXES
         )
-        n_blocks = -(-n_rows // self.block_rows)
+        rows = self.block_rows or max(BLOCK_ROWS, -(-n_rows // MOST_BLOCKS))
+        n_blocks = -(-n_rows // rows)
         bounds = results(client, submit(client, block_bounds, users, n_blocks))
         dealt = [submit(client, deal, part, items, bounds, names) for part in parts]
         built = [
@@ -388,7 +393,12 @@ def ids_of(part: Held, axis: str) -> pl.DataFrame:
 @task
 def merge_ids(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Put ids together, sorted, and add up their rows."""
-    return pl.concat(frames).group_by("id").agg(pl.col("rows").sum()).sort("id")
+    whole = pl.concat(frames)
+    if whole["id"].dtype != pl.Int64:
+        return whole.group_by("id").agg(pl.col("rows").sum()).sort("id")
+    codes, known = factorize(whole["id"])  # by a table, which is faster
+    rows = np.bincount(codes, whole["rows"].to_numpy()).astype(np.int64)
+    return pl.DataFrame({"id": known, "rows": rows})
 
 
 @task
@@ -425,10 +435,13 @@ def deal(
     position = found.cast(pl.Int32).to_numpy()[item]
     types = type_codes(rows.types, names)
     starts = rows.users.search_sorted(bounds, side="left").to_list() if len(bounds) else []
-    edges = [0, *starts, len(rows.users)]
-    block = np.searchsorted(edges[1:-1], user, side="right")
+    edges = np.array([0, *starts, len(rows.users)])
+    sizes = np.diff(edges)
+    # of 16 bits, where that is enough: NumPy sorts those in linear time
+    kind = np.min_scalar_type(len(sizes))
+    block = np.repeat(np.arange(len(sizes), dtype=kind), sizes)[user]
     order = np.argsort(block, kind="stable")
-    ends = np.searchsorted(block[order], np.arange(len(edges)))
+    ends = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=len(sizes)))])
     pieces = []
     for number, (low, high) in enumerate(pairwise(edges)):
         chosen = order[ends[number] : ends[number + 1]]

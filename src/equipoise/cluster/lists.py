@@ -5,10 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.checks import count
-from equipoise.cluster.partitioned import Partitioned
+from equipoise.cluster.opening import opened, saved
+from equipoise.cluster.partitioned import Partitioned, with_ids
+from equipoise.cluster.parts import evaluate_there, part_there
+from equipoise.cluster.spread import same
 from equipoise.cluster.workers import connect, results, submit, task
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation import evaluate as evaluate_here
@@ -26,6 +25,7 @@ from equipoise.models.base import Recommender
 from equipoise.models.saving import load
 from equipoise.ranking.ranker import Ranked
 from equipoise.results import Result
+from equipoise.solve.blocked import strips
 from equipoise.storage import check_seal, parse, sealed
 
 USERS = 20_000  # of a file of lists, and of a task
@@ -48,19 +48,24 @@ def evaluate(
     model
         Fitted, or the folder of a saved one that the workers see too.
     part, k
-        As for `equipoise.evaluate`.
+        As for `equipoise.evaluate`; or a part that the workers hold, of a split that was made
+        there, or a pair (history, target) of `Partitioned` with the same users. Then the values
+        of users come to this machine, and no history does.
     client
-        As for `equipoise.cluster.read`.
+        As for `equipoise.cluster.read`; that of the part where the workers hold it.
     shared
         A folder that this machine and the workers see, for a model that is not saved yet; left
         out: the one for temporary files, where all workers are on this machine.
     **options
         As for `equipoise.evaluate`; `batch_size` are the users of a task.
     """
-    client = connect(client)
     batch = count("batch_size", options.pop("batch_size", 4096))
+    there = part_there(part)
+    client = connect(client) if there is None else there.history.client
     with saved(model, shared) as folder:
         fitted = load(folder)
+        if there is not None:
+            return evaluate_there(fitted, folder, there, k, batch_size=batch, **options)
         remote = Remote(client, folder, fitted, batch)
         largest = np.iinfo(np.int64).max  # all users at once: `Remote` makes the tasks
         name = options.pop("name", None) or fitted.label
@@ -101,39 +106,6 @@ class Remote:
         lists = [submit(self.client, rank_some, str(self.folder), rows, k, how) for rows in some]
         found = results(self.client, lists)
         return Ranked(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
-
-
-@contextmanager
-def saved(
-    model: Recommender | str | os.PathLike[str], shared: str | os.PathLike[str] | None
-) -> Iterator[Path]:
-    """Give the folder of a saved model; one that is not saved is, for as long as it is needed."""
-    if isinstance(model, (str, os.PathLike)):
-        yield Path(model).absolute()
-        return
-    if shared is not None:
-        Path(shared).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="equipoise-", dir=shared) as home:
-        folder = Path(home).absolute() / "model"
-        model.save(folder)
-        yield folder
-
-
-@lru_cache(maxsize=1)
-def _opened(folder: str, version: str) -> Recommender:
-    return load(folder)
-
-
-def opened(folder: str) -> Recommender:
-    """Return a model that this worker has mapped; it is opened again when the folder changed."""
-    try:
-        manifest = (Path(folder) / "manifest.json").read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"a worker cannot read the model in {folder}; workers need the same folder, give "
-            "one that they share"
-        ) from error
-    return _opened(folder, hashlib.sha256(manifest).hexdigest())
 
 
 @task
@@ -188,45 +160,39 @@ def recommend_to(
     with saved(model, shared) as place:
         fitted = load(place)
         wanted = fitted.data_ if users is None else users
-        if isinstance(wanted, Partitioned):
-            wanted = wanted.gather()
-        batches = _batches(fitted, wanted, users is None, users_per_file)
+        batches = _batches(wanted, users is None, users_per_file)
         _claim(target, fitted, wanted, k, users_per_file, options)
-        missing = [
-            (number, some)
-            for number, some in enumerate(batches)
-            if not _file(target, number).exists()
-        ]
+        files = [_file(target, number) for number in range(len(batches))]
         written = [
-            submit(client, write_some, str(place), str(_file(target, number)), some, k, options)
-            for number, some in missing
+            submit(client, write_some, str(place), str(file), k, options, *asked)
+            for file, (_, asked) in zip(files, batches, strict=True)
+            if not file.exists()
         ]
         results(client, written)
-    return sum(map(len, batches))
+    return sum(size for size, _ in batches)
 
 
-def _batches(model: Recommender, wanted: Any, trained: bool, size: int) -> list[Any]:
-    """Cut the users into tasks: ids, which workers know from the model, or histories."""
-    if not isinstance(wanted, Interactions):
-        listed = list(wanted)
-        return [listed[start : start + size] for start in range(0, len(listed), size)]
-    positions = range(0, wanted.n_users, size)
-    if trained:
-        return [wanted.users[start : start + size].tolist() for start in positions]
-    return [
-        _Histories(wanted.rows(np.arange(start, min(start + size, wanted.n_users))))
-        for start in positions
-    ]
+def _batches(wanted: Any, trained: bool, size: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """Cut the users into tasks: how many, and what `write_some` is given.
 
-
-class _Histories:
-    """Histories of a task, as long as they have users."""
-
-    def __init__(self, data: Interactions) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return self.data.n_users
+    Ids, which workers know from the model; histories; or a block that workers hold, and which of
+    its users.
+    """
+    if isinstance(wanted, Partitioned):
+        items = submit(wanted.client, same, IdIndex(wanted.items, "item"))
+        return [
+            (high - low, (block, items, (low, high)))
+            for block, n_users in zip(wanted.blocks, wanted.block_users.tolist(), strict=True)
+            for low, high in strips((0, n_users), size)
+        ]
+    if isinstance(wanted, Interactions):
+        spans = list(strips((0, wanted.n_users), size))
+        if not trained:
+            return [(high - low, (wanted.rows(np.arange(low, high)),)) for low, high in spans]
+        wanted = wanted.users.tolist()
+    listed = list(wanted)
+    spans = list(strips((0, len(listed)), size))
+    return [(high - low, (listed[low:high],)) for low, high in spans]
 
 
 def _file(folder: Path, number: int) -> Path:
@@ -237,7 +203,11 @@ def _claim(
     folder: Path, model: Recommender, wanted: Any, k: int, size: int, options: dict[str, Any]
 ) -> None:
     """Write down what the files of a folder are, or refuse a folder of other lists."""
-    who = wanted.fingerprint if isinstance(wanted, Interactions) else repr(list(wanted))
+    if isinstance(wanted, Partitioned):
+        marks = [submit(wanted.client, fingerprint_of, each) for each in wanted.blocks]
+        who = repr((results(wanted.client, marks), wanted.items.tolist()))
+    else:
+        who = wanted.fingerprint if isinstance(wanted, Interactions) else repr(list(wanted))
     asked = {
         "model": model.settings(resolved=True),
         "data": model.data_fingerprint_,
@@ -271,9 +241,27 @@ def _claim(
 
 
 @task
-def write_some(folder: str, file: str, wanted: Any, k: int, options: dict[str, Any]) -> int:
-    """Write the lists of some users to a file, unless an earlier try has."""
+def fingerprint_of(block: Interactions) -> str:
+    """Return the fingerprint of a block."""
+    return block.fingerprint
+
+
+@task
+def write_some(
+    folder: str,
+    file: str,
+    k: int,
+    options: dict[str, Any],
+    wanted: Any,
+    items: IdIndex | None = None,
+    span: tuple[int, int] = (0, 0),
+) -> int:
+    """Write the lists of some users to a file, unless an earlier try has.
+
+    With `items` they are users of a block whose items are these.
+    """
     if Path(file).exists():
         return 0
-    asked = wanted.data if isinstance(wanted, _Histories) else wanted
-    return opened(folder).recommend_to(file, asked, k, **options)
+    if items is not None:
+        wanted = with_ids(wanted, items).rows(np.arange(*span))
+    return opened(folder).recommend_to(file, wanted, k, **options)

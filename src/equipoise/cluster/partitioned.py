@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,19 +15,19 @@ import scipy.sparse as sp
 
 from equipoise import split as splits
 from equipoise.checks import choice, count
-from equipoise.cluster.workers import reduced, results, submit, task
-from equipoise.errors import DataError, TooBigError
-from equipoise.events import Events
+from equipoise.cluster.room import rooms
+from equipoise.cluster.workers import FAN_IN, reduced, results, submit, task
+from equipoise.errors import DataError, SettingError
+from equipoise.events import COLUMNS
+from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions, core_note
-from equipoise.machine import free_memory, gigabytes
-from equipoise.split import Split
 from equipoise.statistics import Statistics, check_delta, pair_ratio, pair_sums, statistics_of
 
 Counts = npt.NDArray[np.int64]
 
 PROTOCOLS = ("strong", "weak", "leave_last_out", "time_cut", "sessions")
 STRIP = 512  # items whose shared users are counted at a time
-PAIR_BYTES = 40  # of memory for a pair that is gathered, while it is put together
+MATRIX = ("data", "indices")  # values of a sparse matrix, one for each pair
 
 
 class Partitioned:
@@ -147,29 +149,71 @@ class Partitioned:
             kept.notes += (core_note(min_user, min_item, *gone),)
         return kept
 
-    def split(self, protocol: str = "strong", **settings: Any) -> Split:
-        """Return the split that ``equipoise.split`` makes of the same data, on this machine."""
-        choice("protocol", protocol, PROTOCOLS)
-        cut: Split = getattr(splits, protocol)(self.gather(), **settings)
-        return cut
+    def split(self, protocol: str = "strong", *, where: str = "here", **settings: Any) -> Any:
+        """Return the split that ``equipoise.split`` makes of the same data.
 
-    def gather(self) -> Interactions:
-        """Return the data on this machine, as `equipoise.read` gives them."""
-        needed = PAIR_BYTES * self.n_interactions
-        if needed > free_memory():
-            raise TooBigError(
-                f"{self.n_interactions:,} interactions need {gigabytes(needed)} on this machine "
-                f"and {gigabytes(free_memory())} is free; filter them, or gather on a larger one"
+        Parameters
+        ----------
+        protocol
+            A function of `equipoise.split`: "strong", "weak", "leave_last_out", "time_cut" or
+            "sessions".
+        where
+            "here" gathers the data and gives a `Split`. "workers", for "strong", leaves train and
+            parts where they are: `fit` and `evaluate` of `equipoise.cluster` take them.
+        **settings
+            Those of the function.
+        """
+        choice("protocol", protocol, PROTOCOLS)
+        choice("where", where, ("here", "workers"))
+        if where == "here":
+            return getattr(splits, protocol)(self.gather(), **settings)
+        if protocol != "strong":
+            raise SettingError(f"where='workers' is for 'strong', not {protocol!r}; use 'here'")
+        from equipoise.cluster.parts import strong
+
+        return strong(self, **settings)
+
+    def gather(self, scratch: str | os.PathLike[str] | None = None) -> Interactions:
+        """Return the data on this machine, as `equipoise.read` gives them.
+
+        Blocks come a few at a time. Where the whole does not fit into memory it is written to
+        files that are mapped, in `scratch` or in the folder for temporary files, and that are gone
+        with the data.
+        """
+        first = results(self.client, self.blocks[0])
+        sizes = results(self.client, [submit(self.client, sizes_of, each) for each in self.blocks])
+        n_pairs, n_events = (int(each) for each in np.sum(sizes, axis=0))
+        names = {name: each.dtype for name, each in _columns(first).items()}
+        names["indices"] = index_type(n_pairs)
+        lengths = [n_pairs if name in MATRIX else n_events for name in names]
+        whole = dict(
+            zip(
+                names, rooms(list(zip(lengths, names.values(), strict=True)), scratch), strict=True
             )
-        blocks = results(self.client, self.blocks)
-        events = [block.events for block in blocks]
+        )
+        at = dict.fromkeys(whole, 0)
+        kept: list[list[Any]] = [[], [], []]
+        for start in range(0, len(self.blocks), FAN_IN):
+            for block in results(self.client, self.blocks[start : start + FAN_IN]):
+                for name, part in _columns(block).items():
+                    whole[name][at[name] : at[name] + len(part)] = part
+                    at[name] += len(part)
+                kept[0].append(block.users)
+                kept[1].append(np.diff(block.matrix.indptr))
+                kept[2].append([] if block.events is None else block.events.lengths)
+        users, *counts = (np.concatenate(each) for each in kept)
+        starts, offsets = (
+            np.concatenate([[0], np.cumsum(each, dtype=np.int64)]) for each in counts
+        )
+        matrix = sp.csr_array(
+            (whole.pop("data"), whole.pop("indices"), starts.astype(names["indices"])),
+            shape=(len(users), self.n_items),
+        )
+        events = first.events
+        if events is not None:
+            events = replace(events, offsets=offsets, **whole)
         return Interactions(
-            _stacked([block.matrix for block in blocks]),
-            np.concatenate([block.users for block in blocks]),
-            self.items,
-            labels=self.labels,
-            events=None if events[0] is None else _chained(events),
-            notes=self.notes,
+            matrix, users, self.items, labels=self.labels, events=events, notes=self.notes
         )
 
     def __repr__(self) -> str:
@@ -178,31 +222,40 @@ class Partitioned:
         return f"Partitioned: {size}, {held}"
 
 
-def _stacked(matrices: list[Any]) -> Any:
+def stacked(matrices: list[Any]) -> Any:
     """Put matrices of consecutive users below one another."""
     data, indices = (
         np.concatenate([getattr(each, part) for each in matrices]) for part in ("data", "indices")
     )
     lengths = np.concatenate([[0], *(np.diff(each.indptr) for each in matrices)])
-    shape = (len(lengths) - 1, matrices[0].shape[1])
-    return sp.csr_array((data, indices, np.cumsum(lengths, dtype=np.int64)), shape=shape)
+    starts = np.cumsum(lengths, dtype=index_type(len(data)))
+    shape = (len(starts) - 1, matrices[0].shape[1])
+    return sp.csr_array((data, indices, starts), shape=shape)
 
 
-def _chained(events: list[Events]) -> Events:
-    """Put the events of consecutive users one after another."""
-    held = {
-        name: None
-        if getattr(events[0], name) is None
-        else np.concatenate([getattr(each, name) for each in events])
-        for name in ("items", "times", "weights", "types")
-    }
-    lengths = np.concatenate([[0], *(each.lengths for each in events)])
-    first = events[0]
-    return Events(
-        **held,  # type: ignore[arg-type]
-        offsets=np.cumsum(lengths, dtype=np.int64),
-        type_names=first.type_names,
-        ordered=first.ordered,
+def index_type(n_pairs: int) -> np.dtype[Any]:
+    """Return the type of all indices of so many pairs: SciPy copies where there are two."""
+    return np.dtype(np.int32 if n_pairs <= np.iinfo(np.int32).max else np.int64)
+
+
+def _columns(block: Interactions) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of a matrix and the columns of its events."""
+    found = {name: getattr(block.matrix, name) for name in MATRIX}
+    if block.events is not None:
+        named = {name: getattr(block.events, name) for name in ("items", *COLUMNS)}
+        found |= {name: each for name, each in named.items() if each is not None}
+    return found
+
+
+def sizes_of(block: Interactions) -> tuple[int, int]:
+    """Return the numbers of pairs and of events of a block."""
+    return block.n_interactions, 0 if block.events is None else block.events.n_events
+
+
+def with_ids(block: Interactions, items: IdIndex) -> Interactions:
+    """Return a block whose items have their ids."""
+    return Interactions(
+        block.matrix, block.user_index, items, events=block.events, signed=block.signed
     )
 
 

@@ -8,20 +8,18 @@ time and sends tiles where they are needed. Only the lower triangle exists, half
 from __future__ import annotations
 
 import os
-import tempfile
-from itertools import pairwise
-from pathlib import Path
+import secrets
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from equipoise.checks import count
-from equipoise.cluster.workers import results, submit, task
-from equipoise.errors import DataError
+from equipoise.cluster.room import rooms
+from equipoise.cluster.spread import Spread, one_matrix
+from equipoise.cluster.workers import Ahead, results, submit, task
 from equipoise.interactions import Interactions
-from equipoise.machine import free_memory
 from equipoise.matrix import Csr
 from equipoise.solve import dense
 from equipoise.solve.engine import Solved
@@ -32,8 +30,8 @@ Vector = npt.NDArray[np.float64]
 Place = tuple[int, int]
 Span = tuple[int, int]
 
-CHUNK_PAIRS = 4_000_000  # pairs of users and items that a part of the Gram matrix is summed over
 TILES = 12  # tiles of a row
+AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
 
@@ -42,10 +40,10 @@ class WorkerSolver:
 
     Parameters
     ----------
-    client
-        Client of the cluster.
+    spread
+        The matrix on the workers.
     train
-        Training data, weighed.
+        The same data here, which the model keeps.
     dtype
         "float32" or "float64".
     tile_rows
@@ -56,22 +54,23 @@ class WorkerSolver:
 
     def __init__(
         self,
-        client: Any,
+        spread: Spread,
         train: Interactions,
         dtype: str = "float32",
         tile_rows: int | None = None,
         scratch: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.client, self.train, self.dtype, self.scratch = client, train, dtype, scratch
-        rows = min(max(-(-train.n_items // TILES), SMALLEST), LARGEST)
+        self.spread, self.train, self.dtype, self.scratch = spread, train, dtype, scratch
+        self.client, self.n_items = spread.client, spread.shape[1]
+        rows = min(max(-(-self.n_items // TILES), SMALLEST), LARGEST)
         self.rows = rows if tile_rows is None else count("tile_rows", tile_rows)
 
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
         """Return P for these weights and this penalty, in the memory of this machine or mapped."""
-        X, n_items = self.train.matrix, self.train.n_items
-        P = self._room()
+        (P,) = rooms([((self.n_items, self.n_items), self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
-        for each in all_tasks(-(-n_items // self.rows)):
+        ahead = Ahead(self.client, AHEAD)
+        for each in all_tasks(-(-self.n_items // self.rows)):
             i, j = each.target
             spans = self._span(i), self._span(j)
             if each.kind == "gram":
@@ -89,71 +88,62 @@ class WorkerSolver:
                 tiles[i, j] = submit(
                     self.client, changed, each.kind, tiles[i, j], inputs, diagonal, spans[0][0]
                 )
-        residual = dense.check_residual(P, X, user_weights, penalty)
+                ahead.begun(tiles[i, j])
+        residual = self._residual(P, user_weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
+
+    def _residual(self, P: Tile, user_weights: Vector, penalty: Vector) -> float:
+        """Return the residual of `dense.check_residual`, with the matrix where it is."""
+        V = dense.probes(self.n_items, P.dtype)
+        Y = P @ V
+        error = self.spread.times(self.spread.roots(user_weights), Y) + penalty[:, None] * Y - V
+        residual = float(np.linalg.norm(error) / np.linalg.norm(V))
+        return dense.accepted(residual, P.dtype.name, "fit with dtype='float64'")
 
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
-        chunks = self._chunks(self.train.matrix, user_weights)
-        spans = [self._span(number) for number in range(-(-self.train.n_items // self.rows))]
+        spans = [self._span(number) for number in range(-(-self.n_items // self.rows))]
+        strips: list[Any] = [None] * len(spans)
+        # chunk after chunk: the strips are larger, and stay where they are
+        for chunk in self.spread.chunks(held_rows, user_weights):
+            strips = [
+                submit(self.client, gram_strip, strip, chunk, span)
+                for strip, span in zip(strips, spans, strict=True)
+            ]
         tiles: dict[Place, Any] = {}
         for j, span in enumerate(spans):
-            strip = None
-            for chunk in chunks:
-                strip = submit(self.client, gram_strip, strip, chunk, span)
             for i in range(j, len(spans)):
                 added = penalty[slice(*span)] if i == j else None
                 below = (spans[i][0] - span[0], spans[i][1] - span[0])
-                tiles[i, j] = submit(self.client, tile_of, strip, below, added, self.dtype)
+                tiles[i, j] = submit(self.client, tile_of, strips[j], below, added, self.dtype)
+            strips[j] = None
         return tiles
 
     def _span(self, number: int) -> Span:
-        return number * self.rows, min((number + 1) * self.rows, self.train.n_items)
-
-    def _room(self) -> Tile:
-        """Return room for P: in memory, or in a file where the memory is too small."""
-        shape = (self.train.n_items,) * 2
-        dtype = np.dtype(self.dtype)
-        if self.scratch is None and 1.2 * shape[0] ** 2 * dtype.itemsize < free_memory():
-            return np.empty(shape, dtype)
-        folder = Path(tempfile.gettempdir() if self.scratch is None else self.scratch)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(".npy", "inverse-", folder)
-            os.close(handle)
-            return np.lib.format.open_memmap(name, "w+", dtype, shape)
-        except OSError as error:
-            raise DataError(f"{folder} cannot be used: {error.strerror or error}") from error
-
-    def _chunks(self, X: Csr, user_weights: Vector) -> list[Any]:
-        """Send rows of the matrix to the workers, cut by the number of pairs alone."""
-        number = -(-X.nnz // CHUNK_PAIRS) or 1
-        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, number + 1)[1:-1])
-        bounds = [0, *cuts.tolist(), X.shape[0]]
-        return [
-            submit(self.client, held, _rows(X, low, high), user_weights[low:high])
-            for low, high in pairwise(bounds)
-        ]
-
-
-def _rows(X: Csr, low: int, high: int) -> Any:
-    start, stop = X.indptr[low], X.indptr[high]
-    arrays = (X.data[start:stop], X.indices[start:stop], X.indptr[low : high + 1] - start)
-    return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
+        return number * self.rows, min((number + 1) * self.rows, self.n_items)
 
 
 @task
-def held(X: Csr, user_weights: Vector) -> dense.GramArrays:
-    """Keep rows of the matrix, and the weights of their users, on a worker."""
-    return dense.gram_arrays(X, user_weights)
+def held_rows(blocks: list[Csr], user_weights: Vector) -> tuple[str, Csr, Vector]:
+    """Keep rows of the matrix, the weights of their users and a name for them on a worker."""
+    return secrets.token_hex(8), one_matrix(blocks), user_weights
+
+
+@lru_cache(maxsize=1)
+def _prepared(token: str) -> list[dense.GramArrays]:
+    """Return room for rows by columns too, which strips of one chunk share on a worker."""
+    return []
 
 
 @task
-def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
+def gram_strip(strip: Tile | None, chunk: tuple[str, Csr, Vector], span: Span) -> Tile:
     """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
-    n_items = len(chunk[3]) - 1
-    out = np.zeros((span[1] - span[0], n_items - span[0]))
-    dense.fill_gram(chunk, span, out)
+    token, X, user_weights = chunk
+    prepared = _prepared(token)
+    if not prepared:
+        prepared.append(dense.gram_arrays(X, user_weights))
+    out = np.zeros((span[1] - span[0], X.shape[1] - span[0]))
+    dense.fill_gram(prepared[0], span, out)
     if strip is not None:
         out += strip
     return out
@@ -162,6 +152,7 @@ def gram_strip(strip: Tile | None, chunk: dense.GramArrays, span: Span) -> Tile:
 @task
 def tile_of(strip: Tile, columns: Span, added: Vector | None, dtype: str) -> Tile:
     """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
+    _prepared.cache_clear()
     out = np.array(strip[:, columns[0] : columns[1]].T, dtype, order="C")
     if added is not None:
         out.flat[:: len(out) + 1] += added.astype(dtype)

@@ -128,6 +128,42 @@ def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[An
             return level[0]
 
 
+class Ahead:
+    """Lets a caller be only a few tasks ahead of each worker, which fetches what they need.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster.
+    tasks
+        So many for each worker.
+    """
+
+    def __init__(self, client: Any, tasks: int = 2) -> None:
+        self.client = client
+        self._room = tasks * max(len(client.nthreads()), 1)
+        self._under_way: set[Any] = set()
+
+    def begun(self, future: Any) -> Any:
+        """Return a future, when few enough are not done."""
+        from distributed import wait as wait_for
+
+        wait: Any = wait_for
+        self._under_way.add(future)
+        if len(self._under_way) >= self._room:
+            with watched(self.client):
+                self._under_way = set(
+                    wait(self._under_way, return_when="FIRST_COMPLETED").not_done
+                )
+        return future
+
+
+def least_memory(client: Any) -> float:
+    """Bytes of the worker with the least memory; endless where none has a limit."""
+    held = client.scheduler_info(n_workers=-1)["workers"].values()
+    return min((each["memory_limit"] or float("inf") for each in held), default=float("inf"))
+
+
 @contextmanager
 def watched(client: Any) -> Iterator[None]:
     """Turn what the cluster itself does wrong into one error that says what to do."""

@@ -78,17 +78,16 @@ def lists_without(
     items = np.full(shape, -1, np.int32)
     scores = np.full(shape, np.nan, first.inverse_.dtype)
     bad = np.zeros(history.n_users, np.bool_)
-    sources, of_readings = _arrays(removal, readings, first)
     wanted = [each.lowpass_ or each.lowpass for each in models]
     wanted = [each if each is not None and each.strength != 0 else None for each in wanted]
     companions = list(dict.fromkeys(each for each in wanted if each is not None))
     extra_of = [-1 if each is None else companions.index(each) for each in wanted]
-    of_readings = (*of_readings, np.array(extra_of))
+    sources, groups, families = _arrays(removal, readings, extra_of, first)
     for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
         extra = _companion_scores(companions, first, removal, users)
         parts = min(len(users), CHUNKS * machine.count())
-        known = removal.entries, removal.of_user, sources, first.diagonal_, first.penalty_
-        known = *known, of_readings
+        solved = sources, first.diagonal_, first.penalty_
+        known = removal.entries, removal.of_user, *solved, groups, families
 
         def work(
             number: int,
@@ -97,7 +96,7 @@ def lists_without(
             slots: Any = slots,
             extra: Any = extra,
             parts: int = parts,
-            known: Any = known,
+            known: tuple[Any, Any, Any, Any, Any, Any, Any] = known,
         ) -> None:
             mine = np.arange(number, len(users), parts)
             more = np.ascontiguousarray(extra[:, mine])
@@ -183,7 +182,7 @@ class Removal:
     """Who and what is taken out: for each item of each user, and for each user.
 
     `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items whose count
-    loses the user, `values` are those of the history.
+    loses the user, `alone` those that no other user has, `values` are those of the history.
     """
 
     data: Interactions
@@ -193,6 +192,7 @@ class Removal:
     of_user: tuple[npt.NDArray[Any], ...]
     values: Vector
     changed: npt.NDArray[np.bool_]
+    alone: npt.NDArray[np.bool_]
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
@@ -239,7 +239,7 @@ class Removal:
             gone[(np.arange(len(keys)) - own.matrix.indptr[row] + starts[row])[changed]] = True
             after = model.normalizer_.user_weights(data.entries(~gone))[positions]
             after[np.diff(rows.indptr) == 0] = 0.0
-        columns = (indices.astype(np.int32), x, kept, odds, penalty, shown, alone)
+        columns = (indices.astype(np.int32), x, kept, odds, penalty, shown)
         return cls(
             data,
             positions,
@@ -249,10 +249,12 @@ class Removal:
             # an item that only this user has leads nowhere without it
             np.where(alone, 0.0, values)[order],
             (changed & (x > 0))[order],  # negative values are not counted
+            alone[order],
         )
 
 
 Reading = tuple[Vector, Vector, Vector, Vector, float, float]
+Arrays = tuple[npt.NDArray[Any], ...]
 
 
 def _reading(model: LinearAutoencoder, alpha: float | None) -> Reading:
@@ -277,36 +279,37 @@ def _family(model: LinearAutoencoder) -> tuple[float, float]:
 
 
 def _arrays(
-    removal: Removal, readings: Sequence[Reading], model: LinearAutoencoder
-) -> tuple[npt.NDArray[Any], tuple[npt.NDArray[Any], ...]]:
-    """Return the weighted histories of every source, and the arrays of the readings."""
+    removal: Removal,
+    readings: Sequence[Reading],
+    extra_of: Sequence[int],
+    model: LinearAutoencoder,
+) -> tuple[npt.NDArray[Any], Arrays, Arrays]:
+    """Return the weighted histories of every source, the groups and the readings."""
     indices, changed = removal.indices, removal.changed
-    places: dict[bytes, int] = {}
-    sources: list[Vector] = []
-    source_of, targets, targets_after, highs, lows = [], [], [], [], []
-    dtype = model.inverse_.dtype
-    for source, target, fewer_source, fewer_target, a, b in readings:
-        key = source.tobytes()
-        if key not in places:
-            places[key] = len(sources)
-            scale = np.where(changed, fewer_source[indices], source[indices])
-            sources.append(removal.values * scale)
-        source_of.append(places[key])
-        targets.append(-target)
-        targets_after.append(-np.where(changed, fewer_target[indices], target[indices]))
+    sources: dict[bytes, Vector] = {}
+    members: dict[tuple[bytes, bytes, int], list[int]] = {}
+    for place, (source, target, *_) in enumerate(readings):
+        members.setdefault((source.tobytes(), target.tobytes(), extra_of[place]), []).append(place)
+    columns: list[tuple[Any, ...]] = []
+    for (key, _, extra), places in members.items():
+        source, target, fewer_source, fewer_target, *_ = readings[places[0]]
+        scale = np.where(changed, fewer_source[indices], source[indices])
+        sources.setdefault(key, removal.values * scale)
+        after = -np.where(changed, fewer_target[indices], target[indices])
+        after[removal.alone] = 0.0  # nothing is left that leads to them
         # the diagonal of the inverse without a user lies between that with it and 1 / penalty
-        highs.append(-target * (1 + SLACK) * np.maximum(a * model.penalty_, b / model.diagonal_))
-        lows.append(-target * (1 - SLACK) * max(a, b) * model.penalty_)
-    families = np.array([each[4:] for each in readings])
-    return np.stack(sources), (
-        np.array(source_of),
-        np.ascontiguousarray(families[:, 0]),
-        np.ascontiguousarray(families[:, 1]),
-        np.stack(targets),
-        np.stack(targets_after),
-        np.stack(highs).astype(dtype),
-        np.stack(lows).astype(dtype),
-    )
+        families = [readings[place][4:] for place in places]
+        most = [np.maximum(a * model.penalty_, b / model.diagonal_) for a, b in families]
+        high = -target * (1 + SLACK) * np.max(most, axis=0)
+        low = -target * (1 - SLACK) * min(map(max, families)) * model.penalty_
+        columns.append((list(sources).index(key), extra, -target, after, high, low))
+    source_of, extras, targets, afters, highs, lows = map(np.stack, zip(*columns, strict=True))
+    dtype = model.inverse_.dtype
+    groups = source_of, extras, targets, afters, highs.astype(dtype), lows.astype(dtype)
+    order = np.concatenate([*members.values()])
+    a, b = (np.array([reading[at] for reading in readings])[order] for at in (4, 5))
+    starts = np.cumsum([0, *map(len, members.values())])
+    return np.stack([*sources.values()]), groups, (starts, order, a, b)
 
 
 def _batches(

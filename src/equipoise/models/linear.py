@@ -21,6 +21,7 @@ from equipoise.checks import count, fraction
 from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
+from equipoise.matrix import column_squares
 from equipoise.models.base import (
     EXPONENTS,
     PARTS,
@@ -368,11 +369,7 @@ class LinearAutoencoder(Recommender):
         self, data: Interactions, normalizer: Normalizer, l2: float, dropout: float
     ) -> Vector:
         # L = l2 I + p/(1-p) D_I; D_I is the diagonal of X^T X, the raw counts where X is 0/1
-        square = np.bincount(
-            data.matrix.indices,
-            weights=data.matrix.data.astype(np.float64) ** 2,
-            minlength=data.n_items,
-        )
+        square = column_squares(data.matrix)
         odds = dropout / (1 - dropout)
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
         # an item without users has an empty row; any penalty > 0 keeps it out of all scores

@@ -21,7 +21,8 @@ from equipoise.ranking.kernels import SCAN, add_to_sums, select
 
 WIDTH = 512  # columns whose sums stay in the first-level cache
 LOWEST = -1e38  # below any score of a sound model
-SLACK = 1e-5  # share of a bound, far more than its rounding; the caller adds it
+SLACK = 1e-5  # share of a bound, far more than its rounding
+LANES = 32  # items whose diagonal is computed side by side
 
 
 @compiled
@@ -125,21 +126,58 @@ def _row_weights(P: Floats, x: Floats, kept: Floats, found: Any, v: Floats) -> F
 
 
 @compiled
-def _growth(column: Floats, x: Floats, kept: Floats, found: Any, t: Floats) -> float:
-    """Return P(-u)_jj - P_jj from the column P[S,j], which is changed."""
+def _invert_diagonal(
+    rows: Floats,
+    place: Any,
+    some: Any,
+    x: Floats,
+    kept: Floats,
+    found: Any,
+    diagonal: Floats,
+    out: Floats,
+) -> None:
+    """Set 1 / P(-u)_jj of some items j.
+
+    Every item takes the same steps on its column P[S,j], so `LANES` of them go side by side.
+    """
     tau, z, pivots, tails, upper, _ = found
-    growth = 0.0
-    if tau > 0:
-        along = 0.0
-        for a in range(len(x)):
-            along += kept[a] * column[a]
-        growth = -tau * along * along
-        for a in range(len(x)):
-            column[a] -= tau * along * z[a]
-    _through(pivots, tails, upper, column, x, t)
-    for j in range(len(upper)):
-        growth += t[j] * t[j]
-    return growth
+    k, rank = len(x), len(upper)
+    block, below, growth = np.empty((k, LANES)), np.empty(LANES), np.empty(LANES)
+    for first in range(0, len(some), LANES):
+        part = some[first : first + LANES]
+        width = len(part)
+        below[:], growth[:] = 0, 0
+        for a in range(k):
+            row, own = rows[place[a]], block[a]
+            for c in range(width):
+                own[c] = row[part[c]]
+        if tau > 0:
+            for a in range(k):
+                for c in range(width):
+                    growth[c] += kept[a] * block[a, c]
+            for a in range(k):
+                for c in range(width):
+                    block[a, c] -= tau * growth[c] * z[a]
+            for c in range(width):
+                growth[c] *= -tau * growth[c]
+        for a in range(k - 1, -1, -1):
+            own = block[a]
+            for c in range(width):
+                value = x[a] * own[c]
+                if a < rank:
+                    own[c] = pivots[a] * value + tails[a] * below[c]
+                below[c] += value
+        for a in range(rank):
+            own = block[a]
+            for c in range(width):
+                own[c] /= upper[a, a]
+                growth[c] += own[c] * own[c]
+            for b in range(a + 1, rank):
+                other, weight = block[b], upper[a, b]
+                for c in range(width):
+                    other[c] -= weight * own[c]
+        for c in range(width):
+            out[part[c]] = 1 / (diagonal[part[c]] + growth[c])
 
 
 @compiled
@@ -162,33 +200,86 @@ def _insert(items: Any, scores: Any, length: int, item: int, score: Any) -> int:
 
 
 @compiled
-def _bound(total: Floats, high: Floats, low: Floats, more: Floats, out: Floats) -> None:
+def _bound(
+    total: Floats, high: Floats, more_high: Any, low: Floats, more: Floats, out: Floats
+) -> None:
     """Set what scores are at most: by `high` where they are positive, else by `low`."""
     for j in range(len(total)):
-        value, other = total[j] * high[j], total[j] * low[j]
+        value, other = total[j] * high[j] * more_high, total[j] * low[j]
         out[j] = value if value > other else other
     for j in range(len(more)):
         out[j] += more[j]
 
 
 @compiled
-def _next(bounds: Floats, worst: Any, at: int) -> int:
-    """Return the first item from `at` on that may belong before the worst; their number if none.
+def _promising(bounds: Floats, worst: Any, out: Any) -> int:
+    """List the items whose bound is no less than the worst; return their number.
 
     What was looked at already is minus infinity, below any worst.
     """
-    n_items = len(bounds)
-    while at < n_items:
-        part = bounds[at : min(at + SCAN, n_items)]
+    count = 0
+    for at in range(0, len(bounds), SCAN):
+        part = bounds[at : at + SCAN]
         promising = 0
         for j in range(len(part)):
             promising += part[j] >= worst
         if promising > 0:
             for j in range(len(part)):
                 if part[j] >= worst:
-                    return at + j
-        at += SCAN
-    return n_items
+                    out[count] = at + j
+                    count += 1
+    return count
+
+
+@compiled
+def _reaches(
+    product: float, more: float, penalty: float, inverse: float, families: Any, worsts: Any
+) -> bool:
+    """Whether an item may belong into the list of any reading; product is sum times target."""
+    of_penalty, of_diagonal = families
+    for each in range(len(worsts)):
+        a, b = of_penalty[each], of_diagonal[each]
+        if product > 0:
+            most = product * (1 + SLACK) * max(a * penalty, b * inverse)
+        else:
+            most = product * (1 - SLACK) * max(a, b) * penalty
+        if most + more >= worsts[each]:
+            return True
+    return False
+
+
+@compiled
+def _offer(
+    some: Any,
+    of_some: Floats,
+    inverses: Floats,
+    total: Floats,
+    more: Floats,
+    families: Any,
+    places: Any,
+    user: int,
+    items: Any,
+    scores: Any,
+    lengths: Any,
+    worsts: Any,
+) -> bool:
+    """Put items into the lists of the readings; return whether a score is not a number."""
+    (of_penalty, of_diagonal), (penalties, targets) = families, of_some
+    kind, k = scores.dtype.type, items.shape[2]
+    odd = False
+    for each in range(len(places)):
+        a, b = of_penalty[each], of_diagonal[each]
+        listed, best = items[places[each], user], scores[places[each], user]
+        for at in range(len(some)):
+            j = some[at]
+            scale = max(a * penalties[at], b * inverses[j]) if b > 0 else a * penalties[at]
+            value = total[j] * kind(scale * targets[at])
+            if len(more):
+                value += more[j]
+            odd |= value != value
+            lengths[each] = _insert(listed, best, lengths[each], j, value)
+        worsts[each] = best[k - 1] if lengths[each] == k else kind(LOWEST)
+    return odd
 
 
 @compiled
@@ -201,6 +292,7 @@ def rank_left_out(
     sources: Any,
     diagonal: Any,
     penalty: Any,
+    groups: Any,
     readings: Any,
     extra: Any,
     items: Any,
@@ -208,6 +300,9 @@ def rank_left_out(
     bad: Any,
 ) -> None:
     """Fill in the lists of these users under every reading of the solve.
+
+    Readings that differ only in their family are a group: what could be listed under any of them
+    is found at once, and few items are looked at one by one.
 
     Parameters
     ----------
@@ -217,33 +312,39 @@ def rank_left_out(
         Rows of P, and for each entry the row of its item.
     entries
         Of each item of each user: position, value in training, value that stays in training,
-        odds of the dropout that go, penalty afterwards, whether it is in the history, and whether
-        no other user has the item.
+        odds of the dropout that go, penalty afterwards, and whether it is in the history.
     of_user
         Offsets of the entries, weight in the Gram matrix, weight afterwards.
     sources
         Value in the history times scale, a row for each alpha.
     diagonal, penalty
         Of P and of L, with all users.
+    groups
+        Of each group: its source; which extra scores it has; scale of the targets, minus sign
+        included, and the same for each entry; bounds of target times s.
     readings
-        Of each reading: its source; a and b of s = max(a penalty, b / diagonal); scale of the
-        targets, minus sign included, and the same for each entry; bounds of target times s;
-        which extra scores it has.
+        Offsets of the groups; of each reading, group by group: its place in the results; a and b
+        of s = max(a penalty, b / diagonal).
     extra
         Scores that are added: kinds x users of this call x items, of no kind where there are none.
     items, scores, bad
         Results, readings x all users x k; users with a score that is not a number.
     """
-    indices, x_all, kept_all, odds_all, penalty_after, shown, alone = entries
+    indices, x_all, kept_all, odds_all, penalty_after, shown = entries
     offsets, weights, afters = of_user
-    source_of, of_penalty, of_diagonal, targets, targets_after, highs, lows, extra_of = readings
+    source_of, extra_of, targets, targets_after, highs, lows = groups
+    starts, places, of_penalty, of_diagonal = readings
     n_items, k = len(diagonal), items.shape[2]
     kind = rows.dtype.type
     bounds = np.empty((1, n_items), rows.dtype)
-    best, listed = np.empty((1, k), rows.dtype), np.empty((1, k), np.int32)
+    best, likely = np.empty((1, k), rows.dtype), np.empty((1, k), np.int32)
     length, odd = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+    lengths, worsts = np.zeros(len(places), np.int64), np.empty(len(places), rows.dtype)
     sums = np.empty((len(sources), n_items), rows.dtype)
-    growth, known = np.empty(n_items), np.full(n_items, -1, np.int64)
+    inverses, known = np.empty(n_items), np.full(n_items, -1, np.int64)
+    left, some = np.empty(n_items, np.int32), np.empty(n_items, np.int32)
+    missing = np.empty(n_items, np.int32)
+    of_some = np.empty((2, n_items))  # penalty and target
     nothing = np.empty(0, rows.dtype)
     for number in range(len(users)):
         user = users[number]
@@ -262,56 +363,64 @@ def rank_left_out(
         for low in range(0, n_items, WIDTH):
             width = min(WIDTH, n_items - low)
             add_to_sums(sums[:, low : low + width], width, rows, low, place, q, 0, size)
-        column, t = np.empty(size), np.empty(size)
         odd[0] = False
-        for which in range(len(source_of)):
-            total, low = sums[source_of[which]], lows[which]
-            more = extra[extra_of[which], number] if extra_of[which] >= 0 else nothing
-            from_penalty, from_diagonal = of_penalty[which], of_diagonal[which]
-            high = highs[which]
-            if found[5] > 1:
-                high = high * kind(found[5])
-            out, out_scores = items[which, user], scores[which, user]
-            _bound(total, high, low, more, bounds[0])
-            for each in range(size):
-                bounds[0, S[each]] = -np.inf
-            if which == 0:
+        for group in range(len(source_of)):
+            total, target = sums[source_of[group]], targets[group]
+            more = extra[extra_of[group], number] if extra_of[group] >= 0 else nothing
+            mine = slice(starts[group], starts[group + 1])
+            families, divides = (of_penalty[mine], of_diagonal[mine]), of_diagonal[mine].max() > 0
+            lengths[mine], worsts[mine] = 0, kind(LOWEST)
+            _bound(total, highs[group], kind(found[5]), lows[group], more, bounds[0])
+            for own in range(size):
+                bounds[0, S[own]] = -np.inf
+            if group == 0:
                 length[0] = 0
-                select(bounds, 0, listed, best, length, odd)
-            # the user's own items, likely others, and then all that can still be listed
-            count, at, last = 0, 0, size + length[0]
-            while True:
-                own = -1
-                if at < size:
-                    j, own = S[at], at
-                elif at < last:
-                    j = listed[0, at - size]
-                else:
-                    worst = out_scores[k - 1] if count == k else kind(LOWEST)
-                    j = _next(bounds[0], worst, at - last)
-                    if j == n_items:
-                        break
-                    at = last + j
+                select(bounds, 0, likely, best, length, odd)
+            count = 0
+            for own in range(start, stop):
+                if not shown[own]:
+                    some[count], of_some[0, count] = indices[own], penalty_after[own]
+                    of_some[1, count] = targets_after[group, own]
+                    count += 1
+            for at in range(length[0]):
+                j = likely[0, at]
+                if bounds[0, j] != -np.inf:
+                    some[count], of_some[0, count], of_some[1, count] = j, penalty[j], target[j]
+                    bounds[0, j] = -np.inf
+                    count += 1
+            # first the user's own items and likely others, then all that can still be listed
+            at, n_left = -1, 0
+            while at < n_left:
+                if at >= 0:
+                    j = left[at]
+                    inverse = inverses[j] if known[j] == user else found[5] / diagonal[j]
+                    product, added = total[j] * target[j], more[j] if len(more) else 0.0
+                    if _reaches(product, added, penalty[j], inverse, families, worsts[mine]):
+                        some[count], of_some[0, count], of_some[1, count] = (
+                            j,
+                            penalty[j],
+                            target[j],
+                        )
+                        count += 1
+                if at < 0 or count == LANES or at == n_left - 1:
+                    n_missing = 0
+                    for each in range(count if divides else 0):
+                        j = some[each]
+                        if known[j] != user:
+                            known[j], missing[n_missing] = user, j
+                            n_missing += 1
+                    _invert_diagonal(
+                        *(rows, place, missing[:n_missing], x, kept, found, diagonal, inverses)
+                    )
+                    odd[0] |= _offer(
+                        *(some[:count], of_some[:, :count], inverses, total, more, families),
+                        *(places[mine], user, items, scores, lengths[mine], worsts[mine]),
+                    )
+                    count = 0
+                if at < 0:
+                    n_left = _promising(bounds[0], worsts[mine].min(), left)
                 at += 1
-                if (own >= 0 and shown[start + own]) or (own < 0 and bounds[0, j] == -np.inf):
-                    continue
-                if from_diagonal > 0 and known[j] != user:
-                    for a in range(size):
-                        column[a] = rows[place[a], j]
-                    growth[j], known[j] = _growth(column, x, kept, found, t), user
-                scale = from_penalty * (penalty_after[start + own] if own >= 0 else penalty[j])
-                if from_diagonal > 0:
-                    scale = max(scale, from_diagonal / (diagonal[j] + growth[j]))
-                scale *= targets_after[which, start + own] if own >= 0 else targets[which, j]
-                value = total[j] * kind(scale)
-                if own >= 0 and alone[start + own]:
-                    value = kind(0)  # nothing is left that leads to it
-                if len(more):
-                    value += more[j]
-                if value != value:
-                    odd[0] = True
-                count = _insert(out, out_scores, count, j, value)
-                bounds[0, j] = -np.inf
-            length[0] = count
-            listed[0, :count] = out[:count]  # the next reading has much the same list
+            # the next group has much the same lists
+            length[0] = lengths[mine][-1]
+            likely[0, : length[0]] = items[places[mine][-1], user, : length[0]]
         bad[user] = odd[0]

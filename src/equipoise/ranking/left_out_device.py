@@ -30,6 +30,7 @@ def rank_left_out_on_device(
     sources: npt.NDArray[Any],
     diagonal: npt.NDArray[Any],
     penalty: npt.NDArray[Any],
+    groups: Any,
     readings: Any,
     extra: npt.NDArray[Any],
     items: npt.NDArray[np.int32],
@@ -40,33 +41,33 @@ def rank_left_out_on_device(
     torch = load_torch()
     device, kind = P.values.device, P.values.dtype
     offsets, k = of_user[0], items.shape[2]
-    source_of, of_penalty, of_diagonal, targets, targets_after, _, _, extra_of = readings
-    everywhere = {
-        "diagonal": send(diagonal, device, kind),
-        "penalty": send(penalty, device, kind),
-        "targets": send(targets, device, kind),
-    }
+    source_of, extra_of, targets, targets_after, _, _ = groups
+    starts, outs, of_penalty, of_diagonal = readings
+    old, limit, towards = (send(each, device, kind) for each in (diagonal, penalty, targets))
     with precision(False):
         for mine in _batches(np.diff(offsets)[users], len(P), len(sources), P.dtype.itemsize):
             some = users[mine]
             own = _Own(some, P, entries, of_user, sources, diagonal)
             growth, totals = own.sums()
-            inverse = growth.add_(everywhere["diagonal"]).reciprocal_()
-            for which, source in enumerate(source_of):
-                a, b = float(of_penalty[which]), float(of_diagonal[which])
-                scale = torch.maximum(a * everywhere["penalty"], b * inverse)
-                found = scale.mul_(everywhere["targets"][which]).mul_(totals[:, source])
-                theirs = own.values(a, b, targets_after[which], source)
-                if extra_of[which] >= 0:
-                    more = send(extra[extra_of[which], mine], device, kind)
-                    found.add_(more)
-                    theirs = theirs + more[own.cells]
-                found[own.cells] = theirs.masked_fill(own.shown, -np.inf)
-                values, places = (each.cpu().numpy() for each in best_of_rows(found, k))
-                bad[some] |= np.isnan(values[:, 0])
-                listed = values > -np.inf
-                items[which, some] = np.where(listed, places, -1)
-                scores[which, some] = np.where(listed, values, np.nan)
+            inverse = growth.add_(old).reciprocal_()
+            for group, source in enumerate(source_of):
+                more = None
+                if extra_of[group] >= 0:
+                    more = send(extra[extra_of[group], mine], device, kind)
+                for each in range(starts[group], starts[group + 1]):
+                    a, b = float(of_penalty[each]), float(of_diagonal[each])
+                    found = torch.maximum(a * limit, b * inverse)
+                    found.mul_(towards[group]).mul_(totals[:, source])
+                    theirs = own.values(a, b, targets_after[group], source)
+                    if more is not None:
+                        found.add_(more)
+                        theirs += more[own.cells]
+                    found[own.cells] = theirs.masked_fill(own.shown, -np.inf)
+                    values, places = (part.cpu().numpy() for part in best_of_rows(found, k))
+                    bad[some] |= np.isnan(values[:, 0])
+                    listed = values > -np.inf
+                    items[outs[each], some] = np.where(listed, places, -1)
+                    scores[outs[each], some] = np.where(listed, values, np.nan)
 
 
 def _batches(
@@ -106,7 +107,7 @@ class _Own:
         torch = load_torch()
         device = P.values.device
         offsets, weights, afters = of_user
-        indices, x_all, kept_all, odds_all, penalty_after, shown, alone = entries
+        indices, x_all, kept_all, odds_all, penalty_after, shown = entries
         sizes = np.diff(offsets)[users]
         place = np.arange(max(sizes.max(), 1))
         inside = place < sizes[:, None]
@@ -116,7 +117,6 @@ class _Own:
         self._P = P
         self.cells = send(rows, device), send(indices[self._entries].astype(np.int64), device)
         self.shown = send(shown[self._entries], device)
-        self._alone = send(alone[self._entries], device)
         self._penalty = send(penalty_after[self._entries], device)
 
         def padded(values: npt.NDArray[Any]) -> Tensor:
@@ -174,8 +174,7 @@ class _Own:
         scale = torch.maximum(a * self._penalty, b / self._diagonal)
         scale = scale * send(target_after[self._entries], device)
         found = self._listed(self._totals[:, source]) * scale
-        # to an item that no other user has nothing leads
-        return found.masked_fill(self._alone, 0.0).to(self._P.values.dtype)
+        return found.to(self._P.values.dtype)
 
     def _parts(self, product: Tensor) -> tuple[Tensor, Tensor]:
         """Return the growth of the diagonal and the sums, of weights times rows of P."""

@@ -202,6 +202,7 @@ class Store:
             return engine
         wait = f"-c statement_timeout={int(1000 * self._timeout)}"
         connect = {"connect_timeout": max(2, int(self._timeout)), "options": wait}
+        connect["client_encoding"] = "utf8"  # whatever the database was made with
         options |= {"pool_timeout": self._timeout, "pool_size": 4, "max_overflow": 8}
         return sa.create_engine(self.address, connect_args=connect, **options)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float64]
 
 TARGETS = 16
-LANES = 8  # targets that are solved for side by side
+LANES = 8  # targets that are solved for side by side: a line of the cache for each item
 MOST_STEPS = 1000
 USERS = 1000  # of a target, whose scores are compared
 LENGTH = 20
@@ -47,7 +47,7 @@ class Audit:
     ) -> None:
         counts = np.bincount(X.indices, minlength=X.shape[1])
         # numbered from the most used item on, so that most numbers lie close together in memory
-        self._names = np.argsort(-counts, kind="stable")
+        self._names = np.argsort(-counts, kind="stable").astype(np.int32)
         self._rank = np.empty(len(counts), np.int32)
         self._rank[self._names] = np.arange(len(counts), dtype=np.int32)
         self._data = X.indptr, self._rank[X.indices], X.data, user_weights
@@ -65,7 +65,7 @@ class Audit:
         for some in self._groups():
             x, support = self._found(some)
             error = np.empty_like(x)
-            _times(*self._data, self._penalty, x[self._names], error)
+            self._product(x[self._names], error)
             error = error[self._rank]
             error[some, np.arange(len(some))] -= 1
             sizes += [float(np.linalg.norm(error[support[:, at], at])) for at in range(len(some))]
@@ -103,23 +103,36 @@ class Audit:
         logger.info("agreement with exact columns: %s", words)
         return result
 
+    def _product(self, V: Vector, out: Vector) -> None:
+        """Write A V into `out`, items by number."""
+        _times(*self._data, self._penalty, V, out)
+
+    def _histories(self, j: int) -> Any:
+        """Return the rows of up to 1,000 users of an item."""
+        return histories_with(self.X, j)
+
     def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
         """Return columns of the exact P by conjugate gradients, each with its own steps."""
         R = np.zeros((len(self._penalty), LANES))
         R[self._rank[some], np.arange(len(some))] = 1.0
-        X, Q, D = np.zeros_like(R), np.empty_like(R), R / self._diagonal[:, None]
+        inverse = 1 / self._diagonal[:, None]
+        X, Q, D = np.zeros_like(R), np.empty_like(R), R * inverse
         size = np.einsum("ij,ij->j", R, D)
         enough = PRECISION**2 * size
         for _ in range(MOST_STEPS):
             running = size > enough
             if not running.any():
                 return X[self._rank, : len(some)]
-            curve = _times(*self._data, self._penalty, D, Q)
+            self._product(D, Q)
+            curve = np.einsum("ij,ij->j", D, Q)
             step = np.divide(size, curve, out=np.zeros_like(size), where=running)
-            after = _gone(X, R, D, Q, self._diagonal, step)
-            _turned(
-                D, R, self._diagonal, np.divide(after, size, np.zeros_like(size), where=running)
-            )
+            X += step * D
+            Q *= step
+            R -= Q
+            np.multiply(R, inverse, out=Q)
+            after = np.einsum("ij,ij->j", R, Q)
+            D *= np.divide(after, size, out=np.zeros_like(size), where=running)
+            D += Q
             size = after
         raise SolveError(
             f"exact columns did not settle in {MOST_STEPS} steps; raise l2 or dropout"
@@ -155,8 +168,7 @@ class Audit:
         diagonal = self.columns.diagonal_
         real, made = -exact / exact[j], -mine / mine[j]
         real[j] = made[j] = 0.0
-        users = np.searchsorted(self.X.indptr, np.flatnonzero(self.X.indices == j), "right") - 1
-        histories = self.X[users[:USERS]].astype(np.float64)
+        histories = self._histories(j)
         weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
         row = np.zeros(len(exact))
         P = self.columns
@@ -166,6 +178,12 @@ class Audit:
         ours, theirs = (_top(-each / diagonal) for each in (row, exact))
         shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
         return weights, scores, shared
+
+
+def histories_with(X: Csr, j: int) -> Any:
+    """Return the rows of the first 1,000 users who have an item."""
+    users = np.searchsorted(X.indptr, np.flatnonzero(X.indices == j), "right") - 1
+    return X[users[:USERS]].astype(np.float64)
 
 
 def cosine(a: Vector, b: Vector) -> float:
@@ -196,44 +214,32 @@ def _squares(indptr: Any, indices: Any, values: Any, weights: Any, n_items: int)
 @compiled
 def _times(
     indptr: Any, indices: Any, values: Any, weights: Any, penalty: Any, V: Any, out: Any
-) -> Any:
-    """Write A V into `out`, and return the diagonal of V^T A V."""
-    curve, mine = np.zeros(LANES), np.empty(LANES)
+) -> None:
+    """Write A V into `out`, eight columns side by side."""
+    out[:] = V
     for i in range(len(penalty)):
         for lane in range(LANES):
-            out[i, lane] = penalty[i] * V[i, lane]
-            curve[lane] += out[i, lane] * V[i, lane]
+            out[i, lane] *= penalty[i]
     for user in range(len(indptr) - 1):
-        mine[:] = 0
+        m0 = m1 = m2 = m3 = m4 = m5 = m6 = m7 = 0.0
         for place in range(indptr[user], indptr[user + 1]):
             i, value = indices[place], np.float64(values[place])
-            for lane in range(LANES):
-                mine[lane] += value * V[i, lane]
-        for lane in range(LANES):
-            curve[lane] += weights[user] * mine[lane] * mine[lane]
-            mine[lane] *= weights[user]
+            m0 += value * V[i, 0]
+            m1 += value * V[i, 1]
+            m2 += value * V[i, 2]
+            m3 += value * V[i, 3]
+            m4 += value * V[i, 4]
+            m5 += value * V[i, 5]
+            m6 += value * V[i, 6]
+            m7 += value * V[i, 7]
+        weight = weights[user]
         for place in range(indptr[user], indptr[user + 1]):
-            i, value = indices[place], np.float64(values[place])
-            for lane in range(LANES):
-                out[i, lane] += value * mine[lane]
-    return curve
-
-
-@compiled
-def _gone(X: Any, R: Any, D: Any, Q: Any, diagonal: Any, step: Any) -> Any:
-    """Take a step along D; return what is left, in the measure of the diagonal."""
-    after = np.zeros(LANES)
-    for i in range(len(diagonal)):
-        for lane in range(LANES):
-            X[i, lane] += step[lane] * D[i, lane]
-            R[i, lane] -= step[lane] * Q[i, lane]
-            after[lane] += R[i, lane] * R[i, lane] / diagonal[i]
-    return after
-
-
-@compiled
-def _turned(D: Any, R: Any, diagonal: Any, turn: Any) -> None:
-    """Turn D towards what is left."""
-    for i in range(len(diagonal)):
-        for lane in range(LANES):
-            D[i, lane] = R[i, lane] / diagonal[i] + turn[lane] * D[i, lane]
+            i, value = indices[place], weight * values[place]
+            out[i, 0] += value * m0
+            out[i, 1] += value * m1
+            out[i, 2] += value * m2
+            out[i, 3] += value * m3
+            out[i, 4] += value * m4
+            out[i, 5] += value * m5
+            out[i, 6] += value * m6
+            out[i, 7] += value * m7

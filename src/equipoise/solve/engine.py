@@ -191,9 +191,13 @@ def neighbourhood_cost(
     kept = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
     entries, columns = n * kept * pair, n * neighbours * pair
     threads = machine.count()
-    solving = (0 if on_disk else entries) + (0 if on_disk else columns) + 28 * n * threads
+    solving = (
+        (0 if on_disk else entries)
+        + (0 if on_disk else columns)
+        + (28 + size.itemsize) * n * threads
+    )
     turning = 2 * columns
-    checking = columns + 20 * size.n_interactions + 8 * 48 * n * min(threads, 2)
+    checking = columns + n * neighbours + 4 * size.n_interactions + 8 * 48 * n * min(threads, 2)
     work = max(solving, turning, checking, columns + size.companion_bytes)
     each = 0.0 if on_card else 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
     pairs = PAIR * size.n_interactions**2 / size.n_users
@@ -622,8 +626,8 @@ class Solver:
             _require_companion(train, dtype, lowpass_rank)
         if self.engine == "neighbourhood" and device != "cpu":
             kept = min(neighbourhood.KEPT * self.plan.neighbours, max(train.n_items - 1, 1))
-            room = self.plan.neighbours, kept, np.dtype(dtype).itemsize
-            batched.require_room(device, train.n_items, *room)
+            sizes = self.plan.neighbours, kept, np.dtype(dtype).itemsize
+            batched.require_room(device, train.n_items, *sizes)
         self._refine, self._scratch, self._progress = refine, scratch, progress
         self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items

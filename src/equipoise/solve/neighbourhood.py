@@ -87,20 +87,33 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class System:
-    """A = X^T W X + L as the kernels read it, with the items numbered from the most used one on.
+class Numbering:
+    """The items of A = X^T W X + L, numbered from the most used one on.
 
     So most of what is added up lies close together in memory. `names` are the items' positions in
     the data; they decide between equal correlations.
     """
 
     names: Positions
-    users: tuple[Offsets, Positions, npt.NDArray[Any]]  # the rows of X
-    items: tuple[Offsets, Positions, npt.NDArray[Any]]  # and its columns
-    weights: Vector
     penalty: Vector
     diagonal: Vector
     partners: Offsets  # upper bounds of the number of items that share a user
+
+    @cached_property
+    def rank(self) -> Positions:
+        """Where each item of the data is numbered."""
+        rank = np.empty(len(self.names), np.int32)
+        rank[self.names] = np.arange(len(self.names), dtype=np.int32)
+        return rank
+
+
+@dataclass(frozen=True, eq=False)
+class System(Numbering):
+    """A as the kernels read it."""
+
+    users: tuple[Offsets, Positions, npt.NDArray[Any]]  # the rows of X
+    items: tuple[Offsets, Positions, npt.NDArray[Any]]  # and its columns
+    weights: Vector
 
     @classmethod
     def of(cls, X: Csr, user_weights: Vector, penalty: Vector) -> System:
@@ -119,24 +132,17 @@ class System:
         penalty = np.ascontiguousarray(penalty[names], np.float64)
         return cls(
             names,
-            (X.indptr.astype(np.int64), indices, X.data),
-            (
+            penalty,
+            gram + penalty,
+            partners.astype(np.int64),
+            users=(X.indptr.astype(np.int64), indices, X.data),
+            items=(
                 columns.indptr.astype(np.int64),
                 columns.indices.astype(np.int32, copy=False),
                 columns.data,
             ),
-            np.ascontiguousarray(user_weights, np.float64),
-            penalty,
-            gram + penalty,
-            partners.astype(np.int64),
+            weights=np.ascontiguousarray(user_weights, np.float64),
         )
-
-    @cached_property
-    def rank(self) -> Positions:
-        """Where each item of the data is numbered."""
-        rank = np.empty(len(self.names), np.int32)
-        rank[self.names] = np.arange(len(self.names), dtype=np.int32)
-        return rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,9 +200,11 @@ def solve(
     with _journal(what, on_disk=on_disk, scratch=scratch) as journal:
         report = _reporter(progress, 2 * STRIPES)
         everything = np.arange(n_items, dtype=np.int32)
-        lists = _lists(system, everything, neighbours, kept, dtype, journal, report)
-        support = _nearest(lists, neighbours)
-        found, diagonal = _solved(system, lists, support, everything, dtype, journal, report, card)
+        lists = strongest_entries(system, everything, neighbours, kept, dtype, journal, report)
+        support = supports_of(lists, neighbours)
+        found, diagonal = solved_targets(
+            system, lists, support, everything, dtype, journal, report, card
+        )
         journal.clear()
     del lists, support
     return columns_of(found, diagonal, neighbours)
@@ -229,7 +237,9 @@ def solve_again(
         needed = np.unique(np.concatenate([targets, supports]))
         fresh = np.arange(n_old, n_items)
         if len(fresh):
-            first = _lists(system, system.rank[fresh], neighbours, neighbours, dtype, journal)
+            first = strongest_entries(
+                system, system.rank[fresh], neighbours, neighbours, dtype, journal
+            )
             ends = first.starts[system.rank[fresh]]
             counts = first.lengths[system.rank[fresh]].astype(np.int64)
             more, _ = segments(ends, counts)
@@ -237,17 +247,19 @@ def solve_again(
             supports = np.concatenate([supports, chosen])
             offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(counts)])
             needed = np.unique(np.concatenate([needed, chosen]))
-        lists = _lists(system, system.rank[needed], neighbours, kept, dtype, journal)
+        lists = strongest_entries(system, system.rank[needed], neighbours, kept, dtype, journal)
         sizes = np.zeros(n_items, np.int32)
         begin = np.zeros(n_items + 1, np.int64)
         sizes[system.rank[targets]] = np.diff(offsets)
         begin[system.rank[targets]] = offsets[:-1]
         support = Lists(begin, sizes, system.rank[supports], lists.values[:0])
-        found, diagonal = _solved(system, lists, support, system.rank[targets], dtype, journal)
+        found, diagonal = solved_targets(
+            system, lists, support, system.rank[targets], dtype, journal
+        )
     return _merged(old, found, diagonal, changed)
 
 
-def _nearest(lists: Lists, neighbours: int) -> Lists:
+def supports_of(lists: Lists, neighbours: int) -> Lists:
     """Return the supports: the neighbours of each item, all others where as many are asked for.
 
     Otherwise an item that shares no user with the target is in no support.
@@ -332,7 +344,7 @@ def _in_stripes(
     machine.run(stripe, STRIPES)
 
 
-def _lists(
+def strongest_entries(
     system: System,
     items: Positions,
     neighbours: int,
@@ -358,18 +370,24 @@ def _lists(
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
-    limits = n_items if grows else int(added.max(initial=0)), neighbours, kept
-    _in_stripes(
-        "lists",
-        lambda at, step: _strongest(*data, items, at, step, *limits, *out),
-        journal,
-        report,
-    )
+    most = n_items if grows else int(added.max(initial=0))
+
+    def stripe(at: int, step: int) -> None:
+        work = (  # from numpy, whose large arrays have large pages: these are read all over
+            np.zeros(2 * n_items),
+            np.empty(most + 1, np.int32),
+            np.empty(n_items + 1, np.float32),
+            np.empty(n_items + 1, dtype),
+            np.empty(n_items + 1, np.int32),
+        )
+        _strongest(*data, items, at, step, neighbours, kept, *work, *out)
+
+    _in_stripes("lists", stripe, journal, report)
     return lists
 
 
-def _solved(
-    system: System,
+def solved_targets(
+    system: Numbering,
     lists: Lists,
     support: Lists,
     targets: Positions,
@@ -481,23 +499,21 @@ def _strongest(
     items: Any,
     first: int,
     step: int,
-    most: int,
     neighbours: int,
     kept: int,
+    cells: Any,
+    touched: Any,
+    size: Any,
+    sums: Any,
+    places: Any,
     starts: Any,
     lengths: Any,
     list_items: Any,
     list_values: Any,
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
-    n_items = len(scale)
-    cells = np.zeros(2 * n_items)  # the sum and the scale of an item, in one place of memory
-    cells[1::2] = scale
-    touched = np.empty(most + 1, np.int32)
-    size = np.empty(n_items + 1, np.float32)
+    cells[1::2] = scale  # beside the sum of an item, in one place of memory
     bits = size.view(np.uint32)
-    sums = np.empty(n_items + 1, list_values.dtype)
-    places = np.empty(n_items + 1, np.int32)
     counts = np.empty(BUCKETS, np.int32)
     for at in range(first, len(items), step):
         j = items[at]

@@ -26,7 +26,6 @@ from equipoise.split.parts import (
     targets,
     timed_events,
     unlearnable,
-    with_known,
 )
 
 
@@ -74,10 +73,7 @@ def strong(
     >>> split.train.n_users, split.valid.n_users, split.test.n_users
     (16, 2, 2)
     """
-    check_shares(valid, test)
-    if not 0 < history < 1:
-        raise SettingError(f"history must be > 0 and < 1, got {history}")
-    choice("order", order, ("random", "time"))
+    check_strong(valid, test, history, order)
     if order == "time":
         timed_events(data, "strong(order='time')")
     rng = generator(seed)
@@ -88,11 +84,8 @@ def strong(
     parts: dict[str, Part] = {}
     for name, rows in zip(("valid", "test"), held_out, strict=True):
         if len(rows):
-            held = with_known(data.rows(rows), known, name, notes)
-            enough = held.user_counts >= 2
-            why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
-            notes += counted(int((~enough).sum()), "user", why)
-            held = held.rows(enough)
+            held, *lost = with_two(data.rows(rows), known)
+            notes += lost_notes(name, *lost)
             if order == "random":
                 cut = shown_and_hidden(held, history, rng.random(held.n_interactions))
                 parts[name] = Part(*cut, "strong", name)
@@ -102,6 +95,29 @@ def strong(
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
     return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+
+
+def check_strong(valid: float, test: float, history: float, order: str) -> None:
+    """Refuse settings that a split of whole users cannot have."""
+    check_shares(valid, test)
+    if not 0 < history < 1:
+        raise SettingError(f"history must be > 0 and < 1, got {history}")
+    choice("order", order, ("random", "time"))
+
+
+def with_two(held: Interactions, known: npt.NDArray[np.bool_]) -> tuple[Interactions, int, int]:
+    """Return users with two known items or more, and the pairs and users that are left out."""
+    kept = held.columns(known)
+    enough = kept.user_counts >= 2
+    lost = held.n_interactions - kept.n_interactions
+    return kept.rows(enough), lost, int((~enough).sum())
+
+
+def lost_notes(name: str, pairs: int, users: int) -> list[str]:
+    """Say what `with_two` left out of a part."""
+    why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
+    lacking = f"of {name} left out: train lacks the item"
+    return [*counted(pairs, "pair", lacking), *counted(users, "user", why)]
 
 
 def shown_and_hidden(

@@ -1,0 +1,193 @@
+"""Workers that are killed or slow in the middle of a phase, and a scheduler that goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import equipoise as eq
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+GRID = {"l2": [1, 10, 100], "dropout": [0.0, 0.5], "alpha": [0, 0.3]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of three parts."""
+    folder = tmp_path_factory.mktemp("events")
+    rng = np.random.default_rng(5)
+    for number in range(3):
+        user, item = rng.integers(0, 60, 200), rng.zipf(1.4, 200).clip(1, 30)
+        pl.DataFrame({"user": user, "item": item}).write_parquet(folder / f"part-{number}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a saved model."""
+    home = tmp_path_factory.mktemp("model") / "model"
+    eq.EASE(l2=5.0).fit(eq.read(folder)).save(home)
+    return home
+
+
+@contextmanager
+def fault(client: Any, task: str, number: int, marker: Path, what: str) -> Iterator[None]:
+    """Let a worker die, or be slow, when it begins with this task for the so-manieth time; once.
+
+    The marker says that it happened.
+    """
+    distributed = pytest.importorskip("distributed")
+
+    class Fault(distributed.WorkerPlugin):  # type: ignore[misc, name-defined]
+        def setup(self, worker: Any) -> None:
+            self.seen = 0
+
+        def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+            if finish != "executing" or not str(key).startswith(f"{task}-"):
+                return
+            self.seen += 1
+            if self.seen == number and not marker.exists():
+                marker.touch()
+                if what == "slow":
+                    time.sleep(2)
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    client.register_plugin(Fault(), name=task)
+    try:
+        yield
+    finally:
+        client.unregister_worker_plugin(task)
+
+
+def read(client: Any, folder: Path, *_: Any) -> str:
+    return eq.cluster.read(folder, client=client, block_rows=150).gather().fingerprint
+
+
+def exact(client: Any, folder: Path, *_: Any) -> bytes:
+    data = eq.cluster.read(folder, client=client, block_rows=150)
+    found = eq.cluster.fit(eq.EASE(l2=5.0), data, where="workers", tile_rows=12)
+    return found.weights_.tobytes()
+
+
+def neighbourhood(client: Any, folder: Path, *_: Any) -> bytes:
+    data = eq.cluster.read(folder, client=client, block_rows=150)
+    near = {"engine": "neighbourhood", "neighbours": 6}
+    return eq.cluster.fit(eq.EASE(l2=5.0), data, **near).inverse_.data.tobytes()
+
+
+def tune(client: Any, folder: Path, _: Path, out: Path) -> Any:
+    split = eq.split.strong(eq.read(folder), valid=0.2, test=0.2)
+    found = eq.cluster.tune(eq.EASE, split, grid=GRID, client=client, storage=out)
+    again = eq.tune(eq.EASE, split, grid=GRID, storage=out)  # the ledger has each solve once
+    return found.trials.to_dicts(), found.best, (again.solves, again.resumed)
+
+
+def evaluate(client: Any, folder: Path, model: Path, _: Path) -> Any:
+    split = eq.split.strong(eq.read(folder), valid=0, test=0.5)
+    found = eq.cluster.evaluate(model, split.test, client=client, batch_size=4)
+    return found.table.to_dicts()
+
+
+def evaluate_there(client: Any, folder: Path, model: Path, _: Path) -> Any:
+    data = eq.cluster.read(folder, client=client, block_rows=100)
+    part = data.split(where="workers", valid=0, test=0.8).test
+    return eq.cluster.evaluate(model, part).table.to_dicts()
+
+
+def recommend_to(client: Any, _: Path, model: Path, out: Path) -> Any:
+    call = {"client": client, "users_per_file": 7}
+    users = eq.cluster.recommend_to(model, out, k=5, **call)
+    assert not [file for file in out.iterdir() if file.name[:5] not in ("part-", "lists")]
+    return users, pl.read_parquet(sorted(out.glob("part-*.parquet"))).to_dicts()
+
+
+PHASES = [
+    (read, "deal", 1),
+    (exact, "changed", 4),
+    (neighbourhood, "solve_some", 9),
+    (tune, "solve_there", 2),
+    (evaluate, "rank_some", 3),
+    (evaluate_there, "measure", 2),
+    (recommend_to, "write_some", 3),
+]
+
+
+@pytest.mark.parametrize(("phase", "task", "number"), PHASES, ids=[each[1] for each in PHASES])
+def test_a_worker_killed_in_the_middle_changes_nothing(
+    client, folder, model, tmp_path, phase: Callable[..., Any], task, number
+):
+    expected = phase(client, folder, model, tmp_path / "before")
+    with fault(client, task, number, tmp_path / "died", "die"):
+        found = phase(client, folder, model, tmp_path / "after")
+    assert (tmp_path / "died").exists()
+    assert found == expected
+
+
+def test_a_slow_worker_changes_nothing(client, folder, model, tmp_path):
+    expected = recommend_to(client, folder, model, tmp_path / "before")
+    with fault(client, "write_some", 1, tmp_path / "slow", "slow"):
+        assert recommend_to(client, folder, model, tmp_path / "after") == expected
+    assert (tmp_path / "slow").exists()
+
+
+@contextmanager
+def by_command(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Start a scheduler and a worker as on two machines; give the address and the scheduler."""
+    file = folder / "scheduler.json"
+    env = {**os.environ, "POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
+    dask = [sys.executable, "-m", "dask"]
+    where = ["--scheduler-file", str(file), "--no-dashboard"]
+    started = [
+        subprocess.Popen([*dask, "scheduler", "--port", "0", *where], **quiet),
+        subprocess.Popen([*dask, "worker", "--nthreads", "1", "--no-nanny", *where], **quiet),
+    ]
+    try:
+        distributed = pytest.importorskip("distributed")
+        while not file.exists():
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
+            client.wait_for_workers(1)
+            yield client.scheduler.address, started[0]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+def test_a_scheduler_killed_in_the_middle_is_one_clear_error(client, folder, model, tmp_path):
+    """Files that are there are whole, and the next run makes the others."""
+    _, expected = recommend_to(client, folder, model, tmp_path / "expected")
+    out = tmp_path / "lists"
+    with by_command(tmp_path) as (address, scheduler):
+
+        def kill_later() -> None:
+            while not any(out.glob("part-*.parquet")):
+                time.sleep(0.01)
+            scheduler.kill()
+
+        killer = Thread(target=kill_later)
+        killer.start()
+        with pytest.raises(eq.ClusterError, match=r"the scheduler at .* is gone"):
+            eq.cluster.recommend_to(model, out, k=5, client=address, users_per_file=1)
+        killer.join()
+    # a worker may have gone on with what it had; each file is whole
+    for file in out.glob("part-*.parquet"):
+        assert pl.read_parquet(file).height == 5
+    eq.cluster.recommend_to(model, out, k=5, client=client, users_per_file=1)
+    assert pl.read_parquet(sorted(out.glob("part-*.parquet"))).to_dicts() == expected
