@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -521,18 +521,6 @@ def solve_rate(dtype: str) -> float:
 logger = logging.getLogger(__name__)
 
 Vector = npt.NDArray[np.float64]
-
-
-class SolveOptions(TypedDict, total=False):
-    """How to solve; `LinearAutoencoder.fit` says what each option does."""
-
-    engine: str
-    memory: str | float | None
-    scratch: str | os.PathLike[str] | None
-    refine: bool
-    precision: str
-    neighbours: int | str | None
-    progress: Callable[[SolveProgress], None] | None
 
 
 @dataclass(frozen=True)
