@@ -198,6 +198,8 @@ class Bench:
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield a row of the table for each model and way that was measured."""
         file = self.folder / name / "measured" / "floor.json"
+        if not file.exists():
+            return
         floor = json.loads(file.read_text())["seconds"]
         train = self.split(name).train
         for model in self.models:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.errors import DataError
-from equipoise.events import Events, as_types, pair_up, time_order
+from equipoise.events import Events, as_types, pair_up
 from equipoise.interactions import Interactions
 
 rows = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=8)
@@ -77,12 +77,20 @@ def test_pairs_are_the_distinct_items_of_each_user(lists: list[list[int]]) -> No
     assert indices[place].tolist() == events.items.tolist()
 
 
-def test_equal_times_stay_as_they_come_and_others_are_sorted() -> None:
-    offsets, times = np.array([0, 3, 5]), np.array([2.0, 1.0, 2.0, 7.0, 7.0])
-    order = time_order(offsets, times)
-    assert order is not None
-    assert order.tolist() == [1, 0, 2, 3, 4]
-    assert time_order(offsets, times[order]) is None
+@pytest.mark.parametrize("block", [1, 2, 100_000])
+def test_equal_times_stay_as_they_come_and_others_are_sorted(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.events.BLOCK", block)
+    items, offsets = np.array([5, 6, 7, 8, 9, 1], np.int32), np.array([0, 3, 3, 5, 6])
+    times, weights = np.array([2.0, 1.0, 2.0, 7.0, 7.0, 0.0]), np.arange(6.0)
+    found = Events.dealt(items, offsets, times=times, weights=weights)
+    assert found.items.tolist() == [6, 5, 7, 8, 9, 1]
+    assert found.times is not None
+    assert found.weights is not None
+    assert found.times.tolist() == [1, 2, 2, 7, 7, 0]
+    assert found.weights.tolist() == [1, 0, 2, 3, 4, 5]
+    assert items.tolist() == [5, 6, 7, 8, 9, 1]  # those that were given stay
 
 
 @pytest.mark.parametrize(

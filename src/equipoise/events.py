@@ -107,12 +107,10 @@ class Events:
     def dealt(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
         """Make events that are in order of user; those of a user are put in order of time."""
         times = columns.get("times")
-        order = None if times is None else time_order(offsets, times)
-        if order is not None:
-            items = items[order]
-            for name in COLUMNS:
-                if columns.get(name) is not None:
-                    columns[name] = columns[name][order]
+        if times is not None and _falls(times, offsets).any():
+            held = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
+            columns |= in_time_order(offsets, times, {"items": items, **held})
+            items = columns.pop("items")
         return cls(items, offsets, **columns)
 
     def check_shape(self, n_users: int, n_items: int) -> None:
@@ -201,11 +199,16 @@ class Events:
 def _check_times(times: Floats, offsets: Ints) -> None:
     if not np.isfinite(times).all():
         raise DataError("times must be finite")
+    if _falls(times, offsets).any():
+        raise DataError("the times of a user's events must not fall; put the events in order")
+
+
+def _falls(times: Floats, offsets: Ints) -> Mask:
+    """Mark the events that are before the one before them, of the same user."""
     falls = np.zeros(len(times) + 1, bool)
     falls[1:-1] = times[1:] < times[:-1]
     falls[offsets] = False
-    if falls.any():
-        raise DataError("the times of a user's events must not fall; put the events in order")
+    return falls
 
 
 def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int) -> Events:
@@ -247,19 +250,24 @@ def as_types(texts: Iterable[Any]) -> tuple[Codes, tuple[str, ...]]:
     return np.array(codes, np.int16), tuple(names)
 
 
-def time_order(offsets: Ints, times: Floats) -> Ints | None:
-    """Return the places of the events of each user in order of time; None if they are so already.
+def in_time_order(
+    offsets: Ints, times: Floats, columns: dict[str, npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return columns with the events of each user in order of time; equal times stay as they come.
 
-    Equal times stay as they come.
+    Threads have some of the users each, and put all columns of these in order at once.
     """
-    late = np.zeros(len(times) + 1, bool)
-    late[1:-1] = times[1:] < times[:-1]
-    late[offsets] = False
-    if not late.any():
-        return None
-    order = np.arange(len(times))
-    _in_blocks(offsets, lambda first, stop: _sort_times(offsets, times, first, stop, order))
-    return order
+    ordered = {name: np.empty_like(column) for name, column in columns.items()}
+
+    def put(first: int, stop: int) -> None:
+        low, high = offsets[first], offsets[stop]
+        order = np.arange(low, high)
+        _sort_times(offsets, times, first, stop, order)
+        for name, column in columns.items():
+            np.take(column, order, out=ordered[name][low:high], mode="clip")
+
+    _in_blocks(offsets, put)
+    return ordered
 
 
 def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, Items, Ints]:
@@ -284,11 +292,13 @@ def _in_blocks(offsets: Ints, work: Any) -> None:
 
 @compiled
 def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints) -> None:
+    low = offsets[first]
     for user in range(first, stop):
         start, end = offsets[user], offsets[user + 1]
         for place in range(start + 1, end):
             if times[place] < times[place - 1]:
-                order[start:end] = start + np.argsort(times[start:end], kind="mergesort")
+                sorted_ = np.argsort(times[start:end], kind="mergesort")
+                order[start - low : end - low] = start + sorted_
                 break
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise import machine
 from equipoise.checks import period
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
@@ -205,3 +206,20 @@ def test_one_usual_name_among_numbers_only_is_data(tmp_path):
     titles.write_text("1,Video\n2,Tea\n")
     data = eq.read([(1, 1), (2, 2)], labels=titles)
     assert data.label(1) == "Video"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_rows_are_dealt_to_their_users_alike_by_any_number_of_threads(
+    threads: int, rng: np.random.Generator
+) -> None:
+    users, items = rng.integers(0, 7, 200), rng.integers(0, 9, 200)
+    times, weights = rng.integers(0, 5, 200).astype(float), rng.random(200)
+    columns = {"user": users, "item": items, "time": times, "weight": weights}
+    with machine.limited(threads):
+        data = eq.read(pl.DataFrame(columns), weight="weight")
+    assert data.events is not None
+    order = np.lexsort((times, users))  # equal times stay as they come
+    assert data.users[data.events.rows].tolist() == users[order].tolist()
+    assert data.items[data.events.items].tolist() == items[order].tolist()
+    assert data.events.times.tolist() == times[order].tolist()  # type: ignore[union-attr]
+    assert data.events.weights.tolist() == weights[order].tolist()  # type: ignore[union-attr]

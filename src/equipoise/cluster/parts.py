@@ -155,14 +155,14 @@ def held_of(
     block: Interactions, rows: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
 ) -> tuple[Interactions, tuple[int, int, int, int]]:
     """Return users of a block who are held out; users, pairs, and both that are left out."""
-    kept, *lost = with_two(block.rows(rows), known)
+    kept, pairs, users = with_two(block.rows(rows), known)
     held = Interactions(kept.matrix, kept.user_index, events=kept.events)
-    return held, (held.n_users, held.n_interactions, *lost)
+    return held, (held.n_users, held.n_interactions, pairs, users)
 
 
 @task
 def cut_of(
-    held: tuple[Interactions, Any], history: float, state: dict[str, Any], drawn: int
+    held: tuple[Interactions, Any], history: float, state: Any, drawn: int
 ) -> tuple[Interactions, Interactions]:
     """Return histories and targets; random numbers go on where those of earlier blocks end."""
     bits = np.random.PCG64()

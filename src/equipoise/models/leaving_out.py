@@ -24,7 +24,7 @@ from equipoise.metrics import find_hits, ndcg
 from equipoise.models.histories import Unknowns
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
-from equipoise.ranking.left_out import rank_left_out
+from equipoise.ranking.left_out import SLACK, rank_left_out
 from equipoise.ranking.left_out_device import rank_left_out_on_device
 from equipoise.ranking.ranker import score
 from equipoise.solve.dual import DualMatrix
@@ -86,8 +86,8 @@ def lists_without(
     for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
         extra = _companion_scores(companions, first, removal, users)
         parts = min(len(users), CHUNKS * machine.count())
-        known = removal.entries, removal.of_user, sources, first.diagonal_, first.penalty_
-        known = *known, groups, families
+        solved = sources, first.diagonal_, first.penalty_
+        known = removal.entries, removal.of_user, *solved, groups, families
 
         def work(
             number: int,
@@ -96,7 +96,7 @@ def lists_without(
             slots: Any = slots,
             extra: Any = extra,
             parts: int = parts,
-            known: Any = known,
+            known: tuple[Any, Any, Any, Any, Any, Any, Any] = known,
         ) -> None:
             mine = np.arange(number, len(users), parts)
             more = np.ascontiguousarray(extra[:, mine])
@@ -297,11 +297,15 @@ def _arrays(
         sources.setdefault(key, removal.values * scale)
         after = -np.where(changed, fewer_target[indices], target[indices])
         after[removal.alone] = 0.0  # nothing is left that leads to them
-        limits = -target * model.penalty_, -target / model.diagonal_
-        columns.append((list(sources).index(key), extra, -target, after, *limits))
-    source_of, extras, targets, afters, *bounds = map(np.stack, zip(*columns, strict=True))
+        # the diagonal of the inverse without a user lies between that with it and 1 / penalty
+        families = [readings[place][4:] for place in places]
+        most = [np.maximum(a * model.penalty_, b / model.diagonal_) for a, b in families]
+        high = -target * (1 + SLACK) * np.max(most, axis=0)
+        low = -target * (1 - SLACK) * min(map(max, families)) * model.penalty_
+        columns.append((list(sources).index(key), extra, -target, after, high, low))
+    source_of, extras, targets, afters, highs, lows = map(np.stack, zip(*columns, strict=True))
     dtype = model.inverse_.dtype
-    groups = source_of, extras, targets, afters, *(each.astype(dtype) for each in bounds)
+    groups = source_of, extras, targets, afters, highs.astype(dtype), lows.astype(dtype)
     order = np.concatenate([*members.values()])
     a, b = (np.array([reading[at] for reading in readings])[order] for at in (4, 5))
     starts = np.cumsum([0, *map(len, members.values())])

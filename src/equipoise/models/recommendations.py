@@ -109,9 +109,10 @@ class Recommendations:
         rows: list[list[Any]] = []
         for place, user in enumerate(self.users[:SHOWN]):
             popular = " (popular)" if self.source[place] == "popular" else ""
-            name = user if self.names is None else self.names[place]
+            first: Any = f"{user}{popular}"
+            if self.names is not None:
+                first = Cell(f"{self.names[place]}{popular}", str(user))
             ranks = range(min(len(self.items[place]), width))
-            first = Cell(f"{name}{popular}", str(user))
             rows.append([first, *(self._cell(place, rank) for rank in ranks)])
         notes = [f"{len(self) - SHOWN:,} more lists"] if len(self) > SHOWN else []
         notes += [f"ranks after {width} are left out"] if longest > width else []

@@ -21,6 +21,7 @@ from equipoise.errors import DataError
 from equipoise.events import MOST_TYPES, Events, pair_up
 from equipoise.interactions import Interactions, summed
 from equipoise.kernels import compiled
+from equipoise.machine import count, run
 from equipoise.matrix import Csr, entry_rows
 from equipoise.readers.columns import (
     Columns,
@@ -113,10 +114,8 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
         raise DataError(f"{source.name} has no rows; nothing can be read from it")
     table.require_some(len(table.users), source.name, options)
     notes = table.said(source.name, options)
-    rows, user_ids = factorize(table.users)
-    table.users = table.users.clear()
-    places, item_ids = factorize(table.items)
-    table.items = table.items.clear()
+    (rows, user_ids), (places, item_ids) = factorize_both(table.users, table.items)
+    table.users, table.items = table.users.clear(), table.items.clear()
     if options.gap is not None and table.times is not None:
         rows, user_ids = cut_sessions(rows, table.times, user_ids, options.gap)
         notes.append(cut_note(len(user_ids), options.gap))
@@ -426,6 +425,13 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
     return found["place"].to_numpy(), distinct.to_numpy()
 
 
+def factorize_both(*columns: pl.Series) -> list[tuple[Codes, Ids]]:
+    """Return the positions and the distinct values of columns, each on its own thread."""
+    found: dict[int, tuple[Codes, Ids]] = {}
+    run(lambda at: found.update({at: factorize(columns[at])}), len(columns))
+    return [found[at] for at in range(len(columns))]
+
+
 def gathered(
     log: Log,
     shape: tuple[int, int],
@@ -443,7 +449,7 @@ def gathered(
     weights, times = (empty if each is None else _own(each) for each in (log.weights, log.times))
     types = np.empty(0, np.int16) if log.types is None else _own(log.types)
     rows = _own(log.users), _own(log.items)
-    offsets, items, weights, times, types = _dealt(*rows, shape[0], weights, times, types)
+    offsets, items, weights, times, types = dealt(*rows, shape[0], weights, times, types)
     columns = {
         "weights": None if log.weights is None else weights,
         "times": None if log.times is None else times,
@@ -487,22 +493,43 @@ def _by_table(values: Ints, low: int, span: int) -> tuple[Codes, npt.NDArray[np.
     return codes, seen
 
 
-@compiled
-def _dealt(
+def dealt(
     users: Codes, items: Codes, n_users: int, weights: Floats, times: Floats, types: Kinds
 ) -> tuple[Ints, Codes, Floats, Floats, Kinds]:
-    """Deal the rows to their users, in the order they come."""
-    starts = np.zeros(n_users + 1, np.int64)
-    for row in range(users.size):
-        starts[users[row] + 1] += 1
-    starts = np.cumsum(starts)
+    """Deal the rows to their users, in the order they come; each thread has some of the users."""
+    starts = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=n_users))])
+    columns = items, weights, times, types
+    out: Any = [np.empty_like(column) for column in columns]
+    parts = min(count(), max(n_users, 1))
+    ends = np.searchsorted(starts, np.linspace(0, len(users), parts + 1)[1:-1])
+    bounds = [0, *ends.tolist(), n_users]
     filled = starts[:-1].copy()
-    dealt = np.empty_like(items)
-    dealt_weights, dealt_times = np.empty_like(weights), np.empty_like(times)
-    dealt_types = np.empty_like(types)
+    run(lambda at: _deal(users, bounds[at], bounds[at + 1], filled, *columns, *out), parts)
+    return starts, *out
+
+
+@compiled
+def _deal(
+    users: Codes,
+    first: int,
+    stop: int,
+    filled: Ints,
+    items: Codes,
+    weights: Floats,
+    times: Floats,
+    types: Kinds,
+    dealt: Codes,
+    dealt_weights: Floats,
+    dealt_times: Floats,
+    dealt_types: Kinds,
+) -> None:
+    """Deal the rows of the users from `first` to `stop`; `filled` is each one's next place."""
     for row in range(users.size):
-        place = filled[users[row]]
-        filled[users[row]] += 1
+        user = users[row]
+        if not first <= user < stop:
+            continue
+        place = filled[user]
+        filled[user] += 1
         dealt[place] = items[row]
         if weights.size:
             dealt_weights[place] = weights[row]
@@ -510,4 +537,3 @@ def _dealt(
             dealt_times[place] = times[row]
         if types.size:
             dealt_types[place] = types[row]
-    return starts, dealt, dealt_weights, dealt_times, dealt_types

@@ -624,7 +624,9 @@ def _walk(
     start = 0
     while start < data.size:
         wrong = False  # the record cannot go on beyond its first line
-        for place in range(start, data.size):
+        place = start - 1
+        while place + 1 < data.size:
+            place += 1
             byte = data[place]
             if not special[byte]:
                 if fresh:  # 1: first byte of the field, 2: first byte after its quotation mark
@@ -639,6 +641,9 @@ def _walk(
                 elif closed == 1:
                     flags, closed = flags | 4, 2  # the mark opens no other field of this line
                     wrong = torn >= 0
+                else:  # the rest of a field says nothing
+                    while place + 1 < data.size and not special[data[place + 1]]:
+                        place += 1
             elif byte == 10:
                 line += 1
                 if quoted:

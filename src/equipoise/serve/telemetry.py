@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from equipoise.serve.state import Served
 
@@ -145,10 +144,3 @@ class Telemetry:
                 key = " ".join(sample.labels[each] for each in names)
                 found[name][key] = found[name].get(key, 0.0) + sample.value
         return found
-
-
-def forget_process(pid: int) -> None:
-    """Let the gauges of a worker that has ended go."""
-    if os.environ.get(FOLDER):
-        with contextlib.suppress(OSError):
-            mark_process_dead(pid)  # type: ignore[no-untyped-call]

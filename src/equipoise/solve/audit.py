@@ -47,7 +47,7 @@ class Audit:
     ) -> None:
         counts = np.bincount(X.indices, minlength=X.shape[1])
         # numbered from the most used item on, so that most numbers lie close together in memory
-        self._names = np.argsort(-counts, kind="stable")
+        self._names = np.argsort(-counts, kind="stable").astype(np.int32)
         self._rank = np.empty(len(counts), np.int32)
         self._rank[self._names] = np.arange(len(counts), dtype=np.int32)
         self._data = X.indptr, self._rank[X.indices], X.data, user_weights

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -523,18 +523,6 @@ logger = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float64]
 
 
-class SolveOptions(TypedDict, total=False):
-    """How to solve; `LinearAutoencoder.fit` says what each option does."""
-
-    engine: str
-    memory: str | float | None
-    scratch: str | os.PathLike[str] | None
-    refine: bool
-    precision: str
-    neighbours: int | str | None
-    progress: Callable[[SolveProgress], None] | None
-
-
 @dataclass(frozen=True)
 class Solved:
     """P = (X^T W X + diag(penalty))^-1 and how accurate it is.
@@ -626,8 +614,8 @@ class Solver:
             _require_companion(train, dtype, lowpass_rank)
         if self.engine == "neighbourhood" and device != "cpu":
             kept = min(neighbourhood.KEPT * self.plan.neighbours, max(train.n_items - 1, 1))
-            room = self.plan.neighbours, kept, np.dtype(dtype).itemsize
-            batched.require_room(device, train.n_items, *room)
+            sizes = self.plan.neighbours, kept, np.dtype(dtype).itemsize
+            batched.require_room(device, train.n_items, *sizes)
         self._refine, self._scratch, self._progress = refine, scratch, progress
         self._card = {"device": device, "precision": precision}
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
