@@ -23,7 +23,8 @@ import scipy.sparse as sp
 
 from equipoise.interactions import Interactions
 from equipoise.machine import count, parse_memory
-from equipoise.solve.engine import plan, solve
+from equipoise.solve.engine import solve
+from equipoise.solve.planning import plan
 
 
 def main() -> None:

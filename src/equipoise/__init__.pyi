@@ -60,7 +60,7 @@ from equipoise.ranking.rules import Rules as Rules
 from equipoise.readers import read as read
 from equipoise.results import Result as Result
 from equipoise.signals import Signals as Signals
-from equipoise.solve.engine import plan as plan
+from equipoise.solve.planning import plan as plan
 from equipoise.split import Split as Split
 from equipoise.statistics import describe as describe
 from equipoise.tuning import Tuned as Tuned

@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.errors import FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.normalize import Normalizer
-from equipoise.solve import dense, engine
+from equipoise.solve import dense, planning
 from equipoise.solve.dual import Dual, DualMatrix
 
 NORMALIZERS = [
@@ -212,7 +212,7 @@ def test_a_save_of_an_unknown_form_is_refused(data: Interactions, tmp_path: Path
 
 def test_an_update_equals_a_refit(data: Interactions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "SMALL", 0)  # so that "auto" has the choice at this size
-    monkeypatch.setattr(engine, "DUAL_ITEMS_PER_USER", 2)
+    monkeypatch.setattr(planning, "DUAL_ITEMS_PER_USER", 2)
     model = eq.EASE(l2=3.0, dropout=0.2, normalizer=eq.DAN(0.2, 0.3))
     model.fit(data.rows(np.arange(30)), dtype="float64")
     assert isinstance(model.inverse_, DualMatrix)
@@ -273,8 +273,8 @@ def test_a_system_that_cannot_be_solved_is_refused(data: Interactions) -> None:
 
 
 def test_the_plan_takes_it_where_users_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "free_memory", lambda: 8 * 10**9)
-    monkeypatch.setattr(engine, "solve_rate", lambda _: 1e11)
+    monkeypatch.setattr(planning, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(planning, "solve_rate", lambda _: 1e11)
     grocery = {"n_users": 2_469, "n_items": 68_509, "n_interactions": 1_300_000}
     found = eq.plan(**grocery)
     assert found.engine == "dual"
@@ -282,7 +282,7 @@ def test_the_plan_takes_it_where_users_are_few(monkeypatch: pytest.MonkeyPatch) 
     assert found.seconds < 1
     assert str(found).startswith("dual engine, 68,509 items, float32: ")
     few = {"n_users": 5_000, "n_interactions": 10**5}
-    limit = engine.DUAL_ITEMS_PER_USER * 5_000
+    limit = planning.DUAL_ITEMS_PER_USER * 5_000
     assert eq.plan(**few, n_items=limit).engine == "dual"
     assert eq.plan(**few, n_items=limit - 1).engine == "dense"
     # a moment either way, and an array is handier
@@ -297,8 +297,8 @@ def test_the_plan_takes_it_where_users_are_few(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_too_little_memory_names_the_engine_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "free_memory", lambda: 8 * 10**9)
-    monkeypatch.setattr(engine, "free_disk", lambda _: 0)
+    monkeypatch.setattr(planning, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(planning, "free_disk", lambda _: 0)
     size = {"n_users": 20_000, "n_items": 60_000, "n_interactions": 10**5}
     with pytest.raises(TooBigError, match=r"60,000 items need 14 GB .* engine='dual' fits"):
         eq.plan(**size, engine="dense").require()

@@ -18,8 +18,8 @@ from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import duration, gigabytes, parse_memory
 from equipoise.models import updating
-from equipoise.solve import engine
-from equipoise.solve.engine import Size, dense_cost, tiled_cost, update_cost
+from equipoise.solve import planning
+from equipoise.solve.planning import Size, dense_cost, tiled_cost, update_cost
 
 GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}
 
@@ -27,9 +27,9 @@ GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 8 GB free, 50 GB of disk and 100 Gflop a second."""
-    monkeypatch.setattr(engine, "free_memory", lambda: 8 * 10**9)
-    monkeypatch.setattr(engine, "free_disk", lambda _: 50 * 10**9)
-    monkeypatch.setattr(engine, "solve_rate", lambda _: 1e11)
+    monkeypatch.setattr(planning, "free_memory", lambda: 8 * 10**9)
+    monkeypatch.setattr(planning, "free_disk", lambda _: 50 * 10**9)
+    monkeypatch.setattr(planning, "solve_rate", lambda _: 1e11)
 
 
 def test_dense_engine_is_chosen_when_it_fits() -> None:
@@ -141,8 +141,8 @@ def test_free_disk_is_that_of_a_folder_not_made_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert engine.free_disk(tmp_path / "not" / "yet") > 0
-    assert engine.free_disk(None) > 0
+    assert planning.free_disk(tmp_path / "not" / "yet") > 0
+    assert planning.free_disk(None) > 0
 
 
 def test_plan_reads_as_a_sentence() -> None:
@@ -158,7 +158,7 @@ def test_machine_is_measured_only_when_the_time_is_asked_for(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(engine, "solve_rate", lambda dtype: asked.append(dtype) or 1e9)
+    monkeypatch.setattr(planning, "solve_rate", lambda dtype: asked.append(dtype) or 1e9)
     found = eq.plan(synthetic)
     eq.EASE(l2=5.0).fit(synthetic)
     assert not asked
@@ -252,7 +252,7 @@ def test_companion_without_room_is_refused_before_the_solve(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = eq.plan(synthetic, dtype="float32").peak_bytes
-    monkeypatch.setattr(engine.dense, "weighted_gram", pytest.fail)
+    monkeypatch.setattr(planning.dense, "weighted_gram", pytest.fail)
     model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=40, strength=0.2))
     with pytest.raises(TooBigError, match="take a LowPass of a smaller rank than 40"):
         model.fit(synthetic, memory=plain + 1000)
@@ -277,7 +277,7 @@ def test_update_of_a_tiled_model_without_room_solves_in_tiles_again(
     size = Size(705, 500, data.n_interactions, "float32")
     little = tiled_cost(size, 1).peak_bytes
     assert little < dense_cost(size).peak_bytes < update_cost(size, 5).peak_bytes
-    for module in (updating, engine):
+    for module in (updating, planning):
         monkeypatch.setattr(module, "free_memory", lambda: little)
     model.update(new)
     assert isinstance(model.inverse_, np.memmap)
@@ -290,7 +290,7 @@ def test_update_that_fits_nowhere_is_refused_and_leaves_the_model(
     old, new = synthetic.rows(np.arange(295)), synthetic.rows(np.arange(295, 300))
     model = eq.EASE(l2=5.0).fit(old)
     before = model.score(old)
-    for module in (updating, engine):
+    for module in (updating, planning):
         monkeypatch.setattr(module, "free_memory", lambda: 10_000)
     with pytest.raises(TooBigError, match=r"80 items need .* keep at most"):
         model.update(new)

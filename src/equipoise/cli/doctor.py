@@ -151,7 +151,7 @@ def _self_test() -> dict[str, Any]:
     import scipy.sparse as sp
 
     from equipoise.models import EASE
-    from equipoise.solve.engine import solve_rate
+    from equipoise.solve.planning import solve_rate
 
     start = time.perf_counter()
     used = np.random.default_rng(0).random((500, 200)) < 0.05

@@ -42,7 +42,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell what a fit would cost before anything is allocated: memory, operations, time."""
-    from equipoise.solve.engine import plan as make_plan
+    from equipoise.solve.planning import plan as make_plan
 
     sizes = (users, items, interactions)
     if (data is None) == all(size is None for size in sizes):

@@ -243,7 +243,7 @@ class FitOptions(PlanOptions):
     def on_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
         """Whether workers of a cluster should solve: neighbourhoods, and what outgrew memory."""
         from equipoise.models.linear import LinearAutoencoder
-        from equipoise.solve.engine import plan
+        from equipoise.solve.planning import plan
 
         if not isinstance(model, LinearAutoencoder) or self.device != "cpu":
             return False
@@ -276,7 +276,7 @@ def agree_to_solve(
 ) -> None:
     """Tell what solves on these items cost and what would be faster, and ask if that is long."""
     from equipoise.machine import duration
-    from equipoise.solve.engine import plan
+    from equipoise.solve.planning import plan
 
     found = plan(data, **options)
     if found.flops < SHORT:

@@ -19,7 +19,7 @@ from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
-from equipoise.solve.engine import plan
+from equipoise.solve.planning import plan
 from equipoise.tuning import Tuned
 from equipoise.tuning.ledger import key_of
 from equipoise.tuning.proposals import Point

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from equipoise.errors import DataError, TooBigError
 from equipoise.machine import free_memory, gigabytes
-from equipoise.solve.engine import free_disk
+from equipoise.solve.planning import free_disk
 
 SPARE = 1.2  # of what is asked for, for work beside it
 

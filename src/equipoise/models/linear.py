@@ -37,7 +37,8 @@ from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
 from equipoise.signals import SETTINGS
-from equipoise.solve.engine import Solved, Solver, Solving, plan, solve
+from equipoise.solve.engine import Solved, Solver, Solving, solve
+from equipoise.solve.planning import plan
 from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]

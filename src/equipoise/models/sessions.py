@@ -43,8 +43,9 @@ from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
 from equipoise.signals import SETTINGS
 from equipoise.solve.cg import System
-from equipoise.solve.engine import move, plan
+from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
+from equipoise.solve.planning import plan
 from equipoise.split.session_split import reveal
 from equipoise.storage import Fields, Stored
 

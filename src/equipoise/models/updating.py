@@ -24,7 +24,8 @@ from equipoise.normalize import CustomNorm
 from equipoise.readers import read
 from equipoise.readers.frames import is_frame
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
-from equipoise.solve.engine import Size, Solved, update_cost
+from equipoise.solve.engine import Solved
+from equipoise.solve.planning import Size, update_cost
 
 if TYPE_CHECKING:
     from equipoise.models.linear import LinearAutoencoder

@@ -27,7 +27,7 @@ from equipoise.normalize import DAN
 from equipoise.ranking.ranker import Ranked
 from equipoise.report import users as shown_users
 from equipoise.results import Result
-from equipoise.solve.engine import plan
+from equipoise.solve.planning import plan
 from equipoise.split import Split, strong
 from equipoise.statistics import Statistics, describe
 from equipoise.tuning import tune
