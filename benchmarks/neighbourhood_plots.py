@@ -44,7 +44,7 @@ def drawn(
         return math.log10(value) if log_y else value
 
     every = [up(value) for *_, points in lines for _, value in points]
-    x = Scale(math.log10(ticks[0]), math.log10(ticks[-1]), 46, WIDTH - 14)
+    x = Scale(math.log10(ticks[0]), math.log10(ticks[-1]), 46, WIDTH - 28)
     y = Scale(*padded(every), HEIGHT - 44, 26)
     for tick in ticks:
         out.text(x(math.log10(tick)), HEIGHT - 28, f"{tick:,.0f}", "tick", "middle")

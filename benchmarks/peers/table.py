@@ -161,13 +161,13 @@ def ahead(rows: pl.DataFrame) -> list[str]:
 
 def drawing(name: str, rows: pl.DataFrame) -> str:
     """Draw NDCG against the time of a fit, which runs in powers of ten; ours are filled."""
-    width, height = 520.0, 320.0
+    width, height = 600.0, 320.0
     done = rows.drop_nulls("fit_s").sort("ndcg", descending=True)
     words = f"{done.height} models and settings on {name}; filled: equipoise"
     title = f"NDCG@20 against the seconds of a fit, {name}"
     out = Drawing(f"peers-{name}", width, height, title, words, STYLE)
     across = [math.log10(value) for value in done["fit_s"]]
-    x = Scale(*padded(across), 48, width - 90)
+    x = Scale(*padded(across), 48, width - 170)  # names stand to the right of their points
     y = Scale(*padded(done["ndcg"].to_list()), height - 42, 22)
     for power in range(math.ceil(x.low), math.floor(x.high) + 1):
         out.line(x(power), y.start, x(power), y.stop, "grid")
