@@ -11,25 +11,10 @@ import pytest
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
-from equipoise.solve import dense
 from equipoise.split import Split
 from equipoise.tuning.criterion import OnLeftOut
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.3]}
-
-
-@pytest.fixture
-def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collects the sizes of inversions; measuring the machine's speed takes some too."""
-    counted: list[int] = []
-    real = dense.invert_in_place
-
-    def counting(A: Any) -> None:
-        counted.append(len(A))
-        real(A)
-
-    monkeypatch.setattr(dense, "invert_in_place", counting)
-    return counted
 
 
 def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions) -> None:

@@ -28,20 +28,6 @@ from equipoise.tuning.search import parse_budget
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
 
 
-@pytest.fixture
-def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts inversions, wherever they are made."""
-    counted: list[int] = []
-    real = dense.invert_in_place
-
-    def counting(A: Any) -> None:
-        counted.append(len(A))
-        real(A)
-
-    monkeypatch.setattr(dense, "invert_in_place", counting)
-    return counted
-
-
 def separate(split: Split, family: Any, settings: dict[str, float]) -> eq.EASE:
     """Fit one point by itself."""
     own = {n: v for n, v in settings.items() if n not in ("alpha", "beta")}
