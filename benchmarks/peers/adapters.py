@@ -83,14 +83,14 @@ def equipoise_data(train: sp.csr_matrix) -> Any:
     return eq.Interactions(train)
 
 
-def equipoise_fit(name: str, **fixed: Any) -> Callable[..., Rank]:
+def equipoise_fit(name: str, options: Settings | None = None, **fixed: Any) -> Callable[..., Rank]:
     def fit(data: Any, **settings: Any) -> Rank:
         import equipoise as eq
 
         if name == "tune":
             model = eq.tune(data).model
         else:
-            model = getattr(eq, name)(**fixed, **settings).fit(data)
+            model = getattr(eq, name)(**fixed, **settings).fit(data, **(options or {}))
         return lambda users, k: padded(model.recommend(users.tolist(), k=k).items, k)
 
     return fit
@@ -307,6 +307,13 @@ MODELS = (
         grid(l2=PENALTIES, dropout=(0,)),
         equipoise_data,
         True,
+    ),
+    Model(
+        "equipoise",
+        "EASE + DAN, 100 neighbours",
+        equipoise_fit("EASE", {"engine": "neighbourhood", "neighbours": 100}, normalizer="dan"),
+        grid(l2=(10, 50, 200), dropout=(0.3, 0.6)),
+        equipoise_data,
     ),
     Model(
         "equipoise",
