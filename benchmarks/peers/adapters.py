@@ -289,6 +289,22 @@ def recbole_fit(name: str) -> Callable[..., Rank]:
     return fit
 
 
+# sansa
+
+
+def sansa_fit(train: sp.csr_matrix, l2: float = 20.0) -> Rank:
+    import sansa
+
+    config = sansa.SANSAConfig(
+        l2=l2,
+        weight_matrix_density=min(1.0, 100 / train.shape[1]),
+        gramian_factorizer_config=sansa.CHOLMODGramianFactorizerConfig(),
+        lower_triangle_inverter_config=sansa.UMRUnitLowerTriangleInverterConfig(),
+    )
+    model = sansa.SANSA(config).fit(train)
+    return lambda users, k: model.recommend(train[users], k, mask_input=True)[0]
+
+
 ALS = grid(factors=(64, 128), regularization=(0.01, 0.1, 1.0))
 MODELS = (
     Model("equipoise", "automatic, 7 solves", equipoise_fit("tune"), (), equipoise_data, True),
@@ -421,4 +437,5 @@ MODELS = (
         grid(k=(20, 100, 300), shrink=(0.0, 50.0)),
         recbole_data,
     ),
+    Model("sansa", "SANSA", sansa_fit, grid(l2=PENALTIES)),
 )
