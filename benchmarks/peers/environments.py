@@ -44,6 +44,7 @@ ENVIRONMENTS = {
     # built here, with libsuitesparse-dev; 0.5 wants a newer SuiteSparse than Debian has
     "sansa": Environment(("sansa", "scikit-sparse<0.5")),
     "Surprise": Environment(("scikit-surprise", "pandas")),
+    "MLflow": Environment(("mlflow", "pandas", *OURS)),
 }
 
 
