@@ -2,6 +2,7 @@
 
     python benchmarks/bench.py [--data FOLDER] [--folder .bench] [--sets movielens-1m ...]
         [--peers implicit ...] [--stages environments prepare search measure table] [--limit 300]
+        [--memory 12]
 
 Stages, each of which goes on where it was interrupted, in a search setting by setting:
 
@@ -23,9 +24,11 @@ table
     every list judged by `eq.evaluate`; benchmarks/results/peers.csv, drawings, and peers.md. Rows
     that this run did not measure stay as they are in peers.csv.
 
-`--sets gowalla-all` has all 40,981 items, for models that invert nothing of that size; gowalla has
-the 5,000 most used ones. The floor of a fit is n^3 operations, those of a Cholesky factor and an
-inverse from it, at the rate of a single-precision matrix product on this machine.
+A process may take `--memory` GB of addresses; one that asks for more ends in an error, which the
+table shows. `--sets gowalla-all` has all 40,981 items, for models that invert nothing of that
+size; gowalla has the 5,000 most used ones. The floor of a fit is n^3 operations, those of a
+Cholesky factor and an inverse from it, at the rate of a single-precision matrix product on this
+machine.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -107,9 +111,11 @@ class Bench:
         environment = {**os.environ, "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
         if not ours:
             environment.pop("PYTHONPATH", None)
-        how = {"capture_output": True, "text": True, "cwd": folder, "env": environment}
+        how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": folder}
+        most = int(self.asked.memory * 1e9)
+        how["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
         try:
-            done = subprocess.run(command, timeout=self.asked.limit, **how)
+            done = subprocess.run(command, timeout=self.asked.limit, env=environment, **how)
         except subprocess.TimeoutExpired:
             return f"over {self.asked.limit} s"
         return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
@@ -251,6 +257,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=names, choices=names)
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
     parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
+    parser.add_argument("--memory", type=float, default=12, help="GB for a process")
     bench = Bench(asked := parser.parse_args())
     if "environments" in asked.stages:
         for name, error in make_all(bench.environments, asked.peers).items():
