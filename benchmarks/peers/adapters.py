@@ -302,7 +302,18 @@ def sansa_fit(train: sp.csr_matrix, l2: float = 20.0) -> Rank:
         lower_triangle_inverter_config=sansa.UMRUnitLowerTriangleInverterConfig(),
     )
     model = sansa.SANSA(config).fit(train)
-    return lambda users, k: model.recommend(train[users], k, mask_input=True)[0]
+
+    def rank(users: np.ndarray, k: int) -> np.ndarray:
+        out = []
+        for some in batches(users):  # its own `recommend` fails where fewer than k have a score
+            score = model.forward(train[some]).toarray()
+            score[train[some].nonzero()] = -np.inf
+            best = np.argpartition(-score, k, axis=1)[:, :k]
+            order = np.argsort(-np.take_along_axis(score, best, 1), axis=1, kind="stable")
+            out.append(np.take_along_axis(best, order, 1))
+        return np.concatenate(out)
+
+    return rank
 
 
 ALS = grid(factors=(64, 128), regularization=(0.01, 0.1, 1.0))

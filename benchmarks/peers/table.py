@@ -59,7 +59,8 @@ a ranker of item factors); EASE of Cornac leaves negative weights out unless tol
 LensKit ranks one user after the other, here in one process, and its item kNN was told that there
 are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
 by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024;
-sansa has no defaults: 100 weights for each item, and the penalty that its description shows. The
+sansa has no defaults: 100 weights for each item, and the penalty that its description shows; its
+scores are cut by numpy, since its own lists fail where fewer than 20 items have a score. The
 rules behind equipoise's automatic settings were fitted to other splits of several sets, MovieLens
 1M and Gowalla among them (docs/tuning.md). A model without a searched row was not searched."""
 
