@@ -29,7 +29,7 @@ AHEAD = 8  # places whose numbers are asked for before they are needed
 MOST_STEPS = 1000
 USERS = 1000  # of a target, whose scores are compared
 LENGTH = 20
-PRECISION = 1e-4  # of the exact columns: far below the differences that are looked for
+PRECISION = 1e-5  # of the exact columns: far below the differences that are looked for
 LIMIT = 0.25  # residual on the supports beyond which a solve is refused
 
 

@@ -465,9 +465,9 @@ def _bucket(bits: Any) -> Any:
 
 
 @compiled
-def _key(bits: Any, name: Any) -> Any:
-    """Larger for a larger size, and of equal ones for the item at the lower position."""
-    return (np.int64(bits) << 32) - name
+def _strong(bits: Any, names: Any, i: int, least: Any) -> Any:
+    """Whether an entry is as strong as the last one wanted; of equal ones by position."""
+    return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
 
 
 @compiled
@@ -481,19 +481,21 @@ def _border(counts: Any, wanted: int) -> Any:
 
 
 @compiled
-def _last_key(
+def _last(
     bits: Any, items: Any, names: Any, places: Any, border: int, above: int, wanted: int
 ) -> Any:
-    """Return the key of the last of the `wanted` strongest, all of which are among `places`."""
+    """Return size and position of the last of the `wanted` strongest, all among `places`."""
     if len(places) <= wanted:
-        return np.iinfo(np.int64).min
+        return np.uint32(0), np.int64(len(names))
     keys = np.empty(len(places), np.int64)
     inside = 0
-    for x in places:  # no branches here
-        keys[inside] = _key(bits[x], names[items[x]])
-        inside += _bucket(bits[x]) == border
+    for x in places:
+        if _bucket(bits[x]) == border:  # larger keys for stronger entries
+            keys[inside] = (np.int64(bits[x]) << 32) - names[items[x]]
+            inside += 1
     last = inside - (wanted - above)
-    return np.partition(keys[:inside], last)[last]
+    key = np.partition(keys[:inside], last)[last] - 1
+    return np.uint32((key >> 32) + 1), 0xFFFFFFFF - (key & 0xFFFFFFFF)
 
 
 @compiled
@@ -566,23 +568,20 @@ def _strongest(
             places[end_owned] = x
             end_owned += owned[x] & (_bucket(bits[x]) >= min(near, last))
         mine = places[first_owned:end_owned]
-        nearest = _last_key(bits, touched, names, places[:end_owned], near, above_near, neighbours)
-        least = _last_key(bits, touched, names, mine, last, above_last, kept)
+        nearest = _last(bits, touched, names, places[:end_owned], near, above_near, neighbours)
+        least = _last(bits, touched, names, mine, last, above_last, kept)
         place = starts[j]
         for x in places[:first_owned]:
-            if _key(bits[x], names[touched[x]]) >= nearest:
+            if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1
         list_others[j] = place - starts[j]
-        later = place
+        later = starts[j] + min(neighbours, some)
         for x in mine:
-            later += _key(bits[x], names[touched[x]]) >= nearest
-        for x in mine:
-            key = _key(bits[x], names[touched[x]])
-            if key >= nearest:
+            if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1
-            elif key >= least:
+            elif _strong(bits[x], names, touched[x], least):
                 list_items[later], list_values[later] = touched[x], sums[x]
                 later += 1
         lengths[j] = later - starts[j]
