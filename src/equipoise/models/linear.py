@@ -22,17 +22,12 @@ from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
 from equipoise.matrix import column_squares
-from equipoise.models.base import (
-    EXPONENTS,
-    PARTS,
-    Recommender,
-    SearchSpace,
-    at_once,
-    on_snapshot,
-)
+from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_lowpass, restored_normalizer
+from equipoise.models.settings import EXPONENTS, PARTS
+from equipoise.models.snapshots import at_once, on_snapshot
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
