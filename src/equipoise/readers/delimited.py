@@ -446,8 +446,8 @@ class TextFile:
 
     def numbers(self, names: Sequence[str]) -> pl.DataFrame | None:
         """Return columns of plain numbers, None where a careful look is needed."""
-        how = {"header": self.header, "quote": self.quote}
-        return parsed_numbers(self.data, self.separator, self.columns, names, **how)
+        how = partial(parsed_numbers, header=self.header, quote=self.quote)
+        return how(self.data, self.separator, self.columns, names)
 
     def guessed(self, names: Sequence[str]) -> pl.DataFrame | None:
         """Let polars guess the types from the first rows; None where a guess fails."""
