@@ -133,6 +133,12 @@ class _Here:
     def submit(self, function: Any, *args: Any, pure: bool = False) -> Any:
         return function(*args)
 
+    def gather(self, found: Any) -> Any:
+        return found
+
+    def nthreads(self) -> list[int]:
+        return [1]
+
 
 def kill_soon(client: Any, seconds: float) -> threading.Timer:
     """Kill a worker process in a while; its nanny starts another one."""

@@ -96,6 +96,12 @@ class Spread:
         product: Vector = results(self.client, found)
         return product
 
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of users of each item."""
+        counts = [submit(self.client, counts_of, block) for block in self.blocks]
+        found: npt.NDArray[np.int64] = results(self.client, reduced(self.client, total, counts))
+        return found
+
     def entries(self, user_weights: Vector) -> Vector:
         """Return sums over the entries of each item, as `add_entries` makes them."""
         sums = None
@@ -132,6 +138,12 @@ def same(value: Any) -> Any:
 def matrix_of(block: Interactions) -> Csr:
     """Return the matrix of a block."""
     return block.matrix
+
+
+@task
+def counts_of(X: Csr) -> npt.NDArray[np.int64]:
+    """Return the users of each item of a block."""
+    return np.bincount(X.indices, minlength=X.shape[1])
 
 
 @task
