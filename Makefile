@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# What is never imported need not be compiled
+INSTALL := $(PIP) install --no-compile
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 SERVE := $(VENV)/.serve
@@ -14,13 +16,13 @@ help:  ## show this list
 
 $(CORE): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c requirements.lock -e '.[report]'
+	$(INSTALL) -c requirements.lock -e '.[report]'
 	@touch $(CORE)
 
 # torch comes first and exactly as pinned: a range would bring gigabytes of CUDA packages
 $(DEV): $(CORE)
-	$(PIP) install torch==2.13.0
-	$(PIP) install -r requirements.lock
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -r requirements.lock
 	@touch $(DEV)
 
 demo: $(CORE)  ## real data, from download to recommendations, in a minute
@@ -28,11 +30,11 @@ demo: $(CORE)  ## real data, from download to recommendations, in a minute
 
 ROWS ?= 50000000
 cluster: $(CORE)  ## two workers on this machine, 50 million interactions; make cluster ROWS=2000000
-	$(PIP) install -c requirements.lock -e '.[cluster]'
+	$(INSTALL) -c requirements.lock -e '.[cluster]'
 	$(BIN)/python benchmarks/cluster.py --interactions $(ROWS)
 
 $(SERVE): $(CORE)
-	$(PIP) install -c requirements.lock -e '.[serve]'
+	$(INSTALL) -c requirements.lock -e '.[serve]'
 	@touch $(SERVE)
 
 PORT ?= 8000
