@@ -106,15 +106,17 @@ class WorkerSolver:
         pieces = self._pieces(spans)
         sums: dict[Span, Any] = {piece: None for row in pieces for piece in row}
         # chunk after chunk: the sums are larger, and stay where they are
-        for chunk in self.spread.chunks(held_rows, user_weights):
+        chunks = self.spread.chunks(held_rows, user_weights)
+        for number, chunk in enumerate(chunks, 1):
+            dtype = self.dtype if number == len(chunks) else "float64"
             for piece, before in sums.items():
-                sums[piece] = submit(self.client, gram_rows, before, chunk, piece)
+                sums[piece] = submit(self.client, gram_rows, before, chunk, piece, dtype)
         tiles: dict[Place, Any] = {}
         for j, row in enumerate(pieces):
             held = [sums.pop(piece) for piece in row]
             for i in range(j, len(spans)):
                 added = penalty[slice(*spans[j])] if i == j else None
-                tiles[i, j] = submit(self.client, tile_of, held, row, spans[i], added, self.dtype)
+                tiles[i, j] = submit(self.client, tile_of, held, row, spans[i], added)
         return tiles
 
     def _pieces(self, spans: list[Span]) -> list[list[Span]]:
@@ -139,26 +141,27 @@ def held_rows(blocks: list[Csr], user_weights: Vector) -> tuple[Csr, Vector]:
 
 
 @task
-def gram_rows(before: Tile | None, chunk: tuple[Csr, Vector], span: Span) -> Tile:
-    """Add rows of X^T W X of some users, from the diagonal on, to those of earlier users."""
-    out = np.zeros((span[1] - span[0], chunk[0].shape[1] - span[0]))
+def gram_rows(before: Tile | None, chunk: tuple[Csr, Vector], span: Span, dtype: str) -> Tile:
+    """Add rows of X^T W X of some users, from the diagonal on, to those of earlier users.
+
+    They are summed in float64, whatever the type of the result.
+    """
+    out = np.zeros((span[1] - span[0], chunk[0].shape[1] - span[0]), dtype)
     dense.fill_gram(*chunk, span, out, before)
     return out
 
 
 @task
-def tile_of(
-    rows: list[Tile], spans: list[Span], columns: Span, added: Vector | None, dtype: str
-) -> Tile:
+def tile_of(rows: list[Tile], spans: list[Span], columns: Span, added: Vector | None) -> Tile:
     """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
     start = spans[0][0]
-    out = np.zeros((columns[1] - columns[0], spans[-1][1] - start), dtype)
+    out = np.zeros((columns[1] - columns[0], spans[-1][1] - start), rows[0].dtype)
     for piece, (low, high) in zip(rows, spans, strict=True):
         first = max(low, columns[0])
         part = piece[:, first - low : columns[1] - low]
         out[first - columns[0] :, low - start : high - start] = part.T
     if added is not None:
-        out.flat[:: len(out) + 1] += added.astype(dtype)
+        out.flat[:: len(out) + 1] += added.astype(out.dtype)
     return out
 
 

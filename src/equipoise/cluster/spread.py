@@ -22,7 +22,7 @@ from equipoise.solve.audit import USERS, histories_with
 
 Vector = npt.NDArray[np.float64]
 
-CHUNK_PAIRS = 16_000_000  # pairs of users and items that a task of a sum works on
+CHUNK_PAIRS = 32_000_000  # pairs of users and items that a task of a sum works on
 
 
 class Spread:
