@@ -233,6 +233,7 @@ def test_a_fit_here_has_the_same_bits(data, local):
 @pytest.mark.parametrize("tile_rows", [12, 30])
 def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, monkeypatch):
     monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.solving.GRAM_PAIRS", 200)
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
     found = eq.cluster.fit(model, data, where="workers", dtype="float64", tile_rows=tile_rows)
     wanted = model.fit(local, dtype="float64")

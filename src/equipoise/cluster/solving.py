@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from equipoise.checks import count
 from equipoise.cluster.room import rooms
-from equipoise.cluster.spread import Spread, one_matrix
+from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import Ahead, results, submit, task
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
@@ -30,6 +30,7 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
+GRAM_PAIRS = 64_000_000  # pairs of users and items that a worker sums over at a time
 SHARES = 8  # pieces of the Gram matrix for a worker, about as much work each
 AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
@@ -106,11 +107,13 @@ class WorkerSolver:
         pieces = self._pieces(spans)
         sums: dict[Span, Any] = {piece: None for row in pieces for piece in row}
         # chunk after chunk: the sums are larger, and stay where they are
-        chunks = self.spread.chunks(held_rows, user_weights)
-        for number, chunk in enumerate(chunks, 1):
-            dtype = self.dtype if number == len(chunks) else "float64"
+        parts = self.spread.weighed(user_weights)
+        step = max(GRAM_PAIRS * len(parts) // max(self.spread.n_pairs, 1), 1)
+        for at in range(0, len(parts), step):
+            dtype = self.dtype if at + step >= len(parts) else "float64"
+            some = parts[at : at + step]
             for piece, before in sums.items():
-                sums[piece] = submit(self.client, gram_rows, before, chunk, piece, dtype)
+                sums[piece] = submit(self.client, gram_rows, before, some, piece, dtype)
         tiles: dict[Place, Any] = {}
         for j, row in enumerate(pieces):
             held = [sums.pop(piece) for piece in row]
@@ -135,19 +138,15 @@ class WorkerSolver:
 
 
 @task
-def held_rows(blocks: list[Csr], user_weights: Vector) -> tuple[Csr, Vector]:
-    """Keep rows of the matrix and the weights of their users on a worker."""
-    return one_matrix(blocks), user_weights
-
-
-@task
-def gram_rows(before: Tile | None, chunk: tuple[Csr, Vector], span: Span, dtype: str) -> Tile:
+def gram_rows(
+    before: Tile | None, parts: list[tuple[Csr, Vector]], span: Span, dtype: str
+) -> Tile:
     """Add rows of X^T W X of some users, from the diagonal on, to those of earlier users.
 
     They are summed in float64, whatever the type of the result.
     """
-    out = np.zeros((span[1] - span[0], chunk[0].shape[1] - span[0]), dtype)
-    dense.fill_gram(*chunk, span, out, before)
+    out = np.zeros((span[1] - span[0], parts[0][0].shape[1] - span[0]), dtype)
+    dense.fill_gram(parts, span, out, before)
     return out
 
 

@@ -22,7 +22,7 @@ from equipoise.solve.audit import USERS, histories_with
 
 Vector = npt.NDArray[np.float64]
 
-CHUNK_PAIRS = 32_000_000  # pairs of users and items that a task of a sum works on
+CHUNK_PAIRS = 16_000_000  # pairs of users and items that a task of a sum works on
 
 
 class Spread:
@@ -81,6 +81,11 @@ class Spread:
             for at in range(0, len(self.blocks), step)
         ]
 
+    def weighed(self, user_weights: Vector) -> list[Any]:
+        """Return each block with the weights of its users."""
+        pairs = zip(self.blocks, self._cut(user_weights), strict=True)
+        return [submit(self.client, pair, *each) for each in pairs]
+
     def roots(self, user_weights: Vector) -> list[Any]:
         """Return chunks of W^1/2 X, for `times`."""
         return self.chunks(root_of, user_weights)
@@ -133,6 +138,11 @@ def _rows(X: Csr, low: int, high: int) -> Any:
 def same(value: Any) -> Any:
     """Keep a value on a worker."""
     return value
+
+
+def pair(block: Csr, user_weights: Vector) -> tuple[Csr, Vector]:
+    """Keep two values together on a worker."""
+    return block, user_weights
 
 
 def matrix_of(block: Interactions) -> Csr:

@@ -9,6 +9,7 @@ thread in each of ours.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve 
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
+SUMS = 2  # rows of G that are summed at a time, in the second-level cache
 BLOCK = 1024  # rows of a diagonal block, which one thread factors and inverts
 LEAF = 512  # rows of a triangle that is multiplied in full
 STRIP = 2048  # rows of a product that are held beside the matrix
@@ -86,30 +88,49 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
     X has sorted indices, `out` is C-ordered. Rows are summed in float64 and each by one thread in
     a fixed order, so the result does not depend on the number of threads.
     """
-    fill_gram(X, user_weights, (0, X.shape[1]), out)
+    fill_gram([(X, user_weights)], (0, X.shape[1]), out)
     return out
 
 
 def fill_gram(
-    X: Csr, user_weights: Vector, span: Span, out: Array, before: Array | None = None
+    parts: Sequence[tuple[Csr, Vector]], span: Span, out: Array, before: Array | None = None
 ) -> None:
     """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first.
 
-    `before` has the sums of earlier users, shaped like `out`.
+    Parameters
+    ----------
+    parts
+        Rows of X and the weights of their users, in the order of the users.
+    span
+        Rows of G.
+    out
+        C-ordered.
+    before
+        Sums of earlier users, shaped like `out`.
     """
-    low, high = span
+    n_rows, width = span[1] - span[0], out.shape[1]
+    prepared = [_gram_arrays(X, weights, span) for X, weights in parts]
+
+    def fill(stripe: int) -> None:
+        sums = np.empty((SUMS, width))
+        for first in range(stripe * SUMS, n_rows, stripes * SUMS):
+            rows = slice(first, min(first + SUMS, n_rows))
+            some = sums[: rows.stop - first]
+            some[:] = 0.0 if before is None else before[rows]
+            for arrays in prepared:
+                _add_rows(*arrays, span[0], first, some)
+            _put_rows(some, first, out)
+
+    stripes = min(STRIPES * machine.count(), -(-n_rows // SUMS))
+    machine.run(fill, stripes)
+
+
+def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
+    """Return X by rows, and by columns where the span has them."""
     indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
     values = X.data.astype(np.float64, copy=False)
     weights = np.ascontiguousarray(user_weights, np.float64)
-    columns = _columns(indptr, indices, low, high)
-    sums = np.empty((0, 0)) if before is None else before
-    stripes = min(STRIPES * machine.count(), high - low)
-    machine.run(
-        lambda stripe: _fill_rows(
-            indptr, indices, values, *columns, weights, low, sums, stripe, stripes, out
-        ),
-        stripes,
-    )
+    return indptr, indices, values, *_columns(indptr, indices, *span), weights
 
 
 @compiled
@@ -148,7 +169,7 @@ def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, 
 
 
 @compiled
-def _fill_rows(
+def _add_rows(
     indptr: Any,
     indices: Any,
     values: Any,
@@ -157,26 +178,26 @@ def _fill_rows(
     column_place: Any,
     weights: Any,
     low: int,
-    before: Any,
     first: int,
-    step: int,
-    out: Any,
+    sums: Any,
 ) -> None:
-    """Fill the rows first, first + step, ... of a span from their diagonal on."""
-    width = out.shape[1]
-    row = np.empty(width, np.float64)
-    for i in range(first, column_start.size - 1, step):
-        row[i:] = 0.0
-        if before.size:
-            row[i:] = before[i, i:]
-        for entry in range(column_start[i], column_start[i + 1]):
+    """Add rows of a span, from `first` on, to sums of earlier users."""
+    for i in range(len(sums)):
+        row = sums[i]
+        for entry in range(column_start[first + i], column_start[first + i + 1]):
             user = column_user[entry]
             start = column_place[entry]
             weight = weights[user] * values[start]
             for place in range(start, indptr[user + 1]):
                 row[indices[place] - low] += weight * values[place]
-        for j in range(i, width):
-            out[i, j] = row[j]
+
+
+@compiled
+def _put_rows(sums: Any, first: int, out: Any) -> None:
+    """Write rows from their diagonal on."""
+    for i in range(first, first + len(sums)):
+        for j in range(i, out.shape[1]):
+            out[i, j] = sums[i - first, j]
 
 
 def gram_times(X: Csr, user_weights: Vector, right: Array) -> Vector:
