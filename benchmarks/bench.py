@@ -2,8 +2,9 @@
 
     python benchmarks/bench.py [--data FOLDER] [--folder .bench] [--sets movielens-1m ...]
         [--peers implicit ...] [--stages environments prepare search measure table] [--limit 300]
+        [--memory 12]
 
-Stages, each of which goes on where it was interrupted:
+Stages, each of which goes on where it was interrupted, in a search setting by setting:
 
 environments
     a virtual environment for each library (`peers/environments.py`);
@@ -12,18 +13,22 @@ prepare
     rank for a user they were not fitted on; all fit the same train part;
 search
     each model with each of at most six settings; the one with the best NDCG@20 for 1,000 users of
-    the valid part is taken. Times play no part, so it may run beside other work;
+    the valid part is taken. Times play no part, so it may run beside other work; a model that runs
+    past `--limit` is searched no further, and the table says how many settings it had tried;
 measure
     each model with its own defaults and with the settings found, alone on the machine: the least
     time of up to three fits, the most memory they took, the time of lists of 20 for up to 3,000
     users. Turning the matrix into what a library takes is not counted, imports and compiling
     neither;
 table
-    every list judged by `eq.evaluate`; benchmarks/results/peers.csv, drawings, and peers.md.
+    every list judged by `eq.evaluate`; benchmarks/results/peers.csv, drawings, and peers.md. Rows
+    that this run did not measure stay as they are in peers.csv.
 
-`--sets gowalla-all` has all 40,981 items, for models that invert nothing of that size; gowalla has
-the 5,000 most used ones. The floor of a fit is n^3 operations, those of a Cholesky factor and an
-inverse from it, at the rate of a single-precision matrix product on this machine.
+A process may take `--memory` GB of addresses; one that asks for more ends in an error, which the
+table shows. `--sets gowalla-all` has all 40,981 items, for models that invert nothing of that
+size; gowalla has the 5,000 most used ones. The floor of a fit is n^3 operations, those of a
+Cholesky factor and an inverse from it, at the rate of a single-precision matrix product on this
+machine.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -105,9 +111,11 @@ class Bench:
         environment = {**os.environ, "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
         if not ours:
             environment.pop("PYTHONPATH", None)
-        how = {"capture_output": True, "text": True, "cwd": folder, "env": environment}
+        how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": folder}
+        most = int(self.asked.memory * 1e9)
+        how["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
         try:
-            done = subprocess.run(command, timeout=self.asked.limit, **how)
+            done = subprocess.run(command, timeout=self.asked.limit, env=environment, **how)
         except subprocess.TimeoutExpired:
             return f"over {self.asked.limit} s"
         return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
@@ -128,6 +136,8 @@ class Bench:
         found: dict[str, Any] = {"error": error, "tried": tried}
         if tried:
             found["settings"] = max(tried, key=lambda each: each[0])[1]
+        if error:
+            found["note"] = f"{len(tried)} of {len(model.grid)} settings tried: {error}"
         chosen.write_text(json.dumps(found, indent=1), encoding="utf-8")
         seconds = time.perf_counter() - start
         print(f"{name}, {model.key}: {seconds:.0f} s, {found.get('settings')} {error}", flush=True)
@@ -159,16 +169,20 @@ class Bench:
         out = self.folder / name / "measured" / model.key
         ways: dict[str, Any] = {"default": {}}
         search = self.folder / name / "search" / f"{model.key}.json"
-        if search.exists():
-            found = json.loads(search.read_text(encoding="utf-8"))
-            ways |= {"searched": found["settings"]} if "settings" in found else {}
-        done = {way: out.with_name(f"{model.key}-{way}.json") for way in ways}
+        found = json.loads(search.read_text(encoding="utf-8")) if search.exists() else {}
+        ways |= {"searched": found["settings"]} if "settings" in found else {}
+        done = {way: out.with_name(f"{model.key}-{way}.json") for way in WAYS}
         ways = {way: settings for way, settings in ways.items() if not done[way].exists()}
+        if "note" in found and "settings" not in found and not done["searched"].exists():
+            none = {"settings": {}, "date": f"{datetime.date.today()}", "error": found["note"]}
+            done["searched"].write_text(json.dumps(none, indent=1), encoding="utf-8")
         if not ways:
             return
         error = self.run(name, model, "test", out, ways=ways)
         for way, settings in ways.items():
             row: dict[str, Any] = {"settings": settings, "date": f"{datetime.date.today()}"}
+            if way == "searched" and "note" in found:
+                row["note"] = found["note"]
             figures = out.with_name(f"{model.key}-{way}.figures.json")
             if figures.exists():
                 row |= json.loads(figures.read_text())
@@ -243,6 +257,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=names, choices=names)
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
     parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
+    parser.add_argument("--memory", type=float, default=12, help="GB for a process")
     bench = Bench(asked := parser.parse_args())
     if "environments" in asked.stages:
         for name, error in make_all(bench.environments, asked.peers).items():

@@ -103,7 +103,8 @@ def main() -> None:
     found: dict[str, tuple[float, float, float, float]] = {}
     for _ in range(asked.rounds):
         for way in asked.ways:
-            np.matmul(T, T.T, out=A)
+            for low in range(0, n, 4096):  # OpenBLAS crashes in one product of this size
+                np.matmul(T[low : low + 4096], T.T, out=A[low : low + 4096])
             A.flat[:: n + 1] += 300
             Rate().sample()  # wakes the threads
             rate = Rate()

@@ -35,7 +35,7 @@ from equipoise.tuning import Tuned
 GRID = {
     "alpha": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
     "beta": (0.0, 0.2, 0.4, 0.6),
-    "dropout": (0.0, 0.15, 0.3, 0.5, 0.7),
+    "dropout": (0.0, 0.1, 0.2, 0.35, 0.5, 0.7),
 }
 PER_COUNT = (0.025, 0.1, 0.4, 1.5, 6.0, 24.0)  # l2 of the grid, per mean item count
 PER_COUNT_OF_FEW = PER_COUNT[1:]  # of sets with so few users that several splits are made
@@ -241,7 +241,8 @@ def made(name: str, seed: int, args: argparse.Namespace) -> Case:
     split = eq.split.strong(cut(args.data, name, args.items), seed=seed)
     grid = {**GRID, "l2": l2_values(split.train)}
     storage = args.cache / f"{name}-{args.items}-{seed}.jsonl"
-    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage, device=args.device)
+    how = {"device": args.device, "threads": args.threads}
+    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage, **how)
     case = Case(name, split, tuned)
     logging.info("%s, seed %d: %.0f s, best %s", name, seed, tuned.seconds, tuned.best)
     return case
@@ -260,6 +261,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of data sets")
     parser.add_argument("--splits", type=int, default=SPLITS, help="of sets with few users")
     parser.add_argument("--device", default="cpu", help="where the grids are solved")
+    parser.add_argument("--threads", type=int, help="of each of them")
     parser.add_argument("--jobs", type=int, help="only fill the cache, so many at a time")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -5,10 +5,11 @@
     python benchmarks/leave_one_out.py --published gowalla
 
 The first compares, on real data sets, the automatic settings with one solve, `eq.tune(data)` with
-seven and 25 solves by leave-one-out, and 25 solves on a validation split, of which the chosen one
-is fitted on the train and valid parts together. All models are so fitted on the same users, and
-evaluated on the test part. Finished rows of results/leave_one_out.csv are not made again; with
---jobs several are made at a time, and --limit ends the work after some seconds.
+seven and 25 solves by leave-one-out (25 also with prefer="accuracy"), and 25 solves on a
+validation split, of which the chosen one is fitted on the train and valid parts together. All
+models are so fitted on the same users, and evaluated on the test part. Finished rows of
+results/leave_one_out.csv are not made again, nor finished solves of --searches; with --jobs
+several rows are made at a time, and --limit ends the work after some seconds.
 
 The second times leaving users out against ranking them, on a machine without other work.
 
@@ -53,8 +54,10 @@ KINDS = (
     "leave-one-out, 7 solves",
     "split, 25 solves, refitted",
     "leave-one-out, 25 solves",
+    "leave-one-out, 25 solves, accuracy",
 )
 NEEDED = KINDS[:3]  # of a seed that counts
+SEARCHED = {KINDS[3]: "balance", KINDS[4]: "accuracy"}  # one search, from which both choose
 COLUMNS = (*NAMES, *METRICS, "error", "estimate", "estimate_error", "seconds", "chosen")
 Key = tuple[str, int, int, str]
 
@@ -78,11 +81,16 @@ def parts(folder: Path, name: str, items: int, seed: int) -> tuple[eq.Split, eq.
     return split, split.train.union(split.valid.history).union(split.valid.target)
 
 
-def made(key: Key, folder: Path, device: str, threads: int | None) -> dict[str, Any]:
+def made(keys: list[Key], args: argparse.Namespace, threads: int | None) -> list[dict[str, Any]]:
+    """Find settings in these ways, which share a search; return the rows."""
+    return [row_of(key, args, threads) for key in keys]
+
+
+def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str, Any]:
     """Find settings in one way; return the row."""
     name, items, seed, way = key
-    split, whole = parts(folder, name, items, seed)
-    how: dict[str, Any] = {"device": device, "threads": threads}
+    split, whole = parts(args.data, name, items, seed)
+    how: dict[str, Any] = {"device": args.device, "threads": threads}
     start = time.perf_counter()
     estimate = None
     if way == KINDS[0]:
@@ -90,7 +98,11 @@ def made(key: Key, folder: Path, device: str, threads: int | None) -> dict[str, 
     elif way == KINDS[2]:
         model = eq.tune(FAMILIES, split, trials=25, refit="all", **how).model
     else:
-        found = eq.tune(whole, trials=7 if way == KINDS[1] else 25, **how)
+        trials = 25 if way in SEARCHED else 7
+        if way in SEARCHED and args.searches:
+            args.searches.mkdir(parents=True, exist_ok=True)
+            how["storage"] = args.searches / f"{name}-{items}-{seed}.jsonl"
+        found = eq.tune(whole, trials=trials, prefer=SEARCHED.get(way), **how)
         model, estimate = found.model, found.estimate
     seconds = time.perf_counter() - start
     row = dict(zip(NAMES, key, strict=True)) | on_test(model, split.test)
@@ -105,33 +117,37 @@ def table(args: argparse.Namespace) -> None:
     out = args.out / "leave_one_out.csv"
     rows = pl.read_csv(out).rows(named=True) if out.exists() else []
     done = {tuple(row[name] for name in NAMES) for row in rows}
-    wanted: list[Key] = [
-        (name, args.items, seed, way)
-        for group in (NEEDED, KINDS[3:])
+    ways = [*([way] for way in NEEDED), list(SEARCHED)]
+    wanted: list[list[Key]] = [
+        [(name, args.items, seed, way) for way in group]
+        for groups in (ways[:-1], ways[-1:])
         for seed in range(args.seeds)
         for name in args.only or sources(args.data)
-        for way in group
+        for group in groups
     ]
-    wanted = [key for key in wanted if key not in done]
+    wanted = [[key for key in keys if key not in done] for keys in wanted]
     end = time.monotonic() + args.limit
-    for row in (at_once if args.jobs > 1 else one_by_one)(wanted, args, end):
-        append(out, row)
-        print({each: row[each] for each in (*NAMES, *METRICS, "seconds")}, flush=True)
+    for found in (at_once if args.jobs > 1 else one_by_one)(list(filter(None, wanted)), args, end):
+        for row in found:
+            append(out, row)
+            print({each: row[each] for each in (*NAMES, *METRICS, "seconds")}, flush=True)
 
 
 def one_by_one(
-    wanted: list[Key], args: argparse.Namespace, end: float
-) -> Iterable[dict[str, Any]]:
-    for key in wanted:
+    wanted: list[list[Key]], args: argparse.Namespace, end: float
+) -> Iterable[list[dict[str, Any]]]:
+    for keys in wanted:
         if time.monotonic() < end:
-            yield made(key, args.data, args.device, None)
+            yield made(keys, args, None)
 
 
-def at_once(wanted: list[Key], args: argparse.Namespace, end: float) -> Iterable[dict[str, Any]]:
+def at_once(
+    wanted: list[list[Key]], args: argparse.Namespace, end: float
+) -> Iterable[list[dict[str, Any]]]:
     """Make several rows at a time, each in a process of its own."""
     threads = max((os.cpu_count() or 1) // args.jobs, 1)
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-        tasks = [pool.submit(made, key, args.data, args.device, threads) for key in wanted]
+        tasks = [pool.submit(made, keys, args, threads) for keys in wanted]
         try:
             for task in as_completed(tasks, max(end - time.monotonic(), 0)):
                 yield task.result()
@@ -186,7 +202,7 @@ def show(out: Path) -> None:
     print(f"least {least.round(4)}, mean {mean.round(4)}; ", end="")
     print(f"within two errors {sum(abs(each) <= 2 for each in off)} of {len(off)}")
     split = frame.filter(way=KINDS[2]).select(*NAMES[:3], *METRICS)
-    for way in (KINDS[0], KINDS[3]):
+    for way in (KINDS[0], *SEARCHED):
         pairs = frame.filter(way=way).join(split, on=NAMES[:3], suffix="_split")
         means = pairs.group_by("data", maintain_order=True).agg(
             pl.len(), *((pl.col(each).mean() / pl.col(f"{each}_split").mean()) for each in METRICS)
@@ -316,6 +332,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of data sets")
     parser.add_argument("--device", default="cpu", help="where to solve and rank")
     parser.add_argument("--jobs", type=int, default=1, help="rows of the table made at a time")
+    parser.add_argument("--searches", type=Path, help="folder of the solves of 25-solve searches")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds for the table")
     parser.add_argument("--timing", action="store_true")
     parser.add_argument("--published", metavar="NAME", help="gowalla or yelp2018")

@@ -5,6 +5,11 @@
     python benchmarks/neighbourhood.py beside gowalla strong
     python benchmarks/neighbourhood.py make --items 1000000 --data FOLDER
     python benchmarks/neighbourhood.py synthetic --items 1000000 --data FOLDER
+    python benchmarks/neighbourhood.py synthetic --items 10000000 --data FOLDER --memory 36GB \
+        --scratch SCRATCH --stop 6      # then --stop 64, and --stop 70 for the systems
+
+The last one ends after so many of the 128 steps of a fit, of which 64 sum the rows of A and 64
+solve; the next one goes on from its scratch folder.
 
 Prints one JSON document. Seconds are those of the clock and of the processors: on a machine that
 does other work too, the second are what one can compare.
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -161,16 +167,26 @@ def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
     small = eq.Interactions(planted(300, 100, 2000))
     model = eq.EASE(l2=20.0, dropout=0.5, normalizer=eq.DAN(0.2, 0.3))
     model.fit(small, engine="neighbourhood", neighbours=20).recommend([0])  # compiles
-    plan = eq.plan(data, engine="neighbourhood", neighbours=chosen.neighbours)
+    where = {"memory": chosen.memory, "scratch": chosen.scratch}
+    near: dict[str, Any] = {"engine": "neighbourhood", "neighbours": chosen.neighbours, **where}
+    plan = eq.plan(data, **near)
     out["planned_gb"] = round(plan.peak_bytes / 1e9, 2)
+    out["planned_disk_gb"] = round(plan.disk_bytes / 1e9, 2)
     start = clocks()
+    marks: list[dict[str, float]] = []
 
     def mark(state: Any) -> None:
+        if chosen.stop:
+            marks.append({"step": state.step, **since(start)})
+            if state.step >= chosen.stop:
+                out["peak_gb"], out["marks"] = round(peak(), 2), marks
+                print(json.dumps(out), flush=True)
+                os._exit(0)
         if state.step in (64, 128):
             stage = {f"{state.step}_{name}": value for name, value in since(start).items()}
             print(json.dumps(stage | {"peak_gb": peak()}), file=sys.stderr, flush=True)
 
-    model.fit(data, engine="neighbourhood", neighbours=chosen.neighbours, progress=mark)
+    model.fit(data, **near, progress=mark)
     out |= {f"fit_{name}": value for name, value in since(start).items()}
     out["peak_gb"] = round(peak(), 2)
     out["weights"] = int(model.inverse_.data.size)
@@ -213,6 +229,9 @@ def main() -> None:
         second.add_argument("--users", type=int, default=0)
         second.add_argument("--interactions", type=int, default=0)
         second.add_argument("--neighbours", type=int, default=100)
+        second.add_argument("--memory", help="budget of the fit, such as 16GB")
+        second.add_argument("--scratch", type=Path, help="folder for entries on disk")
+        second.add_argument("--stop", type=int, default=0, help="end after so many steps of 128")
         second.add_argument("--lists", type=int, default=2000)
         second.add_argument("--data", type=Path, help="folder where the data are kept")
         second.set_defaults(run=run)

@@ -34,7 +34,7 @@ from equipoise.split import Part
 from reproduce.data import published_split
 
 SIZES = {"strong": (50, 100, 200, 400, 800), "weak": (50, 100, 200, 400, 800, 1600)}
-KEPT = (1, 2, 5, 10)  # T / K beside the engine's own
+KEPT = (1, 3, 5)  # T / K beside the engine's own
 STRENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
 EXPONENTS = (0.15, 0.3)
 RANK = 512
@@ -186,10 +186,12 @@ def _valid(found: Row) -> Row:
     return {f"valid_{name}": found[name] for name in ("ndcg@20", "tail_ndcg@20")}
 
 
-def compared(job: Job, key: Row, sets: Sets, settings: Row, device: str) -> None:
+def compared(
+    job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int], device: str
+) -> None:
     """Add a row for the same fit on the card and on the processor: supports and numbers."""
-    here, took = fitted(sets.train, settings, (100, 3), "cpu")
-    there, _ = fitted(sets.train, settings, (100, 3), device)
+    here, took = fitted(sets.train, settings, near, "cpu")
+    there, _ = fitted(sets.train, settings, near, device)
     a, b = here.inverse_, there.inverse_
     same = np.array_equal(a.indices, b.indices) and np.array_equal(a.indptr, b.indptr)
     # as weights of EASE, which are of the order of 1
@@ -201,9 +203,9 @@ def compared(job: Job, key: Row, sets: Sets, settings: Row, device: str) -> None
 def curve(chosen: argparse.Namespace) -> None:
     job = Job(chosen.out, chosen.limit)
     small = eq.Interactions(planted(300, 100, 2000))
-    model, _ = fitted(small, SETTINGS["gowalla", "strong"], (20, 3), chosen.device)  # compiles
-    model.recommend([0])
     own = neighbourhood.KEPT
+    model, _ = fitted(small, SETTINGS["gowalla", "strong"], (20, own), chosen.device)  # compiles
+    model.recommend([0])
     for dataset in chosen.datasets:
         for protocol in chosen.protocols:
             settings = SETTINGS[dataset, protocol]
@@ -219,8 +221,8 @@ def curve(chosen: argparse.Namespace) -> None:
                     work(job, key, sets, settings, *how)  # noqa: B023
 
             if chosen.device != "cpu":
-                key = {"engine": "cpu beside card", "neighbours": 100, "kept": 300}
-                step(key, compared, chosen.device)
+                key = {"engine": "cpu beside card", "neighbours": 100, "kept": own * 100}
+                step(key, compared, (100, own), chosen.device)
             step({"engine": "exact"}, measure, None, chosen.device)
             for size in chosen.neighbours or SIZES[protocol]:
                 key = {"engine": "neighbourhood", "neighbours": size, "kept": own * size}

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -70,6 +72,50 @@ def test_a_slower_run_shows_as_a_ratio_to_the_committed_one(tmp_path: Path) -> N
     write(results, [later], {}, "a machine half as fast")
     page = (tmp_path / "peers.md").read_text(encoding="utf-8")
     assert "| shop | EASE | default | 3.00 | 1.00 | 1.000 |" in page
+
+
+def test_what_a_run_did_not_measure_stays_in_the_table(tmp_path: Path) -> None:
+    from peers.table import write
+
+    results = tmp_path / "results"
+    results.mkdir()
+    write(results, [row("equipoise", "EASE", "default"), row("Other", "kNN", "default")], {}, "")
+    later = [
+        row("equipoise", "EASE", "default", data="films"),
+        row("Other", "kNN", "default", ndcg=0.25),
+        row("Other", "kNN", "searched", ndcg=0.26, settings={"K": 9}, note="1 of 6"),
+    ]
+    write(results, later, {}, "")
+    page = (tmp_path / "peers.md").read_text(encoding="utf-8")
+    assert page.index("## shop") < page.index("## films")
+    assert page.count("| **equipoise** | EASE | its defaults | 1.00 |") == 2
+    assert page.count("| Other | kNN | its defaults |") == 1
+    assert "0.2500" in page
+    assert "| Other | kNN | K: 9 (1 of 6) |" in page
+
+
+def test_a_job_that_was_stopped_goes_on_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    import driver
+
+    fitted: list[int] = []
+
+    def fit(train: Any, K: int = 0) -> Any:
+        fitted.append(K)
+        return lambda users, k: np.full((len(users), k), K)
+
+    model = driver.Model("equipoise", "kNN", fit, ({"K": 1}, {"K": 2}))
+    monkeypatch.setattr(driver, "MODELS", (model,))
+    sp.save_npz(tmp_path / "train.npz", sp.csr_matrix(np.ones((3, 4))))
+    np.save(tmp_path / "users.npy", np.arange(3))
+    np.save(tmp_path / "out-0.npy", np.full((3, 20), 1))
+    files = {"train": "train.npz", "users": "users.npy", "out": "out"}
+    job = {"model": model.key} | {key: str(tmp_path / name) for key, name in files.items()}
+    driver.main(job)
+    assert fitted == [2]
+    assert (np.load(tmp_path / "out-1.npy") == 2).all()
 
 
 def test_the_driver_needs_no_library_but_numpy_and_scipy() -> None:

@@ -150,7 +150,7 @@ def test_the_code_of_the_extension_guide_runs(
 ) -> None:
     guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     code = re.findall(r"^```python\n(.*?)^```$", guide, flags=re.MULTILINE | re.DOTALL)
-    assert len(code) == 4
+    assert len(code) == 8
     before = dict(Recommender.registry)
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "guide.py"
@@ -161,3 +161,6 @@ def test_the_code_of_the_extension_guide_runs(
         Recommender.registry.clear()
         Recommender.registry.update(before)
     assert names["found"].trials.height == 6
+    Path("events.csv").write_text("user,item\nann,tea\nann,rice\nbob,tea\n")
+    done = CliRunner().invoke(names["app"], ["events.csv", "--json"])
+    assert json.loads(done.stdout) == {"ann": 2, "bob": 1}

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import equipoise as eq
-from equipoise.models.leaving_out import lists_without, scores_without
+from equipoise.models.leaving_out import Leave, lists_without
 from tests.tolerance import assert_close
 
 NORMALIZERS = [
@@ -48,6 +48,18 @@ def histories(data: eq.Interactions, users: list[int]) -> eq.Interactions:
     rows = data.rows(users)
     place = np.arange(rows.n_interactions) - np.repeat(rows.matrix.indptr[:-1], rows.user_counts)
     return rows.entries(place % 3 != 1)
+
+
+def scores_without(
+    model: Any, history: eq.Interactions, leave: Leave = "user", alpha: float | None = None
+) -> npt.NDArray[Any]:
+    """Scores of all items but those of the history, users x items; the rest is NaN."""
+    n_items = len(model.item_index_)
+    items, found = lists_without([model], history, n_items, leave=leave, alpha=alpha)
+    out = np.full((history.n_users, n_items), np.nan, found.dtype)
+    rows, places = np.nonzero(items[0] >= 0)
+    out[rows, items[0, rows, places]] = found[0, rows, places]
+    return out
 
 
 def refitted(

@@ -121,6 +121,7 @@ MODELS = {
     "EASE+DAN": fitted(eq.EASE(l2="auto", dropout=0.3, normalizer=eq.DAN())),
     "EASE+LowPass": fitted(eq.EASE(l2=1.0, lowpass=eq.LowPass(rank=2, strength=0.2))),
     "EASE pruned": lambda: eq.EASE(l2=1.0).fit(data()).prune(2),
+    "EASE halved": lambda: eq.EASE(l2=1.0).fit(data()).halve(),
     "GFCF": fitted(eq.GFCF(n_factors=2)),
     "BSPM": fitted(eq.BSPM(n_factors=2)),
     "TurboCF": fitted(eq.TurboCF(power=0.7, order=2)),

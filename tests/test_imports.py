@@ -28,6 +28,7 @@ ORDER = [
     ["notebook"],
     ["ids", "matrix"],
     ["events"],
+    ["pairs"],
     ["storage"],
     ["interactions"],
     ["readers"],

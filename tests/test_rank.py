@@ -120,6 +120,17 @@ def random_terms(rng: np.random.Generator, n: int, dtype: str = "float32") -> li
     ]
 
 
+@pytest.mark.parametrize("k", [1, 7])
+def test_whole_numbers_are_summed_as_floats_of_the_same_value(k: int) -> None:
+    rng = np.random.default_rng(k)
+    whole = rng.integers(-(2**15), 2**15, (50, 50), np.int16)
+    scales = rng.random(50, np.float32), rng.random(50, np.float32)
+    history = sp.random_array((40, 50), density=0.3, format="csr", dtype=np.float32, rng=rng)
+    half, single = (Dense(each, *scales) for each in (whole, whole.astype(np.float32)))
+    assert half.dtype == np.float32
+    assert_same_bits(top_k([half], history, k), top_k([single], history, k))
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -83,14 +83,14 @@ def equipoise_data(train: sp.csr_matrix) -> Any:
     return eq.Interactions(train)
 
 
-def equipoise_fit(name: str, **fixed: Any) -> Callable[..., Rank]:
+def equipoise_fit(name: str, options: Settings | None = None, **fixed: Any) -> Callable[..., Rank]:
     def fit(data: Any, **settings: Any) -> Rank:
         import equipoise as eq
 
         if name == "tune":
             model = eq.tune(data).model
         else:
-            model = getattr(eq, name)(**fixed, **settings).fit(data)
+            model = getattr(eq, name)(**fixed, **settings).fit(data, **(options or {}))
         return lambda users, k: padded(model.recommend(users.tolist(), k=k).items, k)
 
     return fit
@@ -289,6 +289,33 @@ def recbole_fit(name: str) -> Callable[..., Rank]:
     return fit
 
 
+# sansa
+
+
+def sansa_fit(train: sp.csr_matrix, l2: float = 20.0) -> Rank:
+    import sansa
+
+    config = sansa.SANSAConfig(
+        l2=l2,
+        weight_matrix_density=min(1.0, 100 / train.shape[1]),
+        gramian_factorizer_config=sansa.CHOLMODGramianFactorizerConfig(),
+        lower_triangle_inverter_config=sansa.UMRUnitLowerTriangleInverterConfig(),
+    )
+    model = sansa.SANSA(config).fit(train)
+
+    def rank(users: np.ndarray, k: int) -> np.ndarray:
+        out = []
+        for some in batches(users):  # its own `recommend` fails where fewer than k have a score
+            score = model.forward(train[some]).toarray()
+            score[train[some].nonzero()] = -np.inf
+            best = np.argpartition(-score, k, axis=1)[:, :k]
+            order = np.argsort(-np.take_along_axis(score, best, 1), axis=1, kind="stable")
+            out.append(np.take_along_axis(best, order, 1))
+        return np.concatenate(out)
+
+    return rank
+
+
 ALS = grid(factors=(64, 128), regularization=(0.01, 0.1, 1.0))
 MODELS = (
     Model("equipoise", "automatic, 7 solves", equipoise_fit("tune"), (), equipoise_data, True),
@@ -307,6 +334,13 @@ MODELS = (
         grid(l2=PENALTIES, dropout=(0,)),
         equipoise_data,
         True,
+    ),
+    Model(
+        "equipoise",
+        "EASE + DAN, 100 neighbours",
+        equipoise_fit("EASE", {"engine": "neighbourhood", "neighbours": 100}, normalizer="dan"),
+        grid(l2=(10, 50, 200), dropout=(0.3, 0.6)),
+        equipoise_data,
     ),
     Model(
         "equipoise",
@@ -414,4 +448,5 @@ MODELS = (
         grid(k=(20, 100, 300), shrink=(0.0, 50.0)),
         recbole_data,
     ),
+    Model("sansa", "SANSA", sansa_fit, grid(l2=PENALTIES)),
 )

@@ -3,8 +3,8 @@
     python benchmarks/peers/driver.py JOB.json
 
 The job names the model, the settings to time (or that all of its search are to be tried), the
-training matrix, the users to rank and where lists and figures go. Needs numpy and scipy beside the
-library.
+training matrix, the users to rank and where lists and figures go; what is there already is not
+made again. Needs numpy and scipy beside the library.
 """
 
 from __future__ import annotations
@@ -75,19 +75,32 @@ def main(job: dict[str, Any]) -> None:
     if "ways" not in job:
         prepared = model.prepare(train)
         for number, settings in enumerate(model.grid):
-            lists = model.fit(prepared, **settings)(users, 20)
-            np.save(f"{job['out']}-{number}.npy", lists)
+            out = Path(f"{job['out']}-{number}.npy")
+            if not out.exists():
+                save(out, model.fit(prepared, **settings)(users, 20))
         return
-    for settings in job["ways"].values():
+    ways = {
+        way: (out, settings)
+        for way, settings in job["ways"].items()
+        if not (out := Path(f"{job['out']}-{way}.figures.json")).exists()
+    }
+    for _, settings in ways.values():
         warm_up(model, settings)
     prepared = model.prepare(train)
     before = reset()
-    for way, settings in job["ways"].items():
+    for way, (out, settings) in ways.items():
         lists, figures = measured(model, prepared, before, users, settings)
-        np.save(f"{job['out']}-{way}.npy", lists)
+        save(Path(f"{job['out']}-{way}.npy"), lists)
         if model.peer != "equipoise":
             figures["version"] = version(model.peer.lower())
-        Path(f"{job['out']}-{way}.figures.json").write_text(json.dumps(figures))
+        out.write_text(json.dumps(figures))
+
+
+def save(file: Path, lists: np.ndarray) -> None:
+    """Write lists in one step: a job that is stopped leaves no half of a file."""
+    part = file.with_name(f"part-{file.name}")
+    np.save(part, lists)
+    part.replace(file)
 
 
 if __name__ == "__main__":

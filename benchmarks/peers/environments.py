@@ -41,8 +41,10 @@ ENVIRONMENTS = {
     "RecPack": Environment((TORCH, "recpack")),
     # its own ranges let in versions with which it cannot be imported
     "RecBole": Environment((TORCH, "recbole", "setuptools<81", "numpy<2", "pandas<3")),
-    "sansa": Environment(("sansa",)),
+    # built here, with libsuitesparse-dev; 0.5 wants a newer SuiteSparse than Debian has
+    "sansa": Environment(("sansa", "scikit-sparse<0.5")),
     "Surprise": Environment(("scikit-surprise", "pandas")),
+    "MLflow": Environment(("mlflow", "pandas", *OURS)),
 }
 
 

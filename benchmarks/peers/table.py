@@ -37,7 +37,9 @@ COLUMNS = (
     "coverage",
     "date",
     "error",
+    "note",
 )
+KEY = ["data", "library", "model", "way"]
 HEADS = (
     "library",
     "model",
@@ -56,7 +58,9 @@ What to know of single rows: EASE of RecTools ranks with the transposed weights 
 a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise;
 LensKit ranks one user after the other, here in one process, and its item kNN was told that there
 are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
-by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024. The
+by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024;
+sansa has no defaults: 100 weights for each item, and the penalty that its description shows; its
+scores are cut by numpy, since its own lists fail where fewer than 20 items have a score. The
 rules behind equipoise's automatic settings were fitted to other splits of several sets, MovieLens
 1M and Gowalla among them (docs/tuning.md). A model without a searched row was not searched."""
 
@@ -78,6 +82,14 @@ def last_run(file: Path) -> pl.DataFrame | None:
         ["git", "show", f"HEAD:./{file.name}"], cwd=file.parent, capture_output=True
     )
     return None if shown.returncode else pl.read_csv(io.BytesIO(shown.stdout))
+
+
+def with_earlier(rows: pl.DataFrame, earlier: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of this run, and earlier ones of what it did not measure, set by set."""
+    both = pl.concat([earlier, rows], how="diagonal_relaxed").select(COLUMNS)
+    kept = both.unique(KEY, keep="last", maintain_order=True)
+    order = {name: place for place, name in enumerate(kept["data"].unique(maintain_order=True))}
+    return kept.sort(pl.col("data").replace_strict(order), maintain_order=True)
 
 
 def short(rows: pl.DataFrame) -> list[str]:
@@ -106,11 +118,13 @@ def short(rows: pl.DataFrame) -> list[str]:
 
 def regressions(rows: pl.DataFrame, before: pl.DataFrame | None) -> list[str]:
     """Return our times by those of the last run, both in floors of their own machine."""
+    nothing = ["No earlier run of these was committed."]
     if before is None:
-        return ["No run was committed before this one."]
-    key = ["data", "model", "way"]
+        return nothing
     ours = [frame.filter(library="equipoise") for frame in (rows, before)]
-    pairs = ours[0].join(ours[1], on=key, suffix="_before").drop_nulls("fit_s")
+    pairs = ours[0].join(ours[1], on=KEY, suffix="_before").drop_nulls("fit_s")
+    if pairs.is_empty():
+        return nothing
     out = ["| data | model | settings | fit | top-20 | NDCG@20 |", "|---|---|---|--:|--:|--:|"]
     for row in pairs.iter_rows(named=True):
         fit = row["fit_by_floor"] / row["fit_by_floor_before"]
@@ -129,7 +143,8 @@ def lines(rows: pl.DataFrame) -> list[str]:
     best = rows["ndcg"].max()
     for row in rows.sort("ndcg", descending=True, nulls_last=True).iter_rows(named=True):
         name = f"**{row['library']}**" if row["library"] == "equipoise" else row["library"]
-        settings = row["settings"] or "its defaults"
+        settings = row["settings"] or ("its defaults" if row["way"] == "default" else "none found")
+        settings += f" ({row['note']})" if row["note"] else ""
         head = f"| {name} | {row['model']} | {settings} "
         if row["fit_s"] is None:
             out.append(head + f"| {row['error']} " + "| " * (len(HEADS) - 4) + "|")
@@ -193,9 +208,11 @@ def drawing(name: str, rows: pl.DataFrame) -> str:
 
 def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -> None:
     """Write peers.csv, a drawing for each set, and peers.md beside the results."""
-    frame = pl.DataFrame([full(row) for row in rows], infer_schema_length=None)
+    measured = frame = pl.DataFrame([full(row) for row in rows], infer_schema_length=None)
     file = folder / "peers.csv"
     before = last_run(file)
+    if file.exists():
+        frame = with_earlier(measured, pl.read_csv(file, infer_schema_length=None))
     frame.write_csv(file, float_precision=5)
     text = [
         "# equipoise beside other libraries",
@@ -240,5 +257,5 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
             "",
             *ahead(own),
         ]
-    text += ["", "## Against the last committed run", "", *regressions(frame, before), ""]
+    text += ["", "## Against the last committed run", "", *regressions(measured, before), ""]
     (folder.parent / "peers.md").write_text("\n".join(text), encoding="utf-8")

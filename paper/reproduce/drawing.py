@@ -57,7 +57,7 @@ def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        remedy = "figures need matplotlib; install it with `pip install equipoise[report]`"
+        remedy = "figures need matplotlib; install it with `pip install 'equipoise[report]'`"
         return f"{name}: the picture was not drawn; {remedy}"
     with matplotlib.rc_context(LOOK):
         figure = Figure()

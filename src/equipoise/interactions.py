@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.events import COLUMNS, NO_TYPE, Events, joined
 from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.matrix import (
-    Csr,
     as_positions,
     cell_keys,
     checked_matrix,
@@ -37,11 +35,11 @@ from equipoise.matrix import (
     slices,
 )
 from equipoise.notebook import fragment, table
+from equipoise.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
 from equipoise.storage import Fields, Stored, load_directory, write_directory
 
 KIND = "equipoise-interactions"
 VERSION = 1
-ROUNDING = 1e-12  # of the weights of a pair: a smaller sum of them counts as 0
 
 
 class Interactions:
@@ -100,7 +98,7 @@ class Interactions:
         if events is not None:
             events.check_shape(n_users, n_items)
         if moments is not None:
-            events = _dated(self.matrix, moments, events)
+            events = dated(self.matrix, moments, events)
         self.labels = labels
         self.events = events
         self.notes = tuple(notes)
@@ -180,10 +178,10 @@ class Interactions:
     def own_events(self) -> Events:
         """The events with what each counts; one per pair where there are none."""
         if self.events is None:
-            return _bare(self.matrix)
+            return bare(self.matrix)
         if self.events.weights is not None or not self.weighted:
             return self.events
-        return replace_fields(self.events, weights=_shares(self, self.events))
+        return replace_fields(self.events, weights=shares(self.matrix, self.events))
 
     def with_values(self, matrix: Any) -> Interactions:
         """Return the data with another matrix of the same shape; its values may be negative."""
@@ -224,7 +222,7 @@ class Interactions:
             return False
         if events.n_events != self.n_interactions or self.times is None:
             return False
-        simple = _dated(self.matrix, self.times, None)
+        simple = dated(self.matrix, self.times, None)
         return all(
             np.array_equal(getattr(events, name), getattr(simple, name))
             for name in ("items", "weights")
@@ -404,7 +402,7 @@ class Interactions:
                     strict=True,
                 )
             )
-            matrix = _merged(row, column, value, shape)
+            matrix = merged(row, column, value, shape)
         return Interactions(
             matrix,
             users,
@@ -424,12 +422,12 @@ class Interactions:
         """Return the pairs that `other` does not hold; users and items stay."""
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")
-        gone = _keys_in(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
+        gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
         out = self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
         if out.events is None or theirs.events is None:
             return out
         # pairs whose weights add up to nothing have events alone
-        gone = _keys_in(row, theirs.events.rows, theirs.events.items, self.n_items)
+        gone = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
         left = ~in_ascending(out.events.keys(self.n_items), np.sort(gone))
         return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
 
@@ -450,7 +448,7 @@ class Interactions:
             )
         kept = np.ones(len(keys), bool)
         kept[rng.permutation(len(keys))[:n_new]] = False
-        cell = np.concatenate([keys[kept], _unobserved(keys, n_cells, n_new, rng)])
+        cell = np.concatenate([keys[kept], unobserved(keys, n_cells, n_new, rng)])
         value = np.concatenate([self.matrix.data[kept], np.ones(n_new, np.float32)])
         place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
         return Interactions(
@@ -543,56 +541,6 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     return index
 
 
-def summed(events: Events, n_items: int) -> tuple[Csr, int]:
-    """Return the matrix of the sums of weights, and the number of pairs that have events.
-
-    A pair whose sum is not positive has no value.
-    """
-    assert events.weights is not None
-    indptr, indices, pair = events.pairs()
-    total = np.bincount(pair, events.weights, minlength=len(indices))
-    size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
-    # what is left of a purchase and its return is 0, also where decimals are rounded
-    positive = total > ROUNDING * size
-    matrix: Csr = sp.csr_array((total, indices, indptr), shape=(len(events), n_items))
-    matrix = matrix if positive.all() else keep_entries(matrix, positive)
-    return matrix, len(indices)
-
-
-def _dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) -> Events:
-    """Make an event of each pair at its time, or give events the times of their pairs.
-
-    Only the time of the last event of a pair is known then; one before it has the latest time that
-    the events after it leave.
-    """
-    if events is None:
-        weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
-        offsets = matrix.indptr.astype(np.int64, copy=False)
-        items = matrix.indices.astype(np.int32, copy=False)
-        return Events.dealt(items, offsets, times=times, weights=weights)
-    if events.times is not None:
-        raise DataError("the events have times of their own; leave times out")
-    place = events.places(matrix)
-    last = np.full(len(times) + 1, -1)
-    last[place] = np.arange(len(place))
-    found = np.full(len(place), np.inf)
-    dated = last[:-1][last[:-1] >= 0]
-    found[dated] = times[place[dated]]
-    for start, stop in pairwise(events.offsets.tolist()):
-        found[start:stop] = np.minimum.accumulate(found[start:stop][::-1])[::-1]
-    if not np.isfinite(found).all():
-        raise DataError("the events name a pair that the matrix lacks; give them their times")
-    return replace_fields(events, times=found)
-
-
-def _bare(matrix: Csr) -> Events:
-    """Make an event of each pair, without a time or an order."""
-    weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
-    offsets = matrix.indptr.astype(np.int64, copy=False)
-    items = matrix.indices.astype(np.int32, copy=False)
-    return Events(items, offsets, weights=weights, ordered=False)
-
-
 def _joined_events(
     parts: list[Interactions],
     rows: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
@@ -618,45 +566,11 @@ def _joined_events(
         if "times were" in lost:
             changes["times"] = None
         if weighted and side.weights is None:
-            changes["weights"] = _shares(parts[at], side)  # of a side where all count 1
+            changes["weights"] = shares(parts[at].matrix, side)  # of a side where all count 1
         if any(each.types is not None for each in sides) and side.types is None:
             changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
         sides[at] = replace_fields(side, **changes)
     return joined(sides[0], sides[1], rows, n_users)
-
-
-def _shares(data: Interactions, events: Events) -> npt.NDArray[np.float64]:
-    """Return the value of each pair, in equal parts for its events."""
-    place = events.places(data.matrix)
-    times = np.bincount(place[place >= 0], minlength=data.n_interactions)
-    return np.append(data.matrix.data / np.maximum(times, 1), 0.0)[place]
-
-
-def _merged(
-    row: npt.NDArray[np.int64],
-    column: npt.NDArray[Any],
-    value: npt.NDArray[np.float32],
-    shape: tuple[int, int],
-) -> Any:
-    """Make a matrix of pairs of two sides; of a pair that both have, the second's value counts."""
-    key = row * shape[1] + column
-    # a stable sort merges the two sides, which are mostly in order, in linear time
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    order = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row[order], minlength=shape[0]))])
-    return sp.csr_array((value[order], column[order], offsets), shape=shape)
-
-
-def _keys_in(
-    new: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[Any],
-    n_items: int,
-) -> npt.NDArray[np.int64]:
-    """Return row * n_items + column under new rows, without those whose new row is negative."""
-    row = new[rows]
-    return np.asarray((row * n_items + columns)[row >= 0])
 
 
 def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -671,21 +585,6 @@ def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> p
         pl.coalesce(column, first[column.name]) if column.name in first.columns else column
         for column in second
     )
-
-
-def _unobserved(
-    keys: npt.NDArray[np.int64], n_cells: int, size: int, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """Draw this many cells evenly from those that are not among the ascending keys."""
-    if n_cells <= 4 * len(keys):
-        free = np.delete(np.arange(n_cells), keys)
-        return rng.permutation(free)[:size]
-    # At least 3 of 4 cells are free here, so a round of draws brings in most of what is missing.
-    fresh = np.empty(0, np.int64)
-    while len(fresh) < size:
-        drawn = rng.integers(0, n_cells, 2 * (size - len(fresh)) + 16)
-        fresh = np.unique(np.concatenate([fresh, drawn[~in_ascending(drawn, keys)]]))
-    return rng.permutation(fresh)[:size]
 
 
 @dataclass(frozen=True)

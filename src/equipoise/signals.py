@@ -19,8 +19,9 @@ import scipy.sparse as sp
 from equipoise.checks import Moment, choice, fraction, moment, number, period
 from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
-from equipoise.interactions import ROUNDING, Interactions
+from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
+from equipoise.pairs import ROUNDING
 
 Transform = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 Returns = Literal["net", "negative", "ignore"]

@@ -115,7 +115,7 @@ REFUSED = [
     ("fit split {new} --set mix=0.5", 2, "--model ease has no setting mix"),
     ("fit split {new} -m slit --set mix=0.5", 2, "--model slit has no setting mix"),
     ("update model", 2, "nothing to do"),
-    ("update model --forget u0", 1, "knows no user 'u0'"),
+    ("update model --forget u0", 1, "knows no user 'u0'; check the id"),
     ("recommend split --user u1", 1, "expected 'equipoise-model'"),
     ("recommend nowhere --user u1", 1, "nowhere is not a saved directory"),
     ("recommend model", 2, "give one of --user, --history and --all"),

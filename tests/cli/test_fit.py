@@ -64,6 +64,16 @@ def test_fit_in_float64_is_saved_so(run: Run, tmp_path: Path) -> None:
     assert eq.load(tmp_path / "model").inverse_.dtype == np.float64
 
 
+def test_half_saves_16_bits(answer: Answer, run: Run, tmp_path: Path) -> None:
+    found = answer("fit", "split", tmp_path / "model", "--l2", 5, "--half")
+    model = eq.load(tmp_path / "model")
+    assert model.inverse_.values.dtype == np.int16
+    assert found["loss"] == model.loss_
+    done = run("fit", "split", tmp_path / "other", "--model", "popularity", "--half")
+    assert done.exit_code == 2
+    assert "--half is for linear autoencoders, not Popularity" in done.stderr
+
+
 def test_a_fit_that_does_not_fit_says_what_would(run: Run, tmp_path: Path) -> None:
     done = run("fit", "split", tmp_path / "model", "--memory", "1KB")
     assert done.exit_code == 1

@@ -53,6 +53,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "auto": lambda: eq.EASE(),
     "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0, strength=0.2)),
     "pruned": lambda: eq.EASE(l2=2.0),
+    "halved": lambda: eq.EASE(l2=2.0, normalizer=eq.DAN(0.2, 0.3)),
     "dual": lambda: eq.RLAE(l2=2.0, dropout=0.4, normalizer=eq.DAN(0.2, 0.3)),
 }
 TRAINED: dict[str, Callable[[], Recommender]] = {
@@ -99,7 +100,8 @@ OTHER = {
 def made(name: str, data: Any, **options: Any) -> Recommender:
     options |= {"engine": "dual"} if name == "dual" else {}
     model = MODELS[name]().fit(data, **options)
-    return model.prune(30) if name == "pruned" else model
+    reduced = {"pruned": lambda: model.prune(30), "halved": lambda: model.halve()}
+    return reduced[name]() if name in reduced else model
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +436,7 @@ def test_items_in_another_order_have_the_same_scores(name: str, data: Interactio
     order = np.random.default_rng(1).permutation(data.n_items)
     before = made(name, data, **options).score(data.users)
     after = made(name, data.columns(order), **options).score(data.users)
-    assert_close(after, before[:, order], dtype, scale=np.abs(before).max())
+    assert_close(after, before[:, order], before.dtype.name, scale=np.abs(before).max())
 
 
 def test_models_without_a_dial_refuse_an_alpha(model: Recommender) -> None:
@@ -468,8 +470,8 @@ def test_update_equals_a_refit_or_says_why_not(
         with pytest.raises(SettingError, match="has no update: training begins with random"):
             earlier.update(later)
         return
-    if name == "pruned":
-        with pytest.raises(SettingError, match="a pruned model cannot be updated"):
+    if name in ("pruned", "halved"):
+        with pytest.raises(SettingError, match=f"a {name} model cannot be updated"):
             earlier.update(later)
         return
     assert earlier.update(later) is earlier

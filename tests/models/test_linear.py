@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.tolerance import assert_close, assert_same_lists
@@ -234,6 +236,40 @@ def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
     assert pruned.to("cpu") is pruned
     with pytest.raises(SettingError, match="device='cpu'"):
         pruned.to("cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_halved_model_keeps_16_bits_of_each_weight(
+    dtype: str, synthetic: Interactions, tmp_path
+) -> None:
+    model = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic, dtype=dtype)
+    halved = model.halve()
+    P = np.array(model.inverse_, np.float64)
+    np.testing.assert_array_equal(halved.solution_.diagonal(), P.diagonal())
+    np.fill_diagonal(P, 0)
+    found = halved.solution_.toarray().astype(np.float64)
+    np.fill_diagonal(found, 0)
+    step = np.abs(P).max(axis=1, keepdims=True) / (2**15 - 1)
+    assert (np.abs(found - P) <= 0.51 * step).all()  # half a step, and the rounding of float32
+    assert halved.solution_.nbytes < 0.27 * 8 * P.size
+    assert model.loss_ is None
+    lists = [np.array(each.recommend(synthetic, k=20).items) for each in (model, halved)]
+    shared = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(*lists, strict=True)])
+    assert shared >= 0.995
+    assert halved.loss_ == {"overlap@20": pytest.approx(shared)}
+    halved.save(tmp_path / "halved")
+    again = eq.load(tmp_path / "halved")
+    assert again.loss_ == halved.loss_
+    assert again.inverse_.values.dtype == np.int16
+    np.testing.assert_array_equal(again.score(synthetic), halved.score(synthetic))
+    np.testing.assert_array_equal(again.weights_, halved.weights_)
+
+
+@pytest.mark.parametrize("reduce", [lambda model: model.prune(5), lambda model: model.halve()])
+def test_only_a_whole_dense_model_is_halved(reduce: Any, synthetic: Interactions) -> None:
+    reduced = reduce(eq.EASE(l2=5.0).fit(synthetic))
+    with pytest.raises(SettingError, match="only a model with a dense inverse can be halved"):
+        reduced.halve()
 
 
 REFUSED = {

@@ -120,7 +120,7 @@ def test_wrong_updates_are_refused_and_leave_the_model(synthetic: Interactions) 
     before = model.inverse_.copy()
     with pytest.raises(UnknownIdError, match="nobody"):
         model.update(removed=["nobody"])
-    with pytest.raises(DataError, match="1 pairs to remove are not in the data"):
+    with pytest.raises(DataError, match="1 of the pairs to remove are not in the data"):
         model.update(removed=Interactions([[1.0]], ["stranger"], [13]))
     with pytest.raises(DataError, match="leave no interactions"):
         model.update(removed=synthetic)

@@ -123,7 +123,7 @@ def test_without_matplotlib_the_points_are_written(
         patch.setitem(sys.modules, "matplotlib", None)
         run(config, small, out, say=said.append)
     assert "the picture was not drawn" in said[-1]
-    assert "pip install equipoise[report]" in said[-1]
+    assert "pip install 'equipoise[report]'" in said[-1]
     folder = tmp_path / "p" / "figures"
     assert [file.name for file in folder.iterdir()] == ["figure5.csv"]
     run(config, tmp_path / "empty", out)

@@ -169,6 +169,12 @@ def test_a_user_column_wins_over_a_session_column():
     assert data.users.tolist() == [1, 2]
 
 
+def test_a_name_of_a_customer_wins_over_an_order_and_loses_to_an_id():
+    table = {"Order No": [7, 8], "Customer Name": ["Bo, Al", "Cy"], "SKU": ["x", "y"]}
+    assert eq.read(pl.DataFrame(table)).users.tolist() == ["Bo, Al", "Cy"]
+    assert eq.read(pl.DataFrame(table | {"Customer ID": [1, 2]})).users.tolist() == [1, 2]
+
+
 def test_decimal_commas_are_understood_in_times(tmp_path):
     path = tmp_path / "events.csv"
     path.write_text("user;item;time\n1;10;1700000000,5\n2;20;1700000001\n")

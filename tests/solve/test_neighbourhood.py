@@ -106,19 +106,25 @@ def test_a_column_solves_the_system_of_its_support(
     np.testing.assert_allclose(dense(found), by_hand(formed(*problem), neighbours), atol=1e-13)
 
 
-def test_entries_that_no_row_kept_count_as_nothing(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("alike", [False, True])
+def test_entries_that_no_row_kept_count_as_nothing(alike: bool, rng: np.random.Generator) -> None:
     X, weights, penalty = system(rng)
+    if alike:  # many items have the same A_ii: both rows keep what they share
+        X, weights, penalty = abs(X) > 0, np.ones(len(weights)), np.full(len(penalty), 3.0)
+        X = sp.csr_array(X.astype(np.float32))
     A = formed(X, weights, penalty)
-    kept = np.zeros(A.shape, bool)
-    for j in range(len(A)):
+    kept = np.eye(len(A), dtype=bool)
+    for j in range(len(A)):  # each row has a say about items with at least its own A_jj
         size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
-        size[j] = -1
-        kept[j, np.argsort(-size, kind="stable")[:9]] = True
-    cut = np.where(kept | kept.T | np.eye(len(A), dtype=bool), A, 0)
+        mine = np.flatnonzero((np.diag(A) >= A[j, j]) & (np.arange(len(A)) != j))
+        kept[j, mine[np.argsort(-size[mine], kind="stable")[:9]]] = True
+    kept |= kept.T
     found = neighbourhood.solve(X, weights, penalty, 6, kept=9, dtype="float64")
     expected = np.zeros_like(A)
     for j in range(len(A)):
         N = [*np.flatnonzero(found.by_target()[:, [j]].toarray().ravel()), j]
+        cut = np.where(kept, A, 0)
+        cut[j], cut[:, j] = A[j], A[:, j]  # but for the target with its neighbours
         expected[N, j] = np.linalg.solve(cut[np.ix_(N, N)], np.eye(len(N))[-1])
     np.testing.assert_allclose(dense(found), expected, atol=1e-12)
 
@@ -344,7 +350,7 @@ def refit_on(model: Any, data: Interactions) -> Vector:
 
 @pytest.mark.parametrize("change", ["add", "remove", "both"])
 def test_an_update_is_a_fit_on_the_same_supports(change: str, synthetic: Interactions) -> None:
-    options: dict[str, Any] = {"engine": "neighbourhood", "dtype": "float64", "neighbours": 30}
+    options: dict[str, Any] = {"engine": "neighbourhood", "dtype": "float64", "neighbours": 40}
     model = eq.EASE(l2=5.0, dropout=0.2, normalizer=eq.DAN(0.2, 0.3)).fit(synthetic, **options)
     before = model.inverse_
     items = synthetic.items

@@ -31,6 +31,16 @@ FOUND = {
     "LensKit": "[theirs.tolist(), ours.tolist()]",
     "RecBole": "sorted(result['test_result'])",
     "Surprise": "[each.iid for each in predictions if each.uid == 5]",
+    "MLflow": "[run.data.metrics, run.data.params, opened.recommend([5], k=3).items[0]]",
+}
+# what a page has before its lines
+GIVEN = {
+    "MLflow": """
+import equipoise as eq
+split = eq.split.weak(eq.read(frame), seed=0)
+model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+result = eq.evaluate(model, split.test, k=10)
+"""
 }
 
 
@@ -54,7 +64,9 @@ def test_the_lines_of_the_other_library_run(peer: str, folder: Path) -> None:
         pytest.skip(f"{peer} has no environment; `make bench` makes it")
     lines = re.findall(r"^```py\n(.*?)^```$", SECTIONS[peer], flags=re.MULTILINE | re.DOTALL)
     assert lines
-    code = "\n".join([BEFORE, *lines, f"print('\\n' + json.dumps({FOUND[peer]}))"])
+    code = "\n".join(
+        [BEFORE, GIVEN.get(peer, ""), *lines, f"print('\\n' + json.dumps({FOUND[peer]}))"]
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [python, "-W", "ignore", "-c", code],
@@ -75,6 +87,11 @@ def test_the_lines_of_the_other_library_run(peer: str, folder: Path) -> None:
     elif peer == "LensKit":
         theirs, ours = found
         assert theirs == ours
+    elif peer == "MLflow":
+        metrics, params, items = found
+        assert 0 < metrics["ndcg_at_10"] <= 1
+        assert params["model"] == "EASE"
+        assert len(items) == 3
     else:
         assert found
         assert not seen & set(found)

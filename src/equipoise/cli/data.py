@@ -48,7 +48,9 @@ LEGEND = {
 reads = functools.partial(option, panel="Reading")
 
 
-def find_users(data: Interactions, texts: list[str], *, known: bool = True) -> list[Any]:
+def find_users(
+    data: Interactions, texts: list[str], *, known: bool = True, hint: str = "check the id"
+) -> list[Any]:
     """Return the ids of users, who must be `known`; no error names another user."""
     if not known:
         whole = data.users.dtype != object
@@ -56,10 +58,7 @@ def find_users(data: Interactions, texts: list[str], *, known: bool = True) -> l
     users = [raw_id(data.user_index, text) for text in texts]
     for user, text in zip(users, texts, strict=True):
         if user not in data.user_index:
-            raise UnknownIdError(
-                f"the model knows no user {text!r}; for a new user give --history, or "
-                "--unknown-users popular"
-            )
+            raise UnknownIdError(f"the model knows no user {text!r}; {hint}")
     return users
 
 

@@ -20,7 +20,6 @@ from equipoise.cli.settings import (
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
-    from equipoise.models import Recommender
     from equipoise.tuning import Tuned
 
 Preference = Literal["tail", "balance", "accuracy"]
@@ -79,6 +78,9 @@ def fit(
     budget: Annotated[
         str | None, option("Without settings: time for all, such as 10m or 2h.")
     ] = None,
+    half: Annotated[
+        bool, option("Save the weights in 16 bits, to serve with half the memory; cannot update.")
+    ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -96,6 +98,8 @@ def fit(
             "out, or leave out the model's options"
         )
     model = chosen.build()
+    if half and not hasattr(model, "halve"):
+        raise SettingError(f"--half is for linear autoencoders, not {type(model).__name__}")
     found = reading.open(data)
     start = perf_counter()
     if reading.cluster is not None and options.on_workers(model, found):
@@ -112,14 +116,14 @@ def fit(
                 scratch=options.scratch,
                 **near,
             )
-        _save(model, out, perf_counter() - start, as_json)
+        _save(model, out, perf_counter() - start, as_json, half=half)
         return
     interactions = gathered(found)
     if chosen.given or options.refine or options.engine == "neighbourhood":
         near = chosen.solving(model)
         options.agree(model, interactions, yes, **near)
         options.fit(model, interactions, **near)
-        _save(model, out, perf_counter() - start, as_json)
+        _save(model, out, perf_counter() - start, as_json, half=half)
         return
     from equipoise.cli.tune import watching
     from equipoise.tuning import tune
@@ -132,7 +136,7 @@ def fit(
         agree_to_solve(interactions, "choosing settings", solving, solves=solves, yes=yes)
     with watching("ndcg@20") as watch:
         best = tune(None, interactions, progress=watch, **searching, **how)
-    _save(best.model, out, perf_counter() - start, as_json, best)
+    _save(best.model, out, perf_counter() - start, as_json, best, half)
 
 
 @declare(app, "update", "equipoise update model --add new.csv --out model-new")
@@ -202,11 +206,17 @@ def _update_from_store(
 
 
 def _save(
-    model: Recommender, path: Path, seconds: float, as_json: bool, found: Tuned | None = None
+    model: Any,
+    path: Path,
+    seconds: float,
+    as_json: bool,
+    found: Tuned | None = None,
+    half: bool = False,
 ) -> None:
     """Save a model and say what was made, and how its settings were found."""
     from equipoise.machine import duration
 
+    model = model.halve() if half else model
     with working(f"saving {path}"):
         model.save(path)
     data = model.interactions_
@@ -216,6 +226,7 @@ def _save(
         residual = getattr(model, "residual_", None)
         facts = {"settings": model.settings(), "seconds": seconds, "residual": residual}
         facts |= {"audit": audit} if audit else {}
+        facts |= {"loss": model.loss_} if half else {}
         if found is not None:
             estimate = found.estimate and vars(found.estimate)
             facts |= {"chosen": found.sentence, "estimate": estimate, "solves": found.solves}
@@ -227,6 +238,8 @@ def _save(
         agrees = ", ".join(f"{name} {audit[name]:.3f}" for name in audit if name != "targets")
         say(f"agreement with {audit['targets']:.0f} exact columns: {agrees}")
     say(f"saved in {path}")
+    if half:
+        say(f"in 16 bits; overlap@20 with the full model {model.loss_['overlap@20']:.4f}")
     if found is not None:
         say(f"chosen: {found.sentence}")
     if found is not None and found.estimate is not None:

@@ -130,7 +130,8 @@ def _wanted(
     if bool(user) == bool(histories):
         raise SettingError("give one of --user, --history and --all")
     if user:
-        return find_users(model.interactions_, user, known=unknown_users == "error")
+        known, hint = unknown_users == "error", "for a new user give --history"
+        return find_users(model.interactions_, user, known=known, hint=hint)
     return [item_list(model.interactions_, text, skip=skip) for text in histories]
 
 

@@ -141,5 +141,6 @@ def require_extra() -> None:
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"the service needs {', '.join(missing)}; install pip install 'equipoise[serve]'"
+            f"the service needs {', '.join(missing)}; "
+            "install it with `pip install 'equipoise[serve]'`"
         )

@@ -219,7 +219,7 @@ def _line(progress: SearchProgress, metric: str) -> str:
 
 def _settings(point: dict[str, Any]) -> str:
     """Return the settings of a point in words, without its metrics."""
-    from equipoise.models.base import in_words
+    from equipoise.models.settings import in_words
 
     settings = {name: value for name, value in point.items() if "@" not in name}
     settings.pop("prototype", None)

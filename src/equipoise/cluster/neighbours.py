@@ -1,7 +1,7 @@
 """The neighbourhood engine over the workers: rows of A a strip at a time, and solves of targets.
 
 A strip of items has its rows of A = X^T W X + L summed from chunk to chunk of the users, and cut
-to their strongest entries at the end. All of these together, K times 3 numbers for an item, go to
+to their strongest entries at the end. All of these together, up to 3 K numbers for an item, go to
 each worker, which solves for its share of the targets. The kernels are those of
 `solve.neighbourhood`, and so are the weights.
 """
@@ -71,7 +71,9 @@ class NeighbourhoodSolver:
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
         """Return the columns of P, and how close they are to exact ones."""
         n_items, kept = self.spread.shape[1], KEPT * self.neighbours
-        needed = n_items * min(kept, n_items) * (4 + np.dtype(self.dtype).itemsize)
+        needed = (
+            n_items * min(self.neighbours + kept, n_items) * (4 + np.dtype(self.dtype).itemsize)
+        )
         memory = least_memory(self.client)
         if needed > SHARE * memory:
             raise TooBigError(
@@ -180,9 +182,10 @@ class Chunk(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """Rows of A of a strip of items, without the diagonal: lengths, items and values."""
+    """Rows of A of a strip of items: lengths, those of other rows, items and values."""
 
     lengths: Positions
+    others: Positions
     items: Positions
     values: npt.NDArray[Any]
 
@@ -214,7 +217,7 @@ def add_rows(
     found = strongest_entries(system, items, *limits, dtype, Journal())
     lengths = found.lengths[low:high].copy()
     places, _ = segments(found.starts[low:high], lengths)
-    return Strip(lengths, found.items[places], found.values[places])
+    return Strip(lengths, found.others[low:high], found.items[places], found.values[places])
 
 
 def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
@@ -258,9 +261,9 @@ def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) 
 @task
 def joined(strips: list[Strip]) -> Lists:
     """Put the strongest entries of all rows together."""
-    lengths, items, values = (np.concatenate(parts) for parts in zip(*strips, strict=True))
+    lengths, others, items, values = (np.concatenate(parts) for parts in zip(*strips, strict=True))
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return Lists(starts, lengths, items, values)
+    return Lists(starts, lengths, others, items, values)
 
 
 @task

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +44,10 @@ from equipoise.models.saving import (
     arrays_from,
     arrays_to_save,
     models,
-    plain,
     save_model,
 )
+from equipoise.models.settings import Configured
+from equipoise.models.snapshots import at_once, on_snapshot
 from equipoise.models.updating import changed_data
 from equipoise.ranking.mixture import mixed
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
@@ -56,7 +55,7 @@ from equipoise.ranking.rules import RulesLike, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.readers import read
 from equipoise.readers.frames import is_frame
-from equipoise.signals import SETTINGS, Background, Signals
+from equipoise.signals import Background, Signals
 from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
@@ -66,47 +65,15 @@ UNEVEN = 10  # times the middle weight, from which one is worth a word
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
-EXPONENTS = ("alpha", "beta", "gamma")
-# settings of a model's parts that `tune` varies by their own names
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def at_once(method: Method) -> Method:
-    """Let a method change the model wholly or not at all, and return the model.
-
-    It works on a copy, which shares all arrays and must write into none, and the model takes the
-    copy's attributes in one step at the end. A method that fails leaves the model as it was, and
-    a request of another thread (`on_snapshot`) sees the model before or after it.
-    """
-
-    @functools.wraps(method)
-    def changed(model: Recommender, /, *args: Any, **options: Any) -> Recommender:
-        twin = copy.copy(model)
-        method(twin, *args, **options)
-        model.__dict__ = twin.__dict__
-        return model
-
-    return cast(Method, changed)
-
-
-def on_snapshot(method: Method) -> Method:
-    """Let a method answer from the model as it is when it is called, whatever changes it then."""
-
-    @functools.wraps(method)
-    def asked(model: Recommender, /, *args: Any, **options: Any) -> Any:
-        return method(copy.copy(model), *args, **options)
-
-    return cast(Method, asked)
 
 
 @dataclass(kw_only=True, eq=False)
-class Recommender(ABC):
+class Recommender(Configured, ABC):
     """A model that ranks items for a history.
 
     A subclass implements `_fit`, which ends in `_keep`, and `_make`, which turns what was learned
     into terms; a model with a popularity dial overrides `terms`. Recommending, explaining and
-    saving live here. A model can be used while another thread fits or updates it: see `at_once`.
+    saving live here. A model can be used while another thread fits or updates it: see `snapshots`.
 
     Parameters
     ----------
@@ -126,8 +93,6 @@ class Recommender(ABC):
         How good the model is on users left out of its fit, where `tune` has found out; saved with
         the model, and None after any change of it.
     """
-
-    signals: Signals | None = field(default=None, repr=False)
 
     interactions_: Interactions = field(init=False, repr=False)
     arrays_: dict[str, Any] = field(init=False, repr=False)
@@ -371,94 +336,6 @@ class Recommender(ABC):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
         return self.interactions_
 
-    @property
-    def label(self) -> str:
-        """A short name for tables, such as "EASE+DAN"."""
-        parts = [part["name"] for part in self.settings().values() if isinstance(part, dict)]
-        return "+".join([type(self).__name__, *(name for name in parts if name != "NoNorm")])
-
-    def settings(self, *, resolved: bool = False) -> dict[str, Any]:
-        """Return the name and the hyper-parameters as plain values.
-
-        With `resolved`, those that were "auto" have the numbers that fitting took from the data.
-        """
-        entries = dataclasses.fields(cast(Any, self))
-        values = {each.name: getattr(self, each.name) for each in entries if each.init}
-        signals = values.pop("signals", None)
-        if resolved:
-            values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
-        values |= {} if signals is None else {"signals": signals}
-        return {"model": type(self).__name__, **plain(values)}
-
-    def summary(self) -> str:
-        """Return the model and its settings in one line; once fitted, with numbers for "auto".
-
-        >>> import equipoise as eq
-        >>> eq.EASE(l2=100.0, normalizer=eq.DAN(0.2, 0.3)).summary()
-        'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
-        """
-        return in_words(self.settings(resolved=True))
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the settings by name, as scikit-learn asks for them.
-
-        With `deep`, also those of parts, such as "normalizer__alpha".
-        """
-        own = [each.name for each in dataclasses.fields(cast(Any, self)) if each.init]
-        values = {name: getattr(self, name) for name in own}
-        for name, part in list(values.items()) if deep else []:
-            if dataclasses.is_dataclass(part):
-                inner = {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
-                values |= {f"{name}__{key}": value for key, value in inner.items()}
-        return values
-
-    @at_once
-    def set_params(self, **params: Any) -> Self:
-        """Change settings by their names in `get_params`; the model has to be fitted again."""
-        own: dict[str, Any] = {}
-        known = self.get_params()
-        for key, value in params.items():
-            if key not in known:
-                has = ", ".join(known) or "none"
-                raise SettingError(f"{type(self).__name__} has no setting {key!r}; it has {has}")
-            name, _, inner = key.partition("__")
-            part = own.get(name, getattr(self, name))
-            own[name] = dataclasses.replace(part, **{inner: value}) if inner else value
-        self.__dict__ = dataclasses.replace(cast(Any, self), **own).__dict__
-        return self
-
-    def clone(self) -> Self:
-        """Return a model with the same settings, not fitted."""
-        return cast(Self, dataclasses.replace(cast(Any, self)))
-
-    @classmethod
-    def prototype(cls) -> Self:
-        """Return the model that `tune` varies where it is given the class alone."""
-        return cls()
-
-    def tunable(self) -> list[str]:
-        """Return the names of the settings that `tune` can vary."""
-        entries = dataclasses.fields(cast(Any, self))
-        own = [each.name for each in entries if each.init and each.name != "signals"]
-        return [*own, *self._signal_settings()]
-
-    def _signal_settings(self) -> dict[str, Any]:
-        """Return the settings of the signals that `tune` can vary, by name."""
-        if self.signals is None:
-            return {}
-        return {name: getattr(self.signals, name) for name in SETTINGS}
-
-    def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, those of its parts included; not fitted."""
-        own = dict(settings)
-        for part, names in PARTS.items():
-            mine = getattr(self, part, None)
-            if mine is not None:
-                theirs = [name for name in names if name in own and not hasattr(self, name)]
-                changed = {name: own.pop(name) for name in theirs}
-                own |= {part: dataclasses.replace(mine, **changed)} if changed else {}
-        return cast(Self, dataclasses.replace(cast(Any, self), **own))
-
     def reuse(self, fitted: Any) -> Self:
         """Fit by taking the solve of another model, where settings can be read off it."""
         raise SettingError(f"a {type(self).__name__} takes no fit of another model; fit it")
@@ -484,17 +361,6 @@ class Recommender(ABC):
     def fit_seconds(cls, data: Interactions, **options: Any) -> float:
         """Return the time that a fit is expected to take, 0 where nothing is known of it."""
         return 0.0
-
-    def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return the settings that a search begins with; "auto" is replaced by numbers."""
-        theirs = self._signal_settings()
-        return {name: theirs.get(name, getattr(self, name, None)) for name in self.tunable()}
-
-    def search_point(self) -> dict[str, Any]:
-        """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
-        settings = self.settings()
-        settings.pop("signals", None)
-        return {"family": settings.pop("model"), **settings, **self._signal_settings()}
 
     @on_snapshot
     def rank(
@@ -926,27 +792,3 @@ def _say_if_uneven(data: Interactions) -> None:
             "none) often rank better",
             values.max(),
         )
-
-
-def in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings in one line; what is None, 0 or off is left out.
-
-    >>> in_words({"model": "EASE", "l2": 100.0, "normalizer": {"name": "DAN", "alpha": 0.2}})
-    'EASE l2=100 DAN(alpha=0.2)'
-    """
-    words = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            said = [(key, part) for key, part in [*value.items()][1:] if part is not None]
-            inner = ", ".join(f"{key}={_short(part)}" for key, part in said)
-            words += [f"{value['name']}({inner})" if inner else value["name"]]
-        elif value:
-            words += [str(value) if name == "model" else f"{name}={_short(value)}"]
-    return " ".join(word for word in words if word != "NoNorm")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        shown = "/".join(map(_short, value[:4]))
-        return shown if len(value) <= 4 else f"{shown}/..."
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

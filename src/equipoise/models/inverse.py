@@ -1,14 +1,16 @@
 """What a solve leaves behind: P in one of several forms, all asked the same questions.
 
-A dense array, what `prune` kept of one, a matrix on a card: each is an `Inverse`. Families, the
-dial, ranking, saving and updating work with that and never ask which form it is. A new form is a
-subclass with the type of matrix it carries (`carries`) and, where it is saved, a `kind`.
+A dense array, what `prune` or `halve` kept of one, a matrix on a card: each is an `Inverse`.
+Families, the dial, ranking, saving and updating work with that and never ask which form it is. A
+new form is a subclass with the type of matrix it carries (`carries`) and, where it is saved, a
+`kind`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -35,6 +37,7 @@ CANNOT_LEAVE_OUT = (
     "on a split, such as eq.split.strong(data, valid=0.1)"
 )
 BLOCK_BYTES = 64 << 20  # of rows of P that are looked at together
+WHOLE = 2**15 - 1  # the largest number in 16 bits
 
 
 class Inverse(ABC):
@@ -55,7 +58,8 @@ class Inverse(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._forms.append(cls)
+        if "carries" in vars(cls):
+            cls._forms.append(cls)
 
     @staticmethod
     def of(matrix: Any) -> Inverse:
@@ -173,6 +177,10 @@ class Inverse(ABC):
         kept.sort_indices()
         return Pruned(kept), squares
 
+    def halved(self) -> Halved:
+        """Return P in 16 bits; by default there is no dense P to do this to."""
+        raise SettingError("only a model with a dense inverse can be halved; this one is small")
+
 
 class Array(Inverse):
     """An array in memory or mapped from a file."""
@@ -203,6 +211,20 @@ class Array(Inverse):
     def updated(self, change: Change) -> Solved | None:
         """Return the inverse after a low-rank change."""
         return updated_array(self.matrix, change)
+
+    def halved(self) -> Halved:
+        """Return it in 16 bits."""
+        values, scale = np.empty(self.shape, np.int16), np.empty(self.shape[0], np.float32)
+        for low, rows in self.blocks():
+            part = np.abs(rows)
+            own = np.arange(len(rows))
+            part[own, low + own] = 0  # the largest of its row, and in no score
+            some = slice(low, low + len(rows))
+            scale[some] = np.maximum(part.max(axis=1) / WHOLE, np.finfo(np.float32).tiny)
+            np.divide(rows, scale[some, None], out=part)
+            part[own, low + own] = 0
+            values[some] = np.rint(part, out=part)
+        return Halved(HalfMatrix(values, scale, self.diagonal()))
 
 
 class OnCard(Array):
@@ -273,11 +295,37 @@ class ByUsers(Inverse):
         return cls(DualMatrix(core, items, system.penalty, own, dtype))
 
 
-class Pruned(Inverse):
+class Reduced(Inverse):
+    """A part of P that is enough to rank with, made from a whole one by the `verb`."""
+
+    verb: ClassVar[str]
+
+    def to(self, device: str) -> Inverse:
+        """Return itself, on the host."""
+        if device != "cpu":
+            raise SettingError(
+                f"a {self.kind} model ranks on device='cpu'; move the full one instead"
+            )
+        return self
+
+    def require(self, work: Work) -> None:
+        """Refuse: only a part of the solve is left."""
+        a_model = f"a {self.kind} model"
+        raise SettingError(
+            {
+                "reuse": f"{a_model} cannot be reused; reuse the full one and {self.verb} it",
+                "update": f"{a_model} cannot be updated; update the full one and {self.verb} it",
+                "prune": f"this model is {self.kind} already; prune the full one",
+                "leave out": f"users cannot be left out of {a_model}; take the full one",
+            }[work]
+        )
+
+
+class Pruned(Reduced):
     """What `prune` kept of P, as sparse rows."""
 
     carries = sp.sparray
-    kind = "pruned"
+    kind, verb = "pruned", "prune"
 
     @property
     def nbytes(self) -> int:
@@ -305,22 +353,61 @@ class Pruned(Inverse):
     def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
         return cls(sparse_from(stored, "inverse", system.data.n_items))
 
-    def to(self, device: str) -> Inverse:
-        """Return itself, on the host."""
-        if device != "cpu":
-            raise SettingError("a pruned model ranks on device='cpu'; move the full one instead")
-        return self
 
-    def require(self, work: Work) -> None:
-        """Refuse: only a part of the solve is left."""
-        raise SettingError(
-            {
-                "reuse": "a pruned model cannot be reused; reuse the full one and prune it",
-                "update": "a pruned model cannot be updated; update the full one and prune it",
-                "prune": "this model is pruned already",
-                "leave out": "users cannot be left out of a pruned model; take the full one",
-            }[work]
-        )
+@dataclass(frozen=True, eq=False)
+class HalfMatrix:
+    """P in 16 bits: whole numbers, a scale for each row, and the diagonal by itself."""
+
+    values: npt.NDArray[np.int16]
+    scale: npt.NDArray[np.float32]
+    diagonal_: npt.NDArray[np.float64]
+
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float32)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items x items."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return self.values.nbytes + self.scale.nbytes
+
+    def diagonal(self) -> npt.NDArray[np.float64]:
+        """Return the diagonal of P."""
+        return self.diagonal_
+
+
+class Halved(Reduced):
+    """P in 16 bits, for ranking; sums are made in float32."""
+
+    carries = HalfMatrix
+    kind, verb = "halved", "halve"
+    matrix: HalfMatrix
+
+    def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+        """Return a dense term; the scale of a row is one of its item."""
+        return Dense(self.matrix.values, source * self.matrix.scale, target)
+
+    def rows(self, low: int, high: int) -> npt.NDArray[Any]:
+        """Return the rows in single precision."""
+        found = self.matrix.values[low:high] * self.matrix.scale[low:high, None]
+        own = np.arange(low, high)
+        found[own - low, own] = self.matrix.diagonal_[own]
+        return found
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the whole numbers and their scales."""
+        return {"inverse": self.matrix.values, "inverse_scale": self.matrix.scale}
+
+    @classmethod
+    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+        n_items = system.data.n_items
+        values = stored.array("inverse", (n_items, n_items), "i", sizes=(2,))
+        scale = np.array(stored.finite("inverse_scale", (n_items,), sizes=(4,)))
+        diagonal = np.array(stored.finite("diagonal", (n_items,)), np.float64)
+        return cls(HalfMatrix(values, scale, diagonal))
 
 
 class Neighbourhoods(Inverse):

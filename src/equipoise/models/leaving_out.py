@@ -1,4 +1,4 @@
-"""Lists and scores of training users as if each had been left out of the fit.
+"""Lists of training users as if each had been left out of the fit.
 
 Exact for every linear autoencoder: the loops are in `ranking/left_out.py`. A low-pass companion
 has no such formula; it is fitted again without a group of users, at most a tenth of all, and
@@ -24,7 +24,7 @@ from equipoise.metrics import find_hits, ndcg
 from equipoise.models.histories import Unknowns
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
-from equipoise.ranking.left_out import SLACK, rank_left_out
+from equipoise.ranking.left_out import rank_left_out
 from equipoise.ranking.left_out_device import rank_left_out_on_device
 from equipoise.ranking.ranker import score
 from equipoise.solve.dual import DualMatrix
@@ -117,22 +117,6 @@ def lists_without(
         raise SolveError("the model scores NaN; raise l2 or dropout")
     _rank_by_popularity(removal, items, scores)
     return items, scores
-
-
-def scores_without(
-    model: LinearAutoencoder,
-    history: Interactions,
-    *,
-    leave: Leave = "user",
-    alpha: float | None = None,
-) -> npt.NDArray[Any]:
-    """Return the scores of all items but those of the history, users x items; the rest is NaN."""
-    n_items = len(model.item_index_)
-    items, found = lists_without([model], history, n_items, leave=leave, alpha=alpha)
-    out = np.full((history.n_users, n_items), np.nan, found.dtype)
-    rows, places = np.nonzero(items[0] >= 0)
-    out[rows, items[0, rows, places]] = found[0, rows, places]
-    return out
 
 
 def drawn(
@@ -297,15 +281,11 @@ def _arrays(
         sources.setdefault(key, removal.values * scale)
         after = -np.where(changed, fewer_target[indices], target[indices])
         after[removal.alone] = 0.0  # nothing is left that leads to them
-        # the diagonal of the inverse without a user lies between that with it and 1 / penalty
-        families = [readings[place][4:] for place in places]
-        most = [np.maximum(a * model.penalty_, b / model.diagonal_) for a, b in families]
-        high = -target * (1 + SLACK) * np.max(most, axis=0)
-        low = -target * (1 - SLACK) * min(map(max, families)) * model.penalty_
-        columns.append((list(sources).index(key), extra, -target, after, high, low))
-    source_of, extras, targets, afters, highs, lows = map(np.stack, zip(*columns, strict=True))
+        limits = -target * model.penalty_, -target / model.diagonal_
+        columns.append((list(sources).index(key), extra, -target, after, *limits))
+    source_of, extras, targets, afters, *bounds = map(np.stack, zip(*columns, strict=True))
     dtype = model.inverse_.dtype
-    groups = source_of, extras, targets, afters, highs.astype(dtype), lows.astype(dtype)
+    groups = source_of, extras, targets, afters, *(each.astype(dtype) for each in bounds)
     order = np.concatenate([*members.values()])
     a, b = (np.array([reading[at] for reading in readings])[order] for at in (4, 5))
     starts = np.cumsum([0, *map(len, members.values())])

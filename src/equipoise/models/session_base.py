@@ -12,9 +12,10 @@ from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
 from equipoise.ids import SHOWN, as_list
 from equipoise.interactions import Interactions
-from equipoise.models.base import Recommender, on_snapshot
+from equipoise.models.base import Recommender
 from equipoise.models.histories import Request, Unknowns, parse_asked, rows_or_empty
 from equipoise.models.recommendations import Recommendations
+from equipoise.models.snapshots import on_snapshot
 from equipoise.ranking.ranker import Ranked
 
 logger = logging.getLogger(__name__)

@@ -284,7 +284,9 @@ class SolvedRows:
             for item in items.tolist():
                 if item in self._kept:
                     self._kept.move_to_end(item)
-        lanes = min(self.system.lanes, -(-len(missing) // machine.count()))
+        threads = machine.count()
+        rounds = -(-len(missing) // (self.system.lanes * threads))
+        lanes = -(-len(missing) // max(rounds * threads, 1))  # no thread waits for another
 
         def solve(number: int) -> None:
             some = np.array(missing[number * lanes : (number + 1) * lanes], np.int64)

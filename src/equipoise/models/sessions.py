@@ -21,7 +21,7 @@ from equipoise.errors import FileFormatError, SettingError, TooBigError
 from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.machine import free_memory, gigabytes, limited
-from equipoise.models.base import EXPONENTS, SearchSpace, at_once
+from equipoise.models.base import SearchSpace
 from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_base import SessionModel
@@ -37,6 +37,8 @@ from equipoise.models.session_solver import (
     solve_all,
     time_weights,
 )
+from equipoise.models.settings import EXPONENTS
+from equipoise.models.snapshots import at_once
 from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked

@@ -153,7 +153,10 @@ def changed_data(
             removed = old.rows(np.unique(old.user_index.positions(removed, hint=hint)))
         strange = removed.difference(old)
         if strange.n_interactions:
-            raise DataError(f"{strange.n_interactions:,} pairs to remove are not in the data")
+            raise DataError(
+                f"{strange.n_interactions:,} of the pairs to remove are not in the data; leave "
+                "them out"
+            )
         new = new.difference(removed)
     if added is not None:
         if not isinstance(added, Interactions):

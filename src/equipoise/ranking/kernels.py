@@ -22,7 +22,7 @@ def _add_eight(
     total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
 ) -> None:
     """Add eight weighted rows to the total, each row's columns from `low` on."""
-    high = low + len(total)
+    high, number = low + len(total), total.dtype.type
     r0, w0 = matrix[indices[place], low:high], weights[place]
     r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
     r2, w2 = matrix[indices[place + 2], low:high], weights[place + 2]
@@ -32,36 +32,36 @@ def _add_eight(
     r6, w6 = matrix[indices[place + 6], low:high], weights[place + 6]
     r7, w7 = matrix[indices[place + 7], low:high], weights[place + 7]
     for j in range(len(total)):
-        value = total[j] + w0 * r0[j]
-        value = value + w1 * r1[j]
-        value = value + w2 * r2[j]
-        value = value + w3 * r3[j]
-        value = value + w4 * r4[j]
-        value = value + w5 * r5[j]
-        value = value + w6 * r6[j]
-        total[j] = value + w7 * r7[j]
+        value = total[j] + w0 * number(r0[j])
+        value = value + w1 * number(r1[j])
+        value = value + w2 * number(r2[j])
+        value = value + w3 * number(r3[j])
+        value = value + w4 * number(r4[j])
+        value = value + w5 * number(r5[j])
+        value = value + w6 * number(r6[j])
+        total[j] = value + w7 * number(r7[j])
 
 
 @compiled
 def _add_four(
     total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
 ) -> None:
-    high = low + len(total)
+    high, number = low + len(total), total.dtype.type
     r0, w0 = matrix[indices[place], low:high], weights[place]
     r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
     r2, w2 = matrix[indices[place + 2], low:high], weights[place + 2]
     r3, w3 = matrix[indices[place + 3], low:high], weights[place + 3]
     for j in range(len(total)):
-        value = total[j] + w0 * r0[j]
-        value = value + w1 * r1[j]
-        value = value + w2 * r2[j]
-        total[j] = value + w3 * r3[j]
+        value = total[j] + w0 * number(r0[j])
+        value = value + w1 * number(r1[j])
+        value = value + w2 * number(r2[j])
+        total[j] = value + w3 * number(r3[j])
 
 
 @compiled
 def _add_one(total: Floats, row: Floats, weight: Any) -> None:
     for j in range(len(total)):
-        total[j] = total[j] + weight * row[j]
+        total[j] = total[j] + weight * total.dtype.type(row[j])
 
 
 @compiled
@@ -103,7 +103,8 @@ def _without_own(
             value = before[place - first]
             for other in range(first, last):
                 if other != place:
-                    value = value + weights[other] * matrix[indices[other], item]
+                    cell = total.dtype.type(matrix[indices[other], item])
+                    value = value + weights[other] * cell
             total[item - low] = value
 
 
@@ -118,10 +119,13 @@ def add_rows(
     target: Floats,
     zero_diagonal: bool,
 ) -> None:
-    """Add (sum over i of weight_i * matrix[i]) * target, columns from `low` on."""
+    """Add (sum over i of weight_i * matrix[i]) * target, columns from `low` on.
+
+    The matrix may hold whole numbers; sums have the precision of the weights.
+    """
     width = scores.shape[1]
-    total = np.empty(width, matrix.dtype)
-    before = np.empty(GROUP, matrix.dtype)
+    total = np.empty(width, weights.dtype)
+    before = np.empty(GROUP, weights.dtype)
     scale = target[low : low + width]
     for user in range(scores.shape[0]):
         total[:] = 0

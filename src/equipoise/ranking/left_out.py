@@ -201,22 +201,19 @@ def _insert(items: Any, scores: Any, length: int, item: int, score: Any) -> int:
 
 @compiled
 def _bound(
-    total: Floats, high: Floats, more_high: Any, low: Floats, more: Floats, out: Floats
+    total: Floats, by_penalty: Floats, by_diagonal: Floats, a: Any, b: Any, out: Floats
 ) -> None:
-    """Set what scores are at most: by `high` where they are positive, else by `low`."""
+    """Set what scores are at most, where s is max(a penalty, b / diagonal); 0 if negative."""
+    zero = out.dtype.type(0)
     for j in range(len(total)):
-        value, other = total[j] * high[j] * more_high, total[j] * low[j]
-        out[j] = value if value > other else other
-    for j in range(len(more)):
-        out[j] += more[j]
+        value, other = a * (total[j] * by_penalty[j]), b * (total[j] * by_diagonal[j])
+        value = value if value > other else other
+        out[j] = zero if value < zero else value
 
 
 @compiled
-def _promising(bounds: Floats, worst: Any, out: Any) -> int:
-    """List the items whose bound is no less than the worst; return their number.
-
-    What was looked at already is minus infinity, below any worst.
-    """
+def _promising(bounds: Floats, worst: Any, seen: Any, stamp: int, out: Any) -> int:
+    """List the items whose bound is no less than the worst; return their number."""
     count = 0
     for at in range(0, len(bounds), SCAN):
         part = bounds[at : at + SCAN]
@@ -225,7 +222,7 @@ def _promising(bounds: Floats, worst: Any, out: Any) -> int:
             promising += part[j] >= worst
         if promising > 0:
             for j in range(len(part)):
-                if part[j] >= worst:
+                if part[j] >= worst and seen[at + j] != stamp:
                     out[count] = at + j
                     count += 1
     return count
@@ -321,7 +318,7 @@ def rank_left_out(
         Of P and of L, with all users.
     groups
         Of each group: its source; which extra scores it has; scale of the targets, minus sign
-        included, and the same for each entry; bounds of target times s.
+        included, and the same for each entry; target times penalty, and by diagonal.
     readings
         Offsets of the groups; of each reading, group by group: its place in the results; a and b
         of s = max(a penalty, b / diagonal).
@@ -332,7 +329,7 @@ def rank_left_out(
     """
     indices, x_all, kept_all, odds_all, penalty_after, shown = entries
     offsets, weights, afters = of_user
-    source_of, extra_of, targets, targets_after, highs, lows = groups
+    source_of, extra_of, targets, targets_after, by_penalty, by_diagonal = groups
     starts, places, of_penalty, of_diagonal = readings
     n_items, k = len(diagonal), items.shape[2]
     kind = rows.dtype.type
@@ -341,7 +338,9 @@ def rank_left_out(
     length, odd = np.zeros(1, np.int32), np.zeros(1, np.bool_)
     lengths, worsts = np.zeros(len(places), np.int64), np.empty(len(places), rows.dtype)
     sums = np.empty((len(sources), n_items), rows.dtype)
+    strip = np.empty((len(sources), WIDTH), rows.dtype)
     inverses, known = np.empty(n_items), np.full(n_items, -1, np.int64)
+    seen, stamp = np.full(n_items, -1, np.int64), 0
     left, some = np.empty(n_items, np.int32), np.empty(n_items, np.int32)
     missing = np.empty(n_items, np.int32)
     of_some = np.empty((2, n_items))  # penalty and target
@@ -359,21 +358,28 @@ def rank_left_out(
         q = np.empty((len(sources), size), rows.dtype)
         for which in range(len(sources)):
             q[which] = _row_weights(P, x, kept, found, sources[which, start:stop])
-        sums[:] = 0
         for low in range(0, n_items, WIDTH):
             width = min(WIDTH, n_items - low)
-            add_to_sums(sums[:, low : low + width], width, rows, low, place, q, 0, size)
+            strip[:] = 0
+            add_to_sums(strip, width, rows, low, place, q, 0, size)
+            sums[:, low : low + width] = strip[:, :width]
         odd[0] = False
         for group in range(len(source_of)):
             total, target = sums[source_of[group]], targets[group]
             more = extra[extra_of[group], number] if extra_of[group] >= 0 else nothing
             mine = slice(starts[group], starts[group + 1])
             families, divides = (of_penalty[mine], of_diagonal[mine]), of_diagonal[mine].max() > 0
+            scales = total, by_penalty[group], by_diagonal[group]
+            most = (1 + SLACK) * families[0].max(), (1 + SLACK) * found[5] * families[1].max()
             lengths[mine], worsts[mine] = 0, kind(LOWEST)
-            _bound(total, highs[group], kind(found[5]), lows[group], more, bounds[0])
+            stamp += 1
             for own in range(size):
-                bounds[0, S[own]] = -np.inf
+                seen[S[own]] = stamp
             if group == 0:
+                _bound(*scales, kind(most[0]), kind(most[1]), bounds[0])
+                bounds[0, : len(more)] += more
+                for own in range(size):
+                    bounds[0, S[own]] = -np.inf
                 length[0] = 0
                 select(bounds, 0, likely, best, length, odd)
             count = 0
@@ -384,9 +390,9 @@ def rank_left_out(
                     count += 1
             for at in range(length[0]):
                 j = likely[0, at]
-                if bounds[0, j] != -np.inf:
+                if seen[j] != stamp:
                     some[count], of_some[0, count], of_some[1, count] = j, penalty[j], target[j]
-                    bounds[0, j] = -np.inf
+                    seen[j] = stamp
                     count += 1
             # first the user's own items and likely others, then all that can still be listed
             at, n_left = -1, 0
@@ -418,7 +424,17 @@ def rank_left_out(
                     )
                     count = 0
                 if at < 0:
-                    n_left = _promising(bounds[0], worsts[mine].min(), left)
+                    worst = worsts[mine].min()
+                    if worst > 0 and len(more) == 0:
+                        # each family by its own worst: the bound of all of them is as tight
+                        most = (
+                            (1 + SLACK) * (families[0] / worsts[mine]).max(),
+                            (1 + SLACK) * found[5] * (families[1] / worsts[mine]).max(),
+                        )
+                        worst = kind(1)
+                    _bound(*scales, kind(most[0]), kind(most[1]), bounds[0])
+                    bounds[0, : len(more)] += more
+                    n_left = _promising(bounds[0], worst, seen, stamp, left)
                 at += 1
             # the next group has much the same lists
             length[0] = lengths[mine][-1]

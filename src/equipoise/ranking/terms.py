@@ -115,7 +115,8 @@ class Dense(ScaledTerm):
     Parameters
     ----------
     matrix
-        n x n, C-contiguous, float32 or float64; may be a read-only memory map.
+        n x n, C-contiguous, float32, float64 or, for sums in float32, int16; may be a read-only
+        memory map.
     source, target
         A factor for each item of the history, and for each item that is scored.
     zero_diagonal
@@ -128,13 +129,14 @@ class Dense(ScaledTerm):
     zero_diagonal: bool = True
 
     def __post_init__(self) -> None:
-        _check_floats(self.matrix, "the matrix of a dense term", (self.n_items, self.n_items))
+        shape = (self.n_items, self.n_items)
+        _check_floats(self.matrix, "the matrix of a dense term", shape, whole=True)
         self._check_scales()
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
-        return self.matrix.dtype
+        return np.result_type(self.matrix.dtype, np.float32)
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
@@ -361,9 +363,9 @@ def _plain(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> npt.N
 
 
 def _check_floats(
-    array: npt.NDArray[Any], what: str, shape: tuple[int, ...] | None = None
+    array: npt.NDArray[Any], what: str, shape: tuple[int, ...] | None = None, whole: bool = False
 ) -> None:
-    if array.dtype not in (np.float32, np.float64):
+    if array.dtype not in (np.float32, np.float64) and not (whole and array.dtype == np.int16):
         raise DataError(f"{what} must be float32 or float64, got {array.dtype}")
     if not array.flags.c_contiguous:
         raise DataError(f"{what} must be C-contiguous; pass the transpose if it is symmetric")

@@ -19,10 +19,11 @@ import scipy.sparse as sp
 from equipoise.checks import period
 from equipoise.errors import DataError
 from equipoise.events import MOST_TYPES, Events, pair_up
-from equipoise.interactions import Interactions, summed
+from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import count, run
 from equipoise.matrix import Csr, entry_rows
+from equipoise.pairs import summed
 from equipoise.readers.columns import (
     Columns,
     choose_columns,

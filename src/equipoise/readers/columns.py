@@ -45,6 +45,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "reviewer reviewerid member memberid account accountid profileid buyerid personid "
         "household householdid shopper shopperid custid "
         + _joined("user customer client household member", "no number key code"),
+        _joined("customer client member shopper buyer", "name"),
         "session sessionid sessid basket basketid "
         + _joined("order invoice transaction receipt visit basket", "id no number key"),
     ),

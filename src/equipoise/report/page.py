@@ -184,7 +184,7 @@ def _environment() -> Environment:
         from jinja2 import Environment, FunctionLoader, StrictUndefined
     except ImportError as error:
         raise MissingExtraError(
-            "the report needs jinja2; install it with `pip install equipoise[report]`"
+            "the report needs jinja2; install it with `pip install 'equipoise[report]'`"
         ) from error
     made = Environment(
         loader=FunctionLoader(_source),

@@ -16,8 +16,9 @@ import scipy.sparse as sp
 from equipoise.errors import EquipoiseError
 from equipoise.events import Events, as_types
 from equipoise.ids import IdIndex
-from equipoise.interactions import Interactions, summed
+from equipoise.interactions import Interactions
 from equipoise.models import Recommender, load
+from equipoise.pairs import summed
 from equipoise.serve.store import Change, Event, Store
 
 logger = logging.getLogger("equipoise.serve")

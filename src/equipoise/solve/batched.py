@@ -49,8 +49,9 @@ class Batches:
 
     Parameters
     ----------
-    starts, lengths, items, values
-        The entries of each row, without the diagonal.
+    starts, lengths, others, items, values
+        The entries of each row, without the diagonal; the first `others` count in the system of
+        the item itself alone.
     diagonal, penalty
         Of A, in the precision of the solve.
     device
@@ -61,6 +62,7 @@ class Batches:
         self,
         starts: Offsets,
         lengths: Positions,
+        others: Positions,
         items: Positions,
         values: npt.NDArray[Any],
         diagonal: npt.NDArray[Any],
@@ -71,6 +73,7 @@ class Batches:
         self._n_items, self._longest = len(lengths), max(int(lengths.max(initial=0)), 1)
         # item n stands in places of a support that are free: it is alone, with a pivot of 1
         self._starts, self._lengths = send(starts, self._device), self._sent(lengths, 0)
+        self._others = self._sent(others, 0)
         self._diagonal, self._penalty = self._sent(diagonal, 1), self._sent(penalty, 0)
         self._items, self._values = (
             self._torch.from_numpy(each if len(each) else np.zeros(1, each.dtype)).to(self._device)
@@ -145,7 +148,9 @@ class Batches:
         place.scatter_(1, N, order.expand(n_targets, -1))
         steps = torch.arange(self._longest, device=self._device)
         entry = self._starts[N][..., None] + steps
-        inside = steps < self._lengths[N][..., None]
+        first = self._others[N]
+        first[:, -1] = 0  # of the row of the target all entries count
+        inside = (steps >= first[..., None]) & (steps < self._lengths[N][..., None])
         item = self._items[entry.clamp_(max=len(self._items) - 1)]
         item.masked_fill_(~inside, self._n_items)  # lists may be shorter than their room
         other = place.gather(1, item.flatten(1).long()).view(item.shape)

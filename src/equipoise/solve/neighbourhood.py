@@ -2,8 +2,10 @@
 
 For target j let N be its support: j and the K items of largest |A_ij| / sqrt(A_ii A_jj), where
 A = X^T W X + L. Then x = (A_NN)^-1 e_j stands for column j of P; x_j is its diagonal. With all
-items in every support that is the exact solve. A is never formed: of each of its rows the T > K
-strongest entries are kept, and an entry that neither of its two rows kept counts as 0.
+items in every support that is the exact solve. A is never formed: an entry A_ij is kept in the row
+of the item with the smaller A_ii (in both where they are equal) if it is among the T strongest
+entries there that could be. So a pair of items is looked up once. What is not kept counts as 0,
+but for the pairs of a target with its own neighbours.
 
 Work goes stripe by stripe on the threads in force. Each item and each target is handled by one
 thread in a fixed order, so the bits depend on neither threads nor stripes.
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +36,7 @@ from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
-KEPT = 3  # entries of a row that are kept, as a multiple of the neighbours
+KEPT = 2  # entries of a row that are kept, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
@@ -147,12 +149,24 @@ class System(Numbering):
 
 @dataclass(frozen=True, eq=False)
 class Lists:
-    """The strongest entries of rows of A, the K neighbours first, without the diagonal."""
+    """The strongest entries of rows of A, the K neighbours first, without the diagonal.
+
+    The first `others` entries of a row are of neighbours whose rows have the entry, if it is kept.
+    """
+
+    starts: Offsets
+    lengths: Positions
+    others: Positions
+    items: Positions
+    values: npt.NDArray[Any]
+
+
+class Supports(NamedTuple):
+    """The support of each target, without the target itself."""
 
     starts: Offsets
     lengths: Positions
     items: Positions
-    values: npt.NDArray[Any]
 
 
 def solve(
@@ -178,7 +192,7 @@ def solve(
     neighbours
         K, the items of a support beside the target.
     kept
-        T, the entries of a row of A that are kept; three times as many if left out.
+        T, the entries of a row of A that are kept; twice as many if left out.
     dtype
         "float32" or "float64".
     on_disk
@@ -194,7 +208,7 @@ def solve(
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))
-    kept = max(KEPT * neighbours if kept is None else kept, neighbours)
+    kept = max(int(KEPT * neighbours) if kept is None else kept, neighbours)
     system = System.of(X, user_weights, penalty)
     what = {**(problem or {}), "neighbours": neighbours, "kept": kept, "dtype": dtype}
     with _journal(what, on_disk=on_disk, scratch=scratch) as journal:
@@ -252,14 +266,14 @@ def solve_again(
         begin = np.zeros(n_items + 1, np.int64)
         sizes[system.rank[targets]] = np.diff(offsets)
         begin[system.rank[targets]] = offsets[:-1]
-        support = Lists(begin, sizes, system.rank[supports], lists.values[:0])
+        support = Supports(begin, sizes, system.rank[supports])
         found, diagonal = solved_targets(
             system, lists, support, system.rank[targets], dtype, journal
         )
     return _merged(old, found, diagonal, changed)
 
 
-def supports_of(lists: Lists, neighbours: int) -> Lists:
+def supports_of(lists: Lists, neighbours: int) -> Supports:
     """Return the supports: the neighbours of each item, all others where as many are asked for.
 
     Otherwise an item that shares no user with the target is in no support.
@@ -267,12 +281,12 @@ def supports_of(lists: Lists, neighbours: int) -> Lists:
     n_items = len(lists.lengths)
     if neighbours < n_items - 1:
         sizes = np.minimum(lists.lengths, neighbours).astype(np.int32)
-        return Lists(lists.starts, sizes, lists.items, lists.values[:0])
+        return Supports(lists.starts, sizes, lists.items)
     others = np.tile(np.arange(n_items, dtype=np.int32), (n_items, 1))[
         ~np.eye(n_items, dtype=bool)
     ]
     starts = np.arange(n_items + 1, dtype=np.int64) * (n_items - 1)
-    return Lists(starts, np.full(n_items, n_items - 1, np.int32), others, lists.values[:0])
+    return Supports(starts, np.full(n_items, n_items - 1, np.int32), others)
 
 
 def columns_of(found: Any, diagonal: Vector, neighbours: int) -> Columns:
@@ -356,17 +370,18 @@ def strongest_entries(
     """Find the `kept` strongest entries of the rows of these items."""
     n_items = len(system.names)
     room = np.zeros(n_items, np.int64)
-    room[items] = np.minimum(system.partners[items], min(kept, n_items - 1))
+    room[items] = np.minimum(system.partners[items], min(neighbours + kept, n_items - 1))
     starts = np.concatenate([[0], np.cumsum(room)])
     lists = Lists(
         starts,
         journal.array("lengths", n_items, "int32"),
+        journal.array("others", n_items, "int32"),
         journal.array("items", int(starts[-1]), "int32"),
         journal.array("values", int(starts[-1]), dtype),
     )
     scale = 1 / np.sqrt(system.diagonal)
     data = (*system.users, *system.items, system.weights, scale, system.names)
-    out = lists.starts, lists.lengths, lists.items, lists.values
+    out = lists.starts, lists.lengths, lists.others, lists.items, lists.values
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
@@ -378,6 +393,7 @@ def strongest_entries(
             np.empty(most + 1, np.int32),
             np.empty(n_items + 1, np.float32),
             np.empty(n_items + 1, dtype),
+            np.empty(n_items + 1, np.uint8),
             np.empty(n_items + 1, np.int32),
         )
         _strongest(*data, items, at, step, neighbours, kept, *work, *out)
@@ -389,7 +405,7 @@ def strongest_entries(
 def solved_targets(
     system: Numbering,
     lists: Lists,
-    support: Lists,
+    support: Supports,
     targets: Positions,
     dtype: str,
     journal: Journal,
@@ -406,18 +422,17 @@ def solved_targets(
     diagonal = journal.array("diagonal", n_items, "float64")
     widest = int(support.lengths.max(initial=0)) + 1
     longest = int(lists.lengths.max(initial=0))
-    data = lists.starts, lists.lengths, lists.items, lists.values
-    wanted = support.starts, support.lengths, support.items
+    data = lists.starts, lists.lengths, lists.others, lists.items, lists.values
     vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype), system.names
     out = offsets, indices, values, diagonal
 
     def one_by_one(at: int, step: int, some: Positions = targets) -> None:
-        solve_targets(*data, *wanted, *vectors, some, at, step, widest, longest, *out)
+        solve_targets(*data, *support, *vectors, some, at, step, widest, longest, *out)
 
     def together(at: int, step: int) -> None:
         some = targets[at::step]
         for batch in np.split(some, range(room, len(some), room)):
-            found, own, sound = batches.solve(batch, *wanted)
+            found, own, sound = batches.solve(batch, *support)
             mine = system.names[batch]
             sources, _ = segments(support.starts[batch], support.lengths[batch])
             places, _ = segments(offsets[mine], sizes[mine])
@@ -450,39 +465,35 @@ def _bucket(bits: Any) -> Any:
 
 
 @compiled
-def _smallest(
-    bits: Any, items: Any, names: Any, size: int, wanted: int, counts: Any, places: Any
-) -> Any:
-    """Return size and position of the last of the `wanted` strongest, sizes by their bits.
-
-    Of equal sizes the one with the lower position is stronger.
-    """
-    if size <= wanted:
-        return np.uint32(0), np.int64(len(names))
-    counts[:] = 0
-    for x in range(size):
-        counts[_bucket(bits[x])] += 1
-    border, above = BUCKETS - 1, 0
-    while above + counts[border] < wanted:
-        above += counts[border]
-        border -= 1
-    inside = 0
-    for x in range(size):  # few are at the border: no branches here
-        places[inside] = x
-        inside += _bucket(bits[x]) == border
-    keys = np.empty(inside, np.int64)
-    for place in range(inside):  # larger keys for stronger entries
-        x = places[place]
-        keys[place] = (np.int64(bits[x]) << 32) - names[items[x]]
-    last = inside - (wanted - above)
-    key = np.partition(keys, last)[last] - 1
-    return np.uint32((key >> 32) + 1), 0xFFFFFFFF - (key & 0xFFFFFFFF)
+def _key(bits: Any, name: Any) -> Any:
+    """Larger for a larger size, and of equal ones for the item at the lower position."""
+    return (np.int64(bits) << 32) - name
 
 
 @compiled
-def _strong(bits: Any, names: Any, i: int, least: Any) -> Any:
-    """Whether an entry is as strong as the last one wanted."""
-    return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
+def _border(counts: Any, wanted: int) -> Any:
+    """Return the bucket of the last of the `wanted` largest, and how many are in larger ones."""
+    border, above = BUCKETS - 1, 0
+    while border > 0 and above + counts[border] < wanted:
+        above += counts[border]
+        border -= 1
+    return border, above
+
+
+@compiled
+def _last_key(
+    bits: Any, items: Any, names: Any, places: Any, border: int, above: int, wanted: int
+) -> Any:
+    """Return the key of the last of the `wanted` strongest, all of which are among `places`."""
+    if len(places) <= wanted:
+        return np.iinfo(np.int64).min
+    keys = np.empty(len(places), np.int64)
+    inside = 0
+    for x in places:  # no branches here
+        keys[inside] = _key(bits[x], names[items[x]])
+        inside += _bucket(bits[x]) == border
+    last = inside - (wanted - above)
+    return np.partition(keys[:inside], last)[last]
 
 
 @compiled
@@ -505,16 +516,18 @@ def _strongest(
     touched: Any,
     size: Any,
     sums: Any,
+    owned: Any,
     places: Any,
     starts: Any,
     lengths: Any,
+    list_others: Any,
     list_items: Any,
     list_values: Any,
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
     cells[1::2] = scale  # beside the sum of an item, in one place of memory
     bits = size.view(np.uint32)
-    counts = np.empty(BUCKETS, np.int32)
+    counts = np.empty((2, BUCKETS), np.int32)  # of entries of other rows, and of this one
     for at in range(first, len(items), step):
         j = items[at]
         found, end = 0, column_start[j + 1]
@@ -531,34 +544,45 @@ def _strongest(
                 found += cells[2 * i] == 0
                 cells[2 * i] += weight * (value * values[place])
         cells[2 * j] = 0.0
-        others = 0
+        counts[:] = 0
+        some, own = 0, cells[2 * j + 1]
         for x in range(found):
             i = touched[x]
-            total = cells[2 * i]
-            touched[others], size[others] = i, abs(total) * cells[2 * i + 1]
-            sums[others] = total
-            others += total != 0
+            total, factor = cells[2 * i], cells[2 * i + 1]
             cells[2 * i] = 0.0
-        least = _smallest(bits, touched, names, others, kept, counts, places)
-        strong = 0
-        for x in range(others):  # with all that are as large as the last one
-            places[strong] = x
-            strong += bits[x] >= least[0]
-        some = 0
-        for place in range(strong):
-            x = places[place]
-            if _strong(bits[x], names, touched[x], least):
-                touched[some], size[some], sums[some] = touched[x], size[x], sums[x]
-                some += 1
-        near = _smallest(bits, touched, names, some, neighbours, counts, places)
-        place = starts[j]
-        later = place + min(neighbours, some)
+            touched[some], sums[some], owned[some] = i, total, factor <= own
+            size[some] = abs(total) * factor
+            counts[owned[some], _bucket(bits[some])] += total != 0
+            some += total != 0
+        last, above_last = _border(counts[1], kept)
+        counts[0] += counts[1]
+        near, above_near = _border(counts[0], neighbours)
+        first_owned = 0
         for x in range(some):
-            i = touched[x]
-            if _strong(bits[x], names, i, near):
-                list_items[place], list_values[place] = i, sums[x]
+            places[first_owned] = x
+            first_owned += (1 - owned[x]) & (_bucket(bits[x]) >= near)
+        end_owned = first_owned
+        for x in range(some):
+            places[end_owned] = x
+            end_owned += owned[x] & (_bucket(bits[x]) >= min(near, last))
+        mine = places[first_owned:end_owned]
+        nearest = _last_key(bits, touched, names, places[:end_owned], near, above_near, neighbours)
+        least = _last_key(bits, touched, names, mine, last, above_last, kept)
+        place = starts[j]
+        for x in places[:first_owned]:
+            if _key(bits[x], names[touched[x]]) >= nearest:
+                list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1
-            else:
-                list_items[later], list_values[later] = i, sums[x]
+        list_others[j] = place - starts[j]
+        later = place
+        for x in mine:
+            later += _key(bits[x], names[touched[x]]) >= nearest
+        for x in mine:
+            key = _key(bits[x], names[touched[x]])
+            if key >= nearest:
+                list_items[place], list_values[place] = touched[x], sums[x]
+                place += 1
+            elif key >= least:
+                list_items[later], list_values[later] = touched[x], sums[x]
                 later += 1
-        lengths[j] = some
+        lengths[j] = later - starts[j]

@@ -169,7 +169,8 @@ def neighbourhood_cost(
     n, pair = size.n_items, 4 + size.itemsize
     neighbours = min(neighbours, max(n - 1, 1))
     kept = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
-    entries, columns = n * kept * pair, n * neighbours * pair
+    room = min(neighbours + kept, max(n - 1, 1))
+    entries, columns = n * room * pair, n * neighbours * pair
     threads = machine.count()
     solving = (
         (0 if on_disk else entries)

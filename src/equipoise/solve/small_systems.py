@@ -23,6 +23,7 @@ MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as 
 def solve_targets(
     starts: Any,
     lengths: Any,
+    others: Any,
     list_items: Any,
     list_values: Any,
     support_starts: Any,
@@ -41,13 +42,17 @@ def solve_targets(
     out_values: Any,
     out_diagonal: Any,
 ) -> None:
-    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N."""
+    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N.
+
+    Of its own row all entries count; of other rows those behind the first `others`.
+    """
     room = _padded(widest)
     A = np.empty((room, room), diagonal.dtype)
     vectors = np.empty((6, room), diagonal.dtype)
     x = vectors[0]
     least = np.empty(widest, diagonal.dtype)
     N = np.empty(widest, np.int32)
+    begins, ends = np.empty(widest, np.int64), np.empty(widest, np.int64)
     near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
     slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
     chain = np.empty(widest, np.int32)  # the member before it
@@ -60,8 +65,10 @@ def solve_targets(
             N[place] = support_items[support_starts[j] + place]
         A[: _padded(size), : _padded(size)] = 0
         for place in range(size):
+            begins[place] = starts[N[place]] + (others[N[place]] if place < size - 1 else 0)
+            ends[place] = starts[N[place]] + lengths[N[place]]
             if place < AHEAD:
-                _ask(list_items, starts[N[place]], lengths[N[place]])
+                _ask(list_items, begins[place], ends[place])
             here = N[place] & (SLOTS - 1)
             near[here] = 1
             chain[place], slot[here] = slot[here], place
@@ -71,16 +78,16 @@ def solve_targets(
         for place in range(size + 1):  # what is found in a row is read a round later
             found, now = 0, hits[place % 2]
             if place + AHEAD < size:
-                _ask(list_items, starts[N[place + AHEAD]], lengths[N[place + AHEAD]])
+                _ask(list_items, begins[place + AHEAD], ends[place + AHEAD])
             if place < size:
-                start = starts[N[place]]
-                for at_entry in range(lengths[N[place]]):
+                start = begins[place]
+                for at_entry in range(ends[place] - start):
                     now[found] = at_entry  # most items are in no slot: no branches here
                     found += near[list_items[start + at_entry] & (SLOTS - 1)]
                 for hit in range(found):
                     prefetch(list_values, start + now[hit])
             for hit in range(before):
-                entry = starts[N[place - 1]] + hits[1 - place % 2, hit]
+                entry = begins[place - 1] + hits[1 - place % 2, hit]
                 item = list_items[entry]
                 other = slot[item & (SLOTS - 1)]
                 while other >= 0 and N[other] != item:
@@ -101,8 +108,8 @@ def solve_targets(
 
 
 @compiled
-def _ask(array: Any, start: int, length: int) -> None:
-    for entry in range(start, start + length, LINE):
+def _ask(array: Any, start: int, end: int) -> None:
+    for entry in range(start, end, LINE):
         prefetch(array, entry)
 
 

@@ -22,7 +22,7 @@ def load_torch() -> Any:
         import torch
     except ImportError as error:
         raise MissingExtraError(
-            "the GPU engine needs torch; install it with: pip install 'equipoise[gpu]'"
+            "the GPU engine needs torch; install it with `pip install 'equipoise[gpu]'`"
         ) from error
     return torch
 

@@ -52,6 +52,8 @@ def leave_last_out(
 
     Parameters
     ----------
+    data
+        Interactions with the times of their events.
     valid, test
         Numbers of events to hide in each part; ``valid=0`` gives no such part.
     repeats
@@ -131,6 +133,8 @@ def time_cut(
 
     Parameters
     ----------
+    data
+        Interactions with the times of their events.
     test_from, valid_from
         First moment of test and of valid: seconds since 1970, an ISO text or a date (UTC).
     test, valid

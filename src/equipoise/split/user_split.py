@@ -54,6 +54,8 @@ def strong(
 
     Parameters
     ----------
+    data
+        Interactions to cut.
     valid, test
         Shares of the users that are held out; ``valid=0`` gives no such part.
     history
@@ -164,6 +166,8 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
 
     Parameters
     ----------
+    data
+        Interactions to cut.
     valid
         Share of each user's pairs outside test that is taken out of train to tune on; 0 gives no
         such part. A user needs two such pairs to be in it. The history of the test part is the

@@ -257,7 +257,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtraError(
-            "a search needs optuna; install it with pip install 'equipoise[tune]', or give a grid"
+            "a search needs optuna; install it with `pip install 'equipoise[tune]'`, or pass grid="
         ) from error
     return optuna
 

@@ -425,7 +425,7 @@ class NeuralModel(Recommender):
             torch = load_torch()
         except MissingExtraError as error:
             raise MissingExtraError(
-                "neural models need torch; install it with: pip install 'equipoise[neural]'"
+                "neural models need torch; install it with `pip install 'equipoise[neural]'`"
             ) from error
         found = find_device(device)
         identity = {
