@@ -77,9 +77,15 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def processor_seconds(client: Any) -> float:
-    there = [] if client is None else client.run(time.process_time).values()
-    return time.process_time() + sum(there)
+def processor_seconds(client: Any) -> Any:
+    """Return seconds of processors, here and on all workers: all, and those in the kernel."""
+    there = [] if client is None else list(client.run(own_seconds).values())
+    return np.sum([own_seconds(), *there], axis=0)
+
+
+def own_seconds() -> tuple[float, float]:
+    used = os.times()
+    return used.user + used.system, used.system
 
 
 def task_seconds(client: Any, since: float) -> float:
@@ -133,6 +139,12 @@ class _Here:
     def submit(self, function: Any, *args: Any, pure: bool = False) -> Any:
         return function(*args)
 
+    def gather(self, found: Any) -> Any:
+        return found
+
+    def nthreads(self) -> list[int]:
+        return [1]
+
 
 def kill_soon(client: Any, seconds: float) -> threading.Timer:
     """Kill a worker process in a while; its nanny starts another one."""
@@ -167,10 +179,11 @@ class Comparison:
         found = work()
         seconds = time.perf_counter() - start
         tasks = task_seconds(client, since)
-        spent = seconds, processor_seconds(client) - before, tasks
+        used, kernel = (float(each) for each in processor_seconds(client) - before)
         there = "" if client is None else f", tasks of {tasks:.1f} s"
-        say(f"  {what}: {seconds:.1f} s, {spent[1]:.1f} s of processors{there}")
-        self.keep(what, spent)
+        work = f"{used:.1f} s of processors ({kernel:.1f} in the kernel)"
+        say(f"  {what}: {seconds:.1f} s, {work}{there}")
+        self.keep(what, (seconds, used, tasks, kernel))
         return found
 
     def keep(self, what: str, value: Any) -> None:

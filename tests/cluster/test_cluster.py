@@ -85,6 +85,22 @@ def test_positions_do_not_depend_on_parts_or_their_order(client, tmp_path):
         assert found.fingerprint == whole.fingerprint
 
 
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("samples", [1, 4, 16_384])
+def test_blocks_have_equal_shares_of_the_rows(client, tmp_path, monkeypatch, samples, text):
+    monkeypatch.setattr("equipoise.cluster.ingest.MOST_SAMPLES", samples)
+    rng = np.random.default_rng(5)
+    user = np.append(rng.zipf(1.3, 500).clip(1, 200), np.full(150, 90))  # some have many rows
+    kind = pl.String if text else pl.Int64
+    frame = pl.DataFrame({"user": pl.Series(user).cast(kind), "item": rng.integers(0, 9, 650)})
+    folder = parts(tmp_path / "data", frame, [3, 400, 401])
+    found = eq.cluster.read(folder, client=client, block_rows=50)
+    rows = frame.group_by("user").len().sort("user")["len"].to_numpy()
+    number = (np.cumsum(rows) - rows) * 13 // 650
+    wanted = np.unique(number, return_counts=True)[1]
+    np.testing.assert_array_equal(found.block_users, wanted)
+
+
 def test_empty_parts_are_counted(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300], "csv")
     (folder / "part-05.csv").write_text("")
@@ -217,6 +233,7 @@ def test_a_fit_here_has_the_same_bits(data, local):
 @pytest.mark.parametrize("tile_rows", [12, 30])
 def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, monkeypatch):
     monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 100)
+    monkeypatch.setattr("equipoise.cluster.solving.GRAM_PAIRS", 200)
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
     found = eq.cluster.fit(model, data, where="workers", dtype="float64", tile_rows=tile_rows)
     wanted = model.fit(local, dtype="float64")

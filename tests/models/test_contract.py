@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +19,13 @@ from tests.models.neural_cases import CASES as NEURAL
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise import machine
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
 from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.models import Recommender
 from equipoise.models.base import FIT_DEFAULTS
+from equipoise.models.recommendations import write_lists
 from equipoise.models.saving import build, models
 
 NORMALIZERS = [
@@ -386,6 +388,20 @@ def test_parquet_stream_holds_the_same_lists(
     written = pl.read_parquet(tmp_path / "all.parquet")
     assert written.equals(model.recommend(data, k=6).to_frame(details=True))
     assert [file.name for file in tmp_path.iterdir()] == ["all.parquet"]
+
+
+def test_threads_in_force_hold_for_every_batch_of_a_stream(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def batches() -> Iterator[pl.DataFrame]:
+        for user in range(5):
+            found.append(machine.count())
+            yield pl.DataFrame({"user": [user]})
+
+    with machine.limited(3):
+        write_lists(tmp_path / "all.parquet", batches())
+    assert found == [3] * 5
+    assert pl.read_parquet(tmp_path / "all.parquet")["user"].to_list() == list(range(5))
 
 
 def test_settings_make_the_same_model_and_tell_it_in_words(model: Recommender) -> None:

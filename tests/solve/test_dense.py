@@ -19,6 +19,7 @@ from equipoise.solve.dense import (
     Gram,
     add_outer,
     check_residual,
+    fill_gram,
     gram_times,
     invert_in_place,
     mirror,
@@ -46,6 +47,22 @@ def test_upper_triangle_is_the_weighted_gram_matrix(dense: np.ndarray) -> None:
     assert np.isnan(out[np.tril_indices(len(out), -1)]).all()
     V = np.arange(2.0 * len(out)).reshape(len(out), 2)
     np.testing.assert_allclose(gram_times(X, w, V), expected @ V, rtol=1e-7, atol=1e-12)
+
+
+def test_rows_summed_chunk_of_users_by_chunk_have_the_bits_of_the_whole(
+    rng: np.random.Generator,
+) -> None:
+    X = sp.random_array((300, 40), density=0.2, rng=rng, dtype=np.float32, format="csr")
+    X.sort_indices()
+    w = rng.random(300)
+    whole = weighted_gram(X, w, np.zeros((40, 40)))
+    for low, high in ((0, 1), (1, 17), (17, 40)):
+        sums = None
+        for chunk in ([slice(0, 7)], [slice(7, 200), slice(200, 300)]):
+            out = np.zeros((high - low, 40 - low))
+            fill_gram([(X[users], w[users]) for users in chunk], (low, high), out, sums)
+            sums = out
+        np.testing.assert_array_equal(sums, whole[low:high, low:])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

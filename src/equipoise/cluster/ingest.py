@@ -1,10 +1,10 @@
 """`read`: files or frames that workers read become blocks of users that workers hold.
 
-Each part is read and checked by a worker, with the readers of the library. Ids and their numbers
-of rows are put together in a tree; the sorted ids are cut into ranges of users with about as many
-rows each, every part is dealt to these ranges, and a range becomes a block of the matrix.
-Positions come from sorted ids and ranges from numbers of rows, so neither depends on how the rows
-were cut into parts, nor on the number of workers.
+Each part is read and checked by a worker, with the readers of the library. Ids of items are put
+together in a tree; users are cut into ranges of sorted ids with about as many rows each, every
+part is dealt to these ranges, and a range becomes a block of the matrix. Positions come from
+sorted ids and ranges from numbers of rows, so neither depends on how the rows were cut into parts,
+nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import count
-from equipoise.cluster.partitioned import Partitioned
+from equipoise.cluster.partitioned import Partitioned, total
 from equipoise.cluster.workers import connect, reduced, results, submit, task
 from equipoise.errors import DataError, EquipoiseError, MissingExtraError
 from equipoise.interactions import Interactions
@@ -57,6 +57,7 @@ from equipoise.readers.options import ReadOptions, Source, check_one_schema
 
 BLOCK_ROWS = 4_000_000  # of a block, unless there were too many
 MOST_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
+SAMPLES, MOST_SAMPLES = 512, 16_384  # users of a part, and of all, that blocks are cut by first
 AXES = ("user", "item")
 
 Floats = npt.NDArray[np.float64]
@@ -295,13 +296,9 @@ class _Ingest:
         """Deal the rows to ranges of users; return blocks, ids of items, and sizes."""
         client, options = self.client, replace(self.options, labels=None)
         names = type_names(total.types, total.type_column)
-        users, items = (
-            reduced(client, merge_ids, [submit(client, ids_of, part, axis) for part in parts])
-            for axis in AXES
-        )
+        items = reduced(client, merge_ids, [submit(client, items_of, part) for part in parts])
         rows = self.block_rows or max(BLOCK_ROWS, -(-n_rows // MOST_BLOCKS))
-        n_blocks = -(-n_rows // rows)
-        bounds = results(client, submit(client, block_bounds, users, n_blocks))
+        bounds = self._bounds(parts, n_rows, -(-n_rows // rows))
         dealt = [submit(client, deal, part, items, bounds, names) for part in parts]
         built = [
             submit(
@@ -316,7 +313,38 @@ class _Ingest:
         ]
         sizes = results(client, [submit(client, second, each) for each in built])
         blocks = [submit(client, first, each) for each in built]
-        return blocks, results(client, items)["id"].to_numpy(), np.array(sizes, np.int64)
+        return blocks, results(client, items).to_numpy(), np.array(sizes, np.int64)
+
+    def _bounds(self, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
+        """Return the first user of each block but the first; blocks have about as many rows each.
+
+        Some users tell roughly where a block begins; of the users between two of them all rows
+        are counted. So no machine ever holds the ids of all users.
+        """
+        client = self.client
+        if n_blocks == 1:
+            return pl.Series(dtype=pl.Int64)
+        some = results(client, [submit(client, some_users, part) for part in parts])
+        users = pl.concat(some).unique().sort()
+        users = users.gather_every(-(-len(users) // MOST_SAMPLES))
+        below = [submit(client, rows_below, part, users) for part in parts]
+        before = results(client, reduced(client, total, below))
+        # a block begins at the first user with so many rows before
+        wanted = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
+        after = np.searchsorted(before, wanted)
+        between = [submit(client, users_between, part, users, np.unique(after)) for part in parts]
+        near = pl.concat(results(client, between)).group_by("id").agg(pl.col("rows").sum())
+        near = near.sort("id")
+        counted = np.concatenate([[0], np.cumsum(near["rows"].to_numpy())])
+        bounds = []
+        for rows, at in zip(wanted, after.tolist(), strict=True):
+            low, high = _between(near["id"], users, at)
+            first = low + np.searchsorted(counted[low:high], rows - before[at - 1] + counted[low])
+            if first < high:
+                bounds.append(near["id"][int(first)])
+            elif at < len(users):
+                bounds.append(users[at])
+        return pl.Series(bounds, dtype=users.dtype).unique(maintain_order=True)
 
     def _of_one_kind(self, parts: list[Any], facts: list[Facts]) -> list[Any]:
         """Bring ids that are integers in some parts and text in others to one kind."""
@@ -381,33 +409,50 @@ def recast(part: Held, axis: str, kind: Any) -> Held:
     return part.with_ids(axis, pl.Series(ids.name, known, dtype=kind), codes)
 
 
-@task
-def ids_of(part: Held, axis: str) -> pl.DataFrame:
-    """Return the ids of a part and how many rows each has."""
+def _rows_of_users(part: Held) -> npt.NDArray[np.int64]:
+    """Return the rows of each user of a part."""
     assert part.codes is not None
-    ids = part.ids(axis)
-    rows = np.bincount(part.codes[axis], minlength=len(ids))
-    return pl.DataFrame({"id": ids, "rows": rows})
+    return np.bincount(part.codes["user"], minlength=len(part.ids("user")))
 
 
 @task
-def merge_ids(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    """Put ids together, sorted, and add up their rows."""
-    whole = pl.concat(frames)
-    if whole["id"].dtype != pl.Int64:
-        return whole.group_by("id").agg(pl.col("rows").sum()).sort("id")
-    codes, known = factorize(whole["id"])  # by a table, which is faster
-    rows = np.bincount(codes, whole["rows"].to_numpy()).astype(np.int64)
-    return pl.DataFrame({"id": known, "rows": rows})
+def items_of(part: Held) -> pl.Series:
+    """Return the items of a part."""
+    return part.ids("item").alias("id")
 
 
 @task
-def block_bounds(users: pl.DataFrame, n_blocks: int) -> pl.Series:
-    """Return the first user of each block but the first; blocks have about as many rows each."""
-    before = users["rows"].cum_sum().to_numpy() - users["rows"].to_numpy()
-    number = before * n_blocks // max(int(users["rows"].sum()), 1)
-    starts = np.flatnonzero(np.diff(number, prepend=0))
-    return users["id"][starts]
+def some_users(part: Held) -> pl.Series:
+    """Return users of a part, the first one and others at equal distances."""
+    users = part.ids("user").alias("id")
+    return users.gather_every(-(-len(users) // SAMPLES))
+
+
+@task
+def rows_below(part: Held, users: pl.Series) -> npt.NDArray[np.int64]:
+    """Return how many rows of a part have users below each of some."""
+    counted = np.concatenate([[0], np.cumsum(_rows_of_users(part))])
+    return counted[part.ids("user").search_sorted(users, side="left").to_numpy()]
+
+
+def _between(ids: pl.Series, users: pl.Series, at: int) -> tuple[int, int]:
+    """Return where the ids from one of some users up to the next one are, which is at `at`."""
+    low = ids.search_sorted(users[at - 1], side="left")
+    return low, ids.search_sorted(users[at], side="left") if at < len(users) else len(ids)
+
+
+@task
+def users_between(part: Held, users: pl.Series, after: npt.NDArray[np.int64]) -> pl.DataFrame:
+    """Return all users of a part just before those at some places, and how many rows each has."""
+    whole = pl.DataFrame({"id": part.ids("user"), "rows": _rows_of_users(part)})
+    spans = [_between(whole["id"], users, at) for at in after.tolist()]
+    return pl.concat([whole[low:high] for low, high in spans])
+
+
+@task
+def merge_ids(ids: list[pl.Series]) -> pl.Series:
+    """Put ids together, sorted."""
+    return pl.concat(ids).unique().sort()
 
 
 class Piece(NamedTuple):
@@ -422,14 +467,12 @@ class Piece(NamedTuple):
 
 
 @task
-def deal(
-    part: Held, items: pl.DataFrame, bounds: pl.Series, names: tuple[str, ...]
-) -> list[Piece]:
+def deal(part: Held, items: pl.Series, bounds: pl.Series, names: tuple[str, ...]) -> list[Piece]:
     """Cut the rows of a part into pieces, one for each block, in the order they come."""
     assert part.rows is not None
     assert part.codes is not None
     rows, user, item = part.rows, part.codes["user"], part.codes["item"]
-    places = items.select("id").with_row_index("place")
+    places = items.to_frame("id").with_row_index("place")
     wanted = rows.items.alias("id").to_frame()
     found = wanted.join(places, on="id", how="left", maintain_order="left")["place"]
     position = found.cast(pl.Int32).to_numpy()[item]
@@ -475,7 +518,7 @@ def second(pair: tuple[Any, Any]) -> Any:
 
 @task
 def build_block(
-    pieces: list[Piece], items: pl.DataFrame, options: ReadOptions, names: tuple[str, ...]
+    pieces: list[Piece], items: pl.Series, options: ReadOptions, names: tuple[str, ...]
 ) -> tuple[Interactions, tuple[int, int, int, int]]:
     """Make the matrix of a range of users; its items are known by position.
 
@@ -496,11 +539,11 @@ def build_block(
     if options.gap is not None and columns["times"] is not None:
         rows, user_ids = cut_sessions(rows, columns["times"], user_ids, options.gap)
     log = Log(rows, **columns)  # type: ignore[arg-type]
-    shape = (len(user_ids), items.height)
+    shape = (len(user_ids), len(items))
     made = gathered(log, shape, in_sessions(options), names, always=True)
     matrix, events, repeats = made
     if log.weights is not None:
-        check_sums(matrix, log, (user_ids, items["id"].to_numpy()))
+        check_sums(matrix, log, (user_ids, items.to_numpy()))
     returned = 0 if log.weights is None else int((log.weights < 0).sum())
     data = Interactions(matrix, user_ids, events=events)
     return data, (data.n_users, matrix.nnz, repeats, returned)

@@ -8,8 +8,7 @@ time and sends tiles where they are needed. Only the lower triangle exists, half
 from __future__ import annotations
 
 import os
-import secrets
-from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from equipoise.checks import count
 from equipoise.cluster.room import rooms
-from equipoise.cluster.spread import Spread, one_matrix
+from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import Ahead, results, submit, task
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr
@@ -31,6 +30,8 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
+GRAM_PAIRS = 64_000_000  # pairs of users and items that a worker sums over at a time
+SHARES = 8  # pieces of the Gram matrix for a worker, about as much work each
 AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
@@ -103,59 +104,63 @@ class WorkerSolver:
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
         spans = [self._span(number) for number in range(-(-self.n_items // self.rows))]
-        strips: list[Any] = [None] * len(spans)
-        # chunk after chunk: the strips are larger, and stay where they are
-        for chunk in self.spread.chunks(held_rows, user_weights):
-            strips = [
-                submit(self.client, gram_strip, strip, chunk, span)
-                for strip, span in zip(strips, spans, strict=True)
-            ]
+        pieces = self._pieces(spans)
+        sums: dict[Span, Any] = {piece: None for row in pieces for piece in row}
+        # chunk after chunk: the sums are larger, and stay where they are
+        parts = self.spread.weighed(user_weights)
+        step = max(GRAM_PAIRS * len(parts) // max(self.spread.n_pairs, 1), 1)
+        for at in range(0, len(parts), step):
+            dtype = self.dtype if at + step >= len(parts) else "float64"
+            some = parts[at : at + step]
+            for piece, before in sums.items():
+                sums[piece] = submit(self.client, gram_rows, before, some, piece, dtype)
         tiles: dict[Place, Any] = {}
-        for j, span in enumerate(spans):
+        for j, row in enumerate(pieces):
+            held = [sums.pop(piece) for piece in row]
             for i in range(j, len(spans)):
-                added = penalty[slice(*span)] if i == j else None
-                below = (spans[i][0] - span[0], spans[i][1] - span[0])
-                tiles[i, j] = submit(self.client, tile_of, strips[j], below, added, self.dtype)
-            strips[j] = None
+                added = penalty[slice(*spans[j])] if i == j else None
+                tiles[i, j] = submit(self.client, tile_of, held, row, spans[i], added)
         return tiles
+
+    def _pieces(self, spans: list[Span]) -> list[list[Span]]:
+        """Cut the rows of each tile where popular items would make a worker's share too large."""
+        counts = self.spread.item_counts().astype(np.float64)
+        work = np.cumsum(counts * np.cumsum(counts[::-1])[::-1])
+        parts = SHARES * max(len(self.client.nthreads()), 1)
+        cuts = np.searchsorted(work, np.linspace(0, work[-1], parts + 1)[1:-1]).tolist()
+        return [
+            list(pairwise(sorted({low, high, *(cut for cut in cuts if low < cut < high)})))
+            for low, high in spans
+        ]
 
     def _span(self, number: int) -> Span:
         return number * self.rows, min((number + 1) * self.rows, self.n_items)
 
 
 @task
-def held_rows(blocks: list[Csr], user_weights: Vector) -> tuple[str, Csr, Vector]:
-    """Keep rows of the matrix, the weights of their users and a name for them on a worker."""
-    return secrets.token_hex(8), one_matrix(blocks), user_weights
+def gram_rows(
+    before: Tile | None, parts: list[tuple[Csr, Vector]], span: Span, dtype: str
+) -> Tile:
+    """Add rows of X^T W X of some users, from the diagonal on, to those of earlier users.
 
-
-@lru_cache(maxsize=1)
-def _prepared(token: str) -> list[dense.GramArrays]:
-    """Return room for rows by columns too, which strips of one chunk share on a worker."""
-    return []
-
-
-@task
-def gram_strip(strip: Tile | None, chunk: tuple[str, Csr, Vector], span: Span) -> Tile:
-    """Add a strip of X^T W X of some users, from its diagonal on, to those before, in float64."""
-    token, X, user_weights = chunk
-    prepared = _prepared(token)
-    if not prepared:
-        prepared.append(dense.gram_arrays(X, user_weights))
-    out = np.zeros((span[1] - span[0], X.shape[1] - span[0]))
-    dense.fill_gram(prepared[0], span, out)
-    if strip is not None:
-        out += strip
+    They are summed in float64, whatever the type of the result.
+    """
+    out = np.zeros((span[1] - span[0], parts[0][0].shape[1] - span[0]), dtype)
+    dense.fill_gram(parts, span, out, before)
     return out
 
 
 @task
-def tile_of(strip: Tile, columns: Span, added: Vector | None, dtype: str) -> Tile:
+def tile_of(rows: list[Tile], spans: list[Span], columns: Span, added: Vector | None) -> Tile:
     """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
-    _prepared.cache_clear()
-    out = np.array(strip[:, columns[0] : columns[1]].T, dtype, order="C")
+    start = spans[0][0]
+    out = np.zeros((columns[1] - columns[0], spans[-1][1] - start), rows[0].dtype)
+    for piece, (low, high) in zip(rows, spans, strict=True):
+        first = max(low, columns[0])
+        part = piece[:, first - low : columns[1] - low]
+        out[first - columns[0] :, low - start : high - start] = part.T
     if added is not None:
-        out.flat[:: len(out) + 1] += added.astype(dtype)
+        out.flat[:: len(out) + 1] += added.astype(out.dtype)
     return out
 
 

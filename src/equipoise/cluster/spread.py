@@ -81,6 +81,11 @@ class Spread:
             for at in range(0, len(self.blocks), step)
         ]
 
+    def weighed(self, user_weights: Vector) -> list[Any]:
+        """Return each block with the weights of its users."""
+        pairs = zip(self.blocks, self._cut(user_weights), strict=True)
+        return [submit(self.client, pair, *each) for each in pairs]
+
     def roots(self, user_weights: Vector) -> list[Any]:
         """Return chunks of W^1/2 X, for `times`."""
         return self.chunks(root_of, user_weights)
@@ -95,6 +100,12 @@ class Spread:
             found = reduced(self.client, total, products)
         product: Vector = results(self.client, found)
         return product
+
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of users of each item."""
+        counts = [submit(self.client, counts_of, block) for block in self.blocks]
+        found: npt.NDArray[np.int64] = results(self.client, reduced(self.client, total, counts))
+        return found
 
     def entries(self, user_weights: Vector) -> Vector:
         """Return sums over the entries of each item, as `add_entries` makes them."""
@@ -129,9 +140,20 @@ def same(value: Any) -> Any:
     return value
 
 
+def pair(block: Csr, user_weights: Vector) -> tuple[Csr, Vector]:
+    """Keep two values together on a worker."""
+    return block, user_weights
+
+
 def matrix_of(block: Interactions) -> Csr:
     """Return the matrix of a block."""
     return block.matrix
+
+
+@task
+def counts_of(X: Csr) -> npt.NDArray[np.int64]:
+    """Return the users of each item of a block."""
+    return np.bincount(X.indices, minlength=X.shape[1])
 
 
 @task

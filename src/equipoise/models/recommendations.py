@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,9 +255,13 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
     if first is None:
         raise DataError("there is no user to recommend to; name at least one")
 
+    context = copy_context()  # polars asks on a thread of its own, which knows no limit of threads
+
     def source(*_: Any) -> Iterator[pl.DataFrame]:
-        yield first
-        yield from frames
+        frame = first
+        while frame is not None:
+            yield frame
+            frame = context.run(next, frames, None)
 
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:

@@ -9,11 +9,11 @@ thread in each of ours.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from equipoise import machine
 from equipoise.errors import SolveError
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float64]
-GramArrays = tuple[Array, Array, Array, Array, Array, Array, Vector]
 
 TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
 # The largest sizes that were seen to work on two threads, with a margin
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
+SUMS = 2  # rows of G that are summed at a time, in the second-level cache
 BLOCK = 1024  # rows of a diagonal block, which one thread factors and inverts
 LEAF = 512  # rows of a triangle that is multiplied in full
 STRIP = 2048  # rows of a product that are held beside the matrix
@@ -88,35 +88,88 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
     X has sorted indices, `out` is C-ordered. Rows are summed in float64 and each by one thread in
     a fixed order, so the result does not depend on the number of threads.
     """
-    fill_gram(gram_arrays(X, user_weights), (0, X.shape[1]), out)
+    fill_gram([(X, user_weights)], (0, X.shape[1]), out)
     return out
 
 
-def gram_arrays(X: Csr, user_weights: Vector) -> GramArrays:
-    """Return X by rows and by columns, as `fill_gram` works on it."""
-    # CSC whose values are the places of the same entries in CSR: from there on, user u's row
-    # holds just the items j >= i
-    place: Any = sp.csr_array((np.arange(X.nnz), X.indices, X.indptr), X.shape).tocsc()
-    return (
-        X.indptr.astype(np.int64, copy=False),
-        X.indices.astype(np.int32, copy=False),
-        X.data.astype(np.float64, copy=False),
-        place.indptr.astype(np.int64, copy=False),
-        place.indices.astype(np.int32, copy=False),
-        place.data.astype(np.int64, copy=False),
-        np.ascontiguousarray(user_weights, np.float64),
-    )
+def fill_gram(
+    parts: Sequence[tuple[Csr, Vector]], span: Span, out: Array, before: Array | None = None
+) -> None:
+    """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first.
+
+    Parameters
+    ----------
+    parts
+        Rows of X and the weights of their users, in the order of the users.
+    span
+        Rows of G.
+    out
+        C-ordered.
+    before
+        Sums of earlier users, shaped like `out`.
+    """
+    n_rows, width = span[1] - span[0], out.shape[1]
+    prepared = [_gram_arrays(X, weights, span) for X, weights in parts]
+
+    def fill(stripe: int) -> None:
+        sums = np.empty((SUMS, width))
+        for first in range(stripe * SUMS, n_rows, stripes * SUMS):
+            rows = slice(first, min(first + SUMS, n_rows))
+            some = sums[: rows.stop - first]
+            some[:] = 0.0 if before is None else before[rows]
+            for arrays in prepared:
+                _add_rows(*arrays, span[0], first, some)
+            _put_rows(some, first, out)
+
+    stripes = min(STRIPES * machine.count(), -(-n_rows // SUMS))
+    machine.run(fill, stripes)
 
 
-def fill_gram(arrays: GramArrays, span: Span, out: Array) -> None:
-    """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first."""
-    low, high = span
-    stripes = min(STRIPES * machine.count(), high - low)
-    machine.run(lambda stripe: _fill_rows(*arrays, low, high, stripe, stripes, out), stripes)
+def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
+    """Return X by rows, and by columns where the span has them."""
+    indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
+    values = X.data.astype(np.float64, copy=False)
+    weights = np.ascontiguousarray(user_weights, np.float64)
+    return indptr, indices, values, *_columns(indptr, indices, *span), weights
 
 
 @compiled
-def _fill_rows(
+def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, Any]:
+    """Return where each column of a span starts, and the user and place of each of its entries.
+
+    Users ascend. From an entry's place on, its user's row holds just the items j >= i.
+    """
+    n_users = indptr.size - 1
+    first = np.empty(n_users, np.int64)
+    starts = np.zeros(high - low + 1, np.int64)
+    for user in range(n_users):
+        place, stop = indptr[user], indptr[user + 1]
+        while place < stop:  # binary search of the first item of the span
+            middle = (place + stop) // 2
+            if indices[middle] < low:
+                place = middle + 1
+            else:
+                stop = middle
+        first[user] = place
+        while place < indptr[user + 1] and indices[place] < high:
+            starts[indices[place] - low + 1] += 1
+            place += 1
+    for column in range(high - low):
+        starts[column + 1] += starts[column]
+    free = starts[:-1].copy()
+    users, places = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int64)
+    for user in range(n_users):
+        place = first[user]
+        while place < indptr[user + 1] and indices[place] < high:
+            column = indices[place] - low
+            users[free[column]], places[free[column]] = user, place
+            free[column] += 1
+            place += 1
+    return starts, users, places
+
+
+@compiled
+def _add_rows(
     indptr: Any,
     indices: Any,
     values: Any,
@@ -125,24 +178,26 @@ def _fill_rows(
     column_place: Any,
     weights: Any,
     low: int,
-    high: int,
     first: int,
-    step: int,
-    out: Any,
+    sums: Any,
 ) -> None:
-    """Fill the rows low + first, low + first + step, ... from their diagonal on."""
-    n_items = column_start.size - 1
-    row = np.empty(n_items, np.float64)
-    for i in range(low + first, high, step):
-        row[i:] = 0.0
-        for entry in range(column_start[i], column_start[i + 1]):
+    """Add rows of a span, from `first` on, to sums of earlier users."""
+    for i in range(len(sums)):
+        row = sums[i]
+        for entry in range(column_start[first + i], column_start[first + i + 1]):
             user = column_user[entry]
             start = column_place[entry]
             weight = weights[user] * values[start]
             for place in range(start, indptr[user + 1]):
-                row[indices[place]] += weight * values[place]
-        for j in range(i, n_items):
-            out[i - low, j - low] = row[j]
+                row[indices[place] - low] += weight * values[place]
+
+
+@compiled
+def _put_rows(sums: Any, first: int, out: Any) -> None:
+    """Write rows from their diagonal on."""
+    for i in range(first, first + len(sums)):
+        for j in range(i, out.shape[1]):
+            out[i, j] = sums[i - first, j]
 
 
 def gram_times(X: Csr, user_weights: Vector, right: Array) -> Vector:
