@@ -253,8 +253,8 @@ def fill(name: str, seed: int, args: argparse.Namespace) -> None:
     made(name, seed, args)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parser_of(text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
     parser.add_argument("--cache", type=Path, required=True, help="finished solves are kept here")
     parser.add_argument("--items", type=int, default=ITEMS, help="most used items that are kept")
@@ -262,20 +262,35 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=SPLITS, help="of sets with few users")
     parser.add_argument("--device", default="cpu", help="where the grids are solved")
     parser.add_argument("--threads", type=int, help="of each of them")
-    parser.add_argument("--jobs", type=int, help="only fill the cache, so many at a time")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("equipoise").setLevel(logging.WARNING)
-    args.cache.mkdir(parents=True, exist_ok=True)
+    return parser
+
+
+def tasks_of(args: argparse.Namespace) -> list[tuple[str, int, argparse.Namespace]]:
     tasks = []
     for name in args.only or sources(args.data):
         few = cut(args.data, name, args.items).n_users < SEVERAL
         tasks += [(name, seed, args) for seed in range(args.splits if few else 1)]
+    return tasks
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Return every split of every set with its grid, from the cache where it is there."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("equipoise").setLevel(logging.WARNING)
+    args.cache.mkdir(parents=True, exist_ok=True)
+    return [made(*task) for task in tasks_of(args)]
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--jobs", type=int, help="only fill the cache, so many at a time")
+    args = parser.parse_args()
     if args.jobs:
+        args.cache.mkdir(parents=True, exist_ok=True)
         with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-            pool.starmap(fill, tasks, chunksize=1)
+            pool.starmap(fill, tasks_of(args), chunksize=1)
         return
-    cases = [made(*task) for task in tasks]
+    cases = cases_of(args)
     worth = gains(cases)
     print("constants fitted to all:", best_choice(worth))
     found = table(cases, worth)

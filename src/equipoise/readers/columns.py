@@ -478,12 +478,13 @@ def formed(text: pl.Series, form: str) -> Floats:
 def _digits(values: Floats, bad: BadRows) -> str | None:
     """Return the form of dates written as one number, or None where the numbers are none."""
     usable = values if bad.mask is None else values[~bad.mask]
-    usable = usable[np.isfinite(usable)]
-    if not len(usable) or (usable != np.floor(usable)).any():
-        return None
-    least, most = usable.min(), usable.max()
+    finite = np.isfinite(usable)
+    usable = usable if finite.all() else usable[finite]
     for form, size in (("%Y%m%d", 1), ("%Y%m%d%H%M", 10_000), ("%Y%m%d%H%M%S", 1_000_000)):
-        if 19700101 * size <= least and most < 21000101 * size:
+        low, high = 19700101 * size, 21000101 * size
+        if not (len(usable) and low <= usable[0] < high):  # most often the first one tells
+            continue
+        if low <= usable.min() and usable.max() < high and (usable == np.floor(usable)).all():
             return form
     return None
 

@@ -38,8 +38,9 @@ DUAL_ITEMS_PER_USER = 4
 DUAL_SPEED = {"float32": 0.5, "float64": 1.0}  # its system is in float64 either way
 NEIGHBOURS = 200  # where neither a number nor a budget says how many
 NEAR_SPEED = 0.3  # of the dense engine's rate, with so many operations for
-LOOKUP = 22  # an entry that is looked up, and
-PAIR = 300  # a pair of items of a user of average length: long histories count more
+LOOKUP = 70  # an entry that is looked up,
+PAIR = 2700  # a pair of items of a user of average length (long histories count more), and
+CHECK = 32_000  # an interaction in the exact columns of the audit
 ROUNDS = 10  # of conjugate gradients
 SPARSE = 8  # a product with an interaction
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
@@ -181,7 +182,7 @@ def neighbourhood_cost(
     checking = columns + n * neighbours + 4 * size.n_interactions + 8 * 48 * n * min(threads, 2)
     work = max(solving, turning, checking, columns + size.companion_bytes)
     each = 0.0 if on_card else 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * kept
-    pairs = PAIR * size.n_interactions**2 / size.n_users
+    pairs = PAIR * size.n_interactions**2 / size.n_users + CHECK * size.n_interactions
     return Cost(
         peak_bytes=work + size.data_bytes,
         speed=NEAR_SPEED,
