@@ -432,7 +432,7 @@ def some_users(part: Held) -> pl.Series:
 def rows_below(part: Held, users: pl.Series) -> npt.NDArray[np.int64]:
     """Return how many rows of a part have users below each of some."""
     counted = np.concatenate([[0], np.cumsum(_rows_of_users(part))])
-    return counted[part.ids("user").search_sorted(users, side="left").to_numpy()]
+    return np.asarray(counted[part.ids("user").search_sorted(users, side="left").to_numpy()])
 
 
 def _between(ids: pl.Series, users: pl.Series, at: int) -> tuple[int, int]:

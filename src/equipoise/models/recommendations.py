@@ -258,7 +258,7 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
     context = copy_context()  # polars asks on a thread of its own, which knows no limit of threads
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
-        frame = first
+        frame: pl.DataFrame | None = first
         while frame is not None:
             yield frame
             frame = context.run(next, frames, None)

@@ -125,12 +125,14 @@ def fill_gram(
     machine.run(fill, stripes)
 
 
-def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
+def _gram_arrays(
+    X: Csr, user_weights: Vector, span: Span
+) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
     """Return X by rows, and by columns where the span has them."""
     indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
-    values = X.data.astype(np.float64, copy=False)
     weights = np.ascontiguousarray(user_weights, np.float64)
-    return indptr, indices, values, *_columns(indptr, indices, *span), weights
+    # values as they are: a product with a weight is float64 in any case
+    return indptr, indices, X.data, *_columns(indptr, indices, *span), weights
 
 
 @compiled
