@@ -3,6 +3,8 @@
 # the same folders on all of them.
 #   sh examples/cluster/ssh.sh host1 host2 host3
 #   equipoise fit events/ model --cluster tcp://$(hostname):8786
-# Ends with Ctrl-C. Needs `pip install paramiko`. Not tried here: there was one machine.
-export POLARS_MAX_THREADS=4 OPENBLAS_NUM_THREADS=4
-exec dask ssh --scheduler "$(hostname)" --nthreads 4 --remote-python "$(command -v python)" "$@"
+# Ends with Ctrl-C. Needs `pip install paramiko`, and keys that need no password.
+threads=${THREADS:-4}
+# ssh does not hand the environment on
+python="env POLARS_MAX_THREADS=$threads OPENBLAS_NUM_THREADS=$threads $(command -v python)"
+exec dask ssh --scheduler "$(hostname)" --nthreads "$threads" --remote-python "$python" "$@"

@@ -24,7 +24,7 @@ def client() -> Iterator[Any]:
             env={"POLARS_MAX_THREADS": "1"},
             silence_logs="CRITICAL",
         )
-        made = distributed.Client(cluster)
+        made = distributed.Client(cluster, set_as_default=False)  # as one by an address is
     yield made
     for each in (made, *workers._clients.values()):
         each.close()

@@ -151,7 +151,7 @@ class Ahead:
         wait: Any = wait_for
         self._under_way.add(future)
         if len(self._under_way) >= self._room:
-            with watched(self.client):
+            with watched(self.client), self.client.as_current():  # `wait` knows no other way
                 self._under_way = set(
                     wait(self._under_way, return_when="FIRST_COMPLETED").not_done
                 )
