@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -50,13 +51,17 @@ class Client:
         tenant: str | None = None,
         timeout: float = 30.0,
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise SettingError(f"url has no port that a service can have: {url!r}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SettingError(f"url must look like http://127.0.0.1:8000, got {url!r}")
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
-        self._connection = kind(parts.hostname, parts.port, timeout=timeout)
+        self._connection = kind(parts.hostname, port, timeout=timeout)
         self._root = parts.path.rstrip("/") + ("/v1" if tenant is None else f"/v1/t/{tenant}")
         self._token, self._model = token, model
         self.url = url
@@ -141,9 +146,12 @@ class Client:
     def add(self, events: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Send events with `user`, `item` and perhaps `id`, `type`, `weight`, `time`, `mark`.
 
-        Once this returns they are on disk, and count for the next list.
+        Once this returns they are on disk, and count for the next list. An event without an id
+        gets one here, so that none counts twice where it has to be sent again.
         """
-        given = [dict(events)] if isinstance(events, Mapping) else [dict(each) for each in events]
+        start = secrets.token_hex(12)
+        listed = [events] if isinstance(events, Mapping) else events
+        given = [{"id": f"{start}-{at:06d}", **each} for at, each in enumerate(listed)]
         return self._ask("POST", "/events", {"events": given})
 
     def forget(self, user: Any) -> int:

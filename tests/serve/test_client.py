@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,21 @@ def test_events_attributes_and_forgetting(service: Process) -> None:
         assert client.recommend(["c"]).source == ["popular"]
 
 
+def test_events_that_are_sent_again_count_once(
+    service: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with service.client() as client:
+        send = client._exchange
+
+        def twice(*given: Any) -> Any:
+            send(*given)  # its answer is lost
+            return send(*given)
+
+        monkeypatch.setattr(client, "_exchange", twice)
+        found = client.add([{"user": "again", "item": 3}, {"user": "again", "item": 13}])
+        assert (found["accepted"], found["duplicates"]) == (0, 2)
+
+
 def test_errors_are_those_of_the_model(service: Process) -> None:
     with service.client() as client:
         with pytest.raises(eq.UnknownIdError, match="unknown item 'none'"):
@@ -62,3 +78,5 @@ def test_errors_are_those_of_the_model(service: Process) -> None:
         eq.Client("http://127.0.0.1:9").summary()
     with pytest.raises(eq.SettingError, match="url must look like"):
         eq.Client("ftp://shop")
+    with pytest.raises(eq.SettingError, match="no port"):
+        eq.Client("http://127.0.0.1:80000")
