@@ -268,6 +268,7 @@ def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
         ({"batch_size": 0}, SettingError, "batch_size must be"),
         ({"bootstrap": -1}, SettingError, "bootstrap must be"),
         ({"bootstrap": 1.5}, SettingError, "bootstrap must be"),
+        ({"seed": None}, SettingError, "seed must be an integer >= 0"),
         ({"threads": 0}, SettingError, "threads must be"),
     ],
     ids=str,

@@ -40,7 +40,7 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
 ) -> None:
     ours = eq.evaluate(model, split.test, k=[5, 20], bootstrap=50)
     shuffled = lists.sample(fraction=1.0, shuffle=True, seed=1)
-    lists.write_csv(tmp_path / "lists.csv")
+    lists.write_csv(tmp_path / "lists [1].csv")
     lists.write_ndjson(tmp_path / "lists.jsonl")
     lists.write_parquet(tmp_path / "lists.parquet")
     text = shuffled.with_columns(pl.col("item").cast(pl.String)).drop("score")
@@ -51,7 +51,7 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
         text,
         named,
         pd.DataFrame(lists.to_dict(as_series=False)),
-        tmp_path / "lists.csv",
+        tmp_path / "lists [1].csv",
         str(tmp_path / "lists.jsonl"),
         tmp_path / "lists.parquet",
     ):
@@ -124,6 +124,14 @@ def test_tables_that_are_no_lists_are_refused(
 ) -> None:
     with pytest.raises(EquipoiseError, match=message):
         eq.evaluate(change(lists), split.test)
+
+
+@pytest.mark.parametrize("how", [{"alpha": 0.5}, {"rules": eq.Rules(seen="include")}])
+def test_lists_cannot_be_made_in_another_way(
+    split: eq.Split, lists: pl.DataFrame, how: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingError, match="lists are evaluated as given"):
+        eq.evaluate(lists, split.test, **how)
 
 
 def test_evaluate_takes_rules_and_the_dial(split: eq.Split, model: eq.EASE) -> None:

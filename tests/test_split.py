@@ -249,6 +249,7 @@ BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("strong", {"valid": 0.5, "test": 0.5}, "must sum to less than 1, got 0.5 \\+ 0.5"),
     ("strong", {"history": 0}, "history must be > 0 and < 1, got 0"),
     ("strong", {"history": 1}, "history must be > 0 and < 1, got 1"),
+    ("strong", {"history": "0.8"}, "history must be > 0 and < 1, got '0.8'"),
     ("strong", {"order": "size"}, "order must be 'random' or 'time', got 'size'"),
     ("strong", {"seed": -1}, "seed must be an integer >= 0"),
     ("weak", {"test": 1.5}, "test must be"),
@@ -259,6 +260,7 @@ BAD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("time_cut", {"test": 0}, "test must be"),
     ("time_cut", {"test_from": "soon"}, "test_from must be an ISO date or time, got 'soon'"),
     ("time_cut", {"test_from": float("inf")}, "test_from must be finite"),
+    ("time_cut", {"test_from": [5]}, "test_from must be a number"),
     ("time_cut", {"test_from": 5, "valid_from": 5}, "valid must begin before test"),
 ]
 TOO_SMALL: list[tuple[str, tuple[int, int], dict[str, Any], str]] = [

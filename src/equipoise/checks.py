@@ -102,7 +102,7 @@ def period(name: str, value: Any) -> float:
             raise SettingError(f"{name} must be seconds or text such as '30m', got {value!r}")
         seconds = float(match[1]) * UNITS[match[2]]
     else:
-        seconds = float(value)
+        seconds = number(name, value)
     if not 0 < seconds < math.inf:
         raise SettingError(f"{name} must be a positive time, got {value!r}")
     return seconds
@@ -123,6 +123,4 @@ def moment(name: str, value: Moment) -> float:
         value = datetime(value.year, value.month, value.day)
     if isinstance(value, datetime):
         value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if not math.isfinite(value):
-        raise SettingError(f"{name} must be finite, got {value}")
-    return float(value)
+    return number(name, value)

@@ -42,7 +42,7 @@ class FileFormatError(DataError):
 
 
 class FetchError(EquipoiseError, OSError):
-    """A data set that could not be fetched."""
+    """A data set that could not be fetched, or a service that refuses or does not answer."""
 
 
 class MissingExtraError(EquipoiseError, ImportError):

@@ -20,7 +20,7 @@ from equipoise.models import Recommender
 from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
 from equipoise.ranking.ranker import Ranked
 from equipoise.results import Result
-from equipoise.split.parts import Part
+from equipoise.split.parts import Part, check_share
 
 PROTOCOLS = {"user": "leave-one-out", "items": "leave-items-out"}
 
@@ -80,8 +80,8 @@ def leave_one_out(
     """
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)
-    drawn = left_out_part(model.data_, users, history, seed) if part is None else part
-    shown, hidden = drawn if isinstance(drawn, tuple) else (drawn.history, drawn.target)
+    sample = left_out_part(model.data_, users, history, seed) if part is None else part
+    shown, hidden = sample if isinstance(sample, tuple) else (sample.history, sample.target)
     given = GivenPart(shown, hidden, PROTOCOLS[leave], "train")
     return evaluate(
         left_out,
@@ -116,8 +116,7 @@ class LeftOut:
 def left_out_part(data: Interactions, users: int, history: float, seed: int) -> GivenPart:
     """Draw users with at least two items, and what of theirs is shown and what is to be found."""
     count("users", users)
-    if not 0 < history < 1:
-        raise SettingError(f"history must be > 0 and < 1, got {history}")
+    check_share("history", history, zero=False)
     if not (data.user_counts >= 2).any():
         raise DataError(
             "no user has two items, one to show and one to find, which leave-one-out needs; fit "

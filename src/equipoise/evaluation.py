@@ -171,6 +171,8 @@ def evaluate(
     count("bootstrap", bootstrap, 0)
     wanted = look_up(metrics, groups or ())
     if not hasattr(model, "settings"):
+        if rules is not None or alpha is not None:
+            raise SettingError("rules and alpha are for models; lists are evaluated as given")
         name = name or "lists"
         model = GivenLists(model, given, train, exclude_seen)
         wanted = model.measurable(wanted, chosen=metrics is not None)
@@ -409,7 +411,6 @@ class ListMetrics:
     ) -> None:
         self._given_active = active
         self.history, self.target, self.counts, self.wanted = history, target, counts, wanted
-        self.protocol = protocol
         self.recall_form = recall_form(protocol)
         self.bases = {named.base for named, _ in wanted}
         self.ks = sorted({k for _, k in wanted})
@@ -427,7 +428,8 @@ class ListMetrics:
         for named, _ in wanted:
             group = out.groups.get(named.slice)
             if group is not None and not group[part.target.matrix.indices].any():
-                raise DataError(f"no target of the {part.name} part is in the {named.slice}")
+                where = f"no target of the {part.name} part is in the {named.slice}"
+                raise DataError(f"{where}; choose another metric")
         return out
 
     def measure(self, lists: Lists) -> dict[str, float]:
@@ -617,7 +619,8 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
         vectors = vectors.with_items(items, unknown="skip").matrix.T
     units = formulas.unit_rows(vectors)
     if units.shape[0] != len(items):
-        raise DataError(f"item_vectors has {units.shape[0]} rows for {len(items)} items")
+        sizes = f"{units.shape[0]} rows for {len(items)} items"
+        raise DataError(f"item_vectors has {sizes}; give one each")
     return units
 
 

@@ -116,7 +116,7 @@ class Events:
     def check_shape(self, n_users: int, n_items: int) -> None:
         """Refuse events that do not fit a matrix of this shape."""
         if len(self) != n_users:
-            raise DataError(f"events has {len(self)} rows for {n_users} users")
+            raise DataError(f"events has {len(self)} rows for {n_users} users; give one each")
         if len(self.items) and (self.items.min() < 0 or self.items.max() >= n_items):
             raise DataError(f"events must name items by positions from 0 to {n_items - 1}")
 

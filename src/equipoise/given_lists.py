@@ -16,6 +16,7 @@ import polars as pl
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ids import IdIndex, some
 from equipoise.interactions import Interactions
+from equipoise.matrix import cell_keys, in_ascending, segments
 from equipoise.metrics import ITEM_SLICES, Named
 from equipoise.ranking.ranker import Ranked
 from equipoise.readers.columns import spelled_like
@@ -33,8 +34,8 @@ class GivenLists:
     Parameters
     ----------
     source
-        A frame, or the path of a CSV, JSON lines or Parquet file: user, item, and rank (1 is the
-        first) or score (the highest is the first).
+        A frame, or the path of a CSV, TSV, JSON lines or Parquet file: user, item, and rank (1 is
+        the first) or score (the highest is the first).
     part
         What the lists are for; users without a list are evaluated on an empty one.
     train
@@ -61,11 +62,13 @@ class GivenLists:
                 "part; give the lists of the users to be evaluated"
             )
         history = part.history.with_items(self.item_index_).matrix
-        seen = _is_stored(history, np.maximum(user, 0), item) & (user >= 0)
+        cells = np.maximum(user, 0) * len(self.item_index_) + item
+        seen = in_ascending(cells, cell_keys(history)) & (user >= 0)
         kept = (user >= 0) & ~(seen & bool(exclude_seen))
         self.hides_seen = not seen[kept].any()
         # frames are in the order of the lists already
         self._pairs = pl.DataFrame({"user": user[kept], "item": item[kept]})
+        self._starts = np.searchsorted(user[kept], np.arange(len(self._users) + 1))
         bare = len(self._users) - self._pairs["user"].n_unique()
         if bare:
             logger.warning("%d of %d users have no list: all is missed", bare, len(self._users))
@@ -88,14 +91,13 @@ class GivenLists:
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
         """Return the first k items of each user's list."""
         ranked = Ranked.empty(history.n_users, k, np.dtype(np.float32))
-        row = np.full(len(self._users), -1, np.int64)
-        row[self._users.positions(history.users)] = np.arange(history.n_users)
-        user, item = (self._pairs[name].to_numpy() for name in ("user", "item"))
-        place = np.arange(len(user)) - np.searchsorted(user, user)
-        here = (row[user] >= 0) & (place < k)
-        ranked.items[row[user[here]], place[here]] = item[here]
-        ranked.scores[row[user[here]], place[here]] = -place[here]
-        ranked.lengths[:] = (ranked.items >= 0).sum(axis=1)
+        users = self._users.positions(history.users)
+        ranked.lengths[:] = np.minimum(np.diff(self._starts)[users], k)
+        places, offsets = segments(self._starts[users], ranked.lengths)
+        row = np.repeat(np.arange(len(users)), ranked.lengths)
+        rank = np.arange(len(places)) - offsets[row]
+        ranked.items[row, rank] = self._pairs["item"].to_numpy()[places]
+        ranked.scores[row, rank] = -rank
         return ranked
 
     def settings(self) -> dict[str, Any]:
@@ -156,10 +158,10 @@ def _frame(source: Any) -> tuple[str, pl.DataFrame]:
         return "the lists", opened.loader(list(opened.columns), []).frame
     path = Path(source)
     readers: dict[str, Any] = {
-        ".csv": lambda: pl.read_csv(path, infer_schema=False),
-        ".tsv": lambda: pl.read_csv(path, infer_schema=False, separator="\t"),
+        ".csv": lambda: pl.read_csv(path, infer_schema=False, glob=False),
+        ".tsv": lambda: pl.read_csv(path, infer_schema=False, separator="\t", glob=False),
         ".jsonl": lambda: pl.read_ndjson(path),
-        ".parquet": lambda: pl.read_parquet(path),
+        ".parquet": lambda: pl.read_parquet(path, glob=False),
     }
     if path.suffix not in readers:
         raise SettingError(f"lists are read from {', '.join(readers)}, got {path}")
@@ -208,11 +210,3 @@ def _as_numbers(column: pl.Series, name: str) -> pl.Series:
     if numbers.null_count() or numbers.is_nan().any():
         raise DataError(f"{name}: the column {column.name!r} must hold numbers alone")
     return numbers
-
-
-def _is_stored(
-    matrix: Any, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """Whether a matrix has an entry at each of these places."""
-    keys = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)) * matrix.shape[1]
-    return np.isin(rows * matrix.shape[1] + columns, keys + matrix.indices)

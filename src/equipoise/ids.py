@@ -176,7 +176,7 @@ class IdIndex:
             raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
         found = self.positions(wanted, unknown="skip")
         if found[0] < 0:
-            # an error may be shown to anyone, and ids of users are nobody else's business
+            # ids of users are private, and whoever asks may be shown the error
             hint = f"known are {some(self.values)}" if self.axis == "item" else CHECK
             raise UnknownIdError(self._not_found([wanted], found, hint))
         return int(found[0])

@@ -691,9 +691,9 @@ def _stored_events(stored: Stored, meta: Fields, prefix: str, n_users: int) -> E
     size = (int(offsets[-1]),)
     items = np.array(stored.array(f"{prefix}events", size, "i"))
     columns: dict[str, Any] = {}
-    for name, read in (("times", stored.finite), ("weights", stored.finite)):
+    for name in ("times", "weights"):
         if f"{prefix}event_{name}" in stored.arrays:
-            columns[name] = np.array(read(f"{prefix}event_{name}", size))
+            columns[name] = np.array(stored.finite(f"{prefix}event_{name}", size))
     if f"{prefix}event_types" in stored.arrays:
         columns["types"] = np.array(stored.array(f"{prefix}event_types", size, "i", sizes=(2,)))
     names = tuple(meta.texts("event_types")) if "event_types" in meta else ()

@@ -50,8 +50,8 @@ def dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) ->
     last = np.full(len(times) + 1, -1)
     last[place] = np.arange(len(place))
     found = np.full(len(place), np.inf)
-    dated = last[:-1][last[:-1] >= 0]
-    found[dated] = times[place[dated]]
+    latest = last[:-1][last[:-1] >= 0]
+    found[latest] = times[place[latest]]
     for start, stop in pairwise(events.offsets.tolist()):
         found[start:stop] = np.minimum.accumulate(found[start:stop][::-1])[::-1]
     if not np.isfinite(found).all():

@@ -128,7 +128,7 @@ def frontier(
     if len(names) < 2:
         raise SettingError(
             f"a frontier is between two objectives, and the search had {', '.join(names)} alone; "
-            f"tune with objectives=[...]"
+            "tune with objectives=[...]"
         )
     across, up = names[:2]
     axes = _axes(ax)

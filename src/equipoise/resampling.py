@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.interactions import generator
 from equipoise.metrics import Floats
 
 BLOCK = 1 << 21  # cells of the weight matrix made at a time, 16 MB
@@ -44,7 +45,7 @@ def bootstrap_interval(
 
 def _draws(n_users: int, resamples: int, seed: int) -> Iterator[Floats]:
     """How often each user is drawn, a row per resample, some rows at a time."""
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     step = max(1, BLOCK // n_users)
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
@@ -65,7 +66,7 @@ def sign_flip_test(difference: npt.ArrayLike, resamples: int, seed: int) -> floa
     if not len(values):
         return 1.0
     observed = abs(float(values.sum()))
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     width = -(-len(values) // 8)
     padded = np.pad(values, (0, 8 * width - len(values)))
     step = max(1, BLOCK // len(padded))

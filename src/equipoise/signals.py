@@ -20,7 +20,7 @@ from equipoise.checks import Moment, choice, fraction, moment, number, period
 from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
 from equipoise.interactions import Interactions
-from equipoise.matrix import Csr
+from equipoise.matrix import Csr, entry_rows
 from equipoise.pairs import ROUNDING
 
 Transform = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
@@ -150,9 +150,9 @@ class Signals:
         if self.transform == "log1p":
             size = np.log1p(size)
         elif background is not None:
-            lengths = np.bincount(_rows(matrix), size, minlength=matrix.shape[0])
+            lengths = np.bincount(entry_rows(matrix), size, minlength=matrix.shape[0])
             relative = lengths / background.mean_length if background.mean_length else lengths
-            scale = SATURATION * (1 - LENGTH + LENGTH * relative)[_rows(matrix)]
+            scale = SATURATION * (1 - LENGTH + LENGTH * relative)[entry_rows(matrix)]
             size = background.rarity[matrix.indices] * size * (SATURATION + 1) / (size + scale)
         values = np.copysign(np.maximum(size, LEAST), matrix.data)
         return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
@@ -252,7 +252,3 @@ class Signals:
                 if kind not in events.type_names:
                     known = ", ".join(events.type_names)
                     raise DataError(f"no event is of kind {kind!r}; there are {known}")
-
-
-def _rows(matrix: Csr) -> npt.NDArray[np.int64]:
-    return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))

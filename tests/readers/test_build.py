@@ -114,6 +114,14 @@ def test_labels_are_aligned_to_the_items():
     assert "1 repeated labels ignored, the first kept" in data.notes
 
 
+def test_a_column_of_labels_may_be_called_item():
+    titles = {"code": [10, 20], "item": ["Ten", "Two"]}
+    shop = {"user": ["b", "a", "b"], "code": [20, 10, 10]}
+    data = eq.read(shop, item="code", labels=pd.DataFrame(titles))
+    assert data.labels.columns == ["item"]
+    assert data.label(20) == "Two"
+
+
 def test_items_without_labels_have_nulls_and_a_note(tmp_path):
     path = tmp_path / "titles.csv"
     path.write_text("item,name\n10,Ten\n")
@@ -140,6 +148,7 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
             id="gap without times",
         ),
         pytest.param(lambda: period("gap", 0), SettingError, "gap must be", id="gap of zero"),
+        pytest.param(lambda: period("gap", None), SettingError, "gap must be", id="no gap"),
         pytest.param(lambda: period("gap", -1), SettingError, "gap must be", id="negative gap"),
         pytest.param(lambda: period("gap", "30"), SettingError, "gap must be", id="text, no unit"),
         pytest.param(

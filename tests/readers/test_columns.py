@@ -112,6 +112,15 @@ def test_the_time_unit_that_is_given_holds_for_all_times():
     assert times(["2023-11-14", "2023-11-15"], time_unit="ms") == [1_699_920_000, 1_700_006_400]
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"time": True}, {"rating": True}, {"weight": False}, {"user": False}, {"item": True}]
+)
+def test_a_flag_is_no_column(wrong):
+    frame = pl.DataFrame({"user": [1, 2], "item": [1, 2], "time": [3, 4]})
+    with pytest.raises(SettingError, match="must be a column's name or position, got"):
+        eq.read(frame, **wrong)
+
+
 def test_a_time_unit_that_is_unknown_or_has_no_use_is_refused():
     with pytest.raises(SettingError, match="time_unit must be one of s, ms, us, ns"):
         times([1, 2], time_unit="minutes")

@@ -213,6 +213,15 @@ def test_a_saved_directory_is_read_again(tmp_path, toy):
     assert eq.read(tmp_path / "saved").fingerprint == toy.fingerprint
     with pytest.raises(SettingError, match="min_rating= does not apply to saved interactions"):
         eq.read(tmp_path / "saved", min_rating=3)
+    with pytest.raises(SettingError, match="users= does not apply to saved interactions"):
+        eq.read(tmp_path / "saved", users=range(toy.n_users))
+
+
+def test_carriage_returns_within_a_line_leave_it_ragged(tmp_path):
+    path = tmp_path / "events.csv"
+    path.write_bytes(b"user,item\nann,tea\nbob,tea\rcy,milk\n")
+    with pytest.raises(DataError, match="line 3: the record has 3 fields where 2 are expected"):
+        eq.read(path)
 
 
 def test_the_order_of_rows_does_not_matter(tmp_path):

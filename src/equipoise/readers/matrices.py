@@ -57,7 +57,7 @@ def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
         return np.arange(size, dtype=np.int64)
     ids = as_ids(given if isinstance(given, np.ndarray) else as_list(given), axis)
     if len(ids) != size:
-        raise DataError(f"{axis}s= has {len(ids):,} ids for {size:,} {axis}s of the matrix")
+        raise DataError(f"{axis}s= has {len(ids):,} ids for {size:,} {axis}s; give one each")
     return ids
 
 
@@ -170,9 +170,9 @@ def _sessions(
 ) -> Interactions:
     """Session s is ``items[offsets[s]:offsets[s + 1]]``; the sessions are numbered from 0."""
     items, offsets = arrays["items"], arrays["offsets"]
-    lengths = np.diff(offsets)
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise DataError(f"{path}: offsets must be whole numbers, one more than sessions")
+    lengths = np.diff(offsets.astype(np.int64))  # of unsigned numbers none would be negative
     if offsets[0] != 0 or offsets[-1] != len(items) or (lengths < 0).any():
         raise DataError(f"{path}: offsets must rise from 0 to the number of items, {len(items):,}")
     empty = np.flatnonzero(lengths == 0)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import number
 from equipoise.errors import DataError, SettingError
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,12 @@ class ReadOptions:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-        if self.min_rating is not None and not np.isfinite(self.min_rating):
-            raise SettingError(f"min_rating must be a finite number, got {self.min_rating}")
+        if self.min_rating is not None:
+            number("min_rating", self.min_rating)
+        for name in ("user", "item", "time", "rating", "weight", "session", "title"):
+            value = getattr(self, name)  # True and False would be taken as positions 1 and 0
+            if value is True or (value is False and name not in ("time", "rating")):
+                raise SettingError(f"{name} must be a column's name or position, got {value}")
         for name, column in NEEDED_BY.items():
             if getattr(self, name) is not None and getattr(self, column) is False:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")

@@ -64,8 +64,9 @@ def from_research(path: Path, options: ReadOptions) -> Interactions | None:
         options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
         whole = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
         others = ", ".join(name for name in whole if name != "train")
-        notes = [f"train part of a {kind} folder; readers.read_{kind} gives {others} too"]
         train = whole["train"]
+        said = f"train part of a {kind} folder; readers.read_{kind} gives {others} too"
+        notes = [said, *train.notes]
         return Interactions(train.matrix, train.user_index, train.item_index, notes=notes)
     if kind == "npz":
         return npz_interactions(existing_file(path), options)

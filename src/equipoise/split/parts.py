@@ -55,7 +55,8 @@ class Part:
     def __post_init__(self) -> None:
         choice("repeats", self.repeats, REPEATS)
         if self.protocol not in PROTOCOLS:
-            raise SettingError(f"protocol must be one of {PROTOCOLS}, got {self.protocol!r}")
+            known = ", ".join(PROTOCOLS)
+            raise SettingError(f"protocol must be one of {known}, got {self.protocol!r}")
         choice("name", self.name, ("valid", "test"))
         for axis in ("user", "item"):
             mine, yours = (getattr(side, f"{axis}_index") for side in (self.history, self.target))

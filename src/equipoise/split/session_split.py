@@ -152,7 +152,7 @@ def _revealed(
 def _first_occurrences(events: Events, n_items: int) -> npt.NDArray[np.bool_]:
     """Mark the events whose item has not come before in their session."""
     first = np.zeros(len(events.items), bool)
-    first[np.unique(events.rows * n_items + events.items, return_index=True)[1]] = True
+    first[np.unique(events.keys(n_items), return_index=True)[1]] = True
     return first
 
 

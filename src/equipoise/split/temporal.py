@@ -88,7 +88,8 @@ def leave_last_out(
         held = total >= high + spare
         if not held.any():
             what = {"new": "items", "all": "events", "again": "repeats"}[repeats]
-            raise DataError(f"leave_last_out needs a user with {high + spare} {what} for {name}")
+            asked = f"leave_last_out needs a user with {high + spare} {what} for {name}"
+            raise DataError(f"{asked}; hide fewer or use more data")
         window = (low <= after) & (after < high) & held[row]
         left &= ~((after < high) & held[row])
         past = data.only_events((after >= high) & held[row])
@@ -194,7 +195,7 @@ def _cuts(
     else:
         check_share("valid", valid, zero=True)
     if not len(times):
-        raise DataError("time_cut needs interactions")
+        raise DataError("time_cut needs interactions, and the data have none")
     ordered = np.sort(times)
     if test_from is None:
         test_cut = _share_from(ordered, test, len(times))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.checks import choice
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import entry_rows
 from equipoise.split.parts import (
@@ -102,8 +102,7 @@ def strong(
 def check_strong(valid: float, test: float, history: float, order: str) -> None:
     """Refuse settings that a split of whole users cannot have."""
     check_shares(valid, test)
-    if not 0 < history < 1:
-        raise SettingError(f"history must be > 0 and < 1, got {history}")
+    check_share("history", history, zero=False)
     choice("order", order, ("random", "time"))
 
 
