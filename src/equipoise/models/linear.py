@@ -457,7 +457,7 @@ def fit_together(
 
 
 def _overlap(model: LinearAutoencoder, reduced: LinearAutoencoder) -> float:
-    data = model.interactions_
+    data = model.data_  # as given: `rank` weighs it
     rng = np.random.default_rng(0)
     size = min(SAMPLE, data.n_users)
     users = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
