@@ -145,6 +145,8 @@ REFUSED = [
     ("tune split {new} --budget 0.000001s", 2, "too small: one fit takes about"),
     ("tune split {new} --resume", 2, "holds no search to go on with"),
     ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN is fitted without dtype"),
+    ("tune split {new} --min-item 2", 2, "split is a saved split: leave out --min-item"),
+    ("report split --out {new} --min-rating 4", 2, "saved split: leave out --min-rating"),
     ("tune split titles.csv", 1, "titles.csv is a file"),
     ("tune split model", 1, "model is not empty"),
     ("report events.csv --case-study zoe", 1, "the data have no user 'zoe'"),
