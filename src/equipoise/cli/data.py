@@ -90,7 +90,10 @@ def _find_item(data: Interactions, text: str) -> Any:
     if item is not None and item in data.item_index:
         return item
     names = data.items if data.labels is None else data.labels.to_series(0).to_list()
-    titles = [str(title) for title in names]
+    # an item without a title goes by its id
+    titles = [
+        str(i if title is None else title) for title, i in zip(names, data.items, strict=True)
+    ]
     lower = text.casefold()
     same = [place for place, title in enumerate(titles) if title.casefold() == lower]
     if len(same) == 1:
