@@ -416,7 +416,7 @@ class NeuralModel(Recommender):
         # those of one that was never interrupted. On a GPU the order of sums changes from run to
         # run, and so do the last digits.
         if not data.n_interactions:
-            raise DataError("fit needs at least one interaction")
+            raise DataError("fit needs at least one interaction; the data have none")
         checks.count("checkpoint_every", checkpoint_every)
         path = None if checkpoint is None else Path(checkpoint)
         if path:
