@@ -417,6 +417,9 @@ class NeuralModel(Recommender):
         # run, and so do the last digits.
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction; the data have none")
+        if valid is not None and not isinstance(valid, Part):
+            kind = type(valid).__name__
+            raise SettingError(f"valid must be a part of a split, as split.valid, got {kind}")
         checks.count("checkpoint_every", checkpoint_every)
         path = None if checkpoint is None else Path(checkpoint)
         if path:
