@@ -130,7 +130,7 @@ class LinearAutoencoder(Recommender):
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
     @at_once
-    def reuse(self, fitted: LinearAutoencoder) -> Self:
+    def reuse(self, fitted: Any) -> Self:
         """Fit by taking the solve of another model: no cost, the inverse is shared.
 
         Family, `diag_bound` and alpha (and gamma) may differ; `l2`, `dropout` and the weights of

@@ -405,7 +405,7 @@ class NeuralModel(Recommender):
         self,
         data: Interactions,
         *,
-        valid: Part | None,
+        valid: Any,
         device: str,
         progress: Callable[[Epoch], Any] | None,
         checkpoint: str | os.PathLike[str] | None,
