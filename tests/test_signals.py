@@ -191,6 +191,15 @@ def test_a_model_is_fitted_on_its_signals_and_saved_with_them(model: Any, tmp_pa
     assert "Signals" in model.summary()
 
 
+def test_lists_of_all_users_weigh_their_histories_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = eq.Interactions((rng.random((30, 12)) < 0.4) * rng.integers(1, 60, (30, 12)))
+    model = eq.EASE(l2=5.0, signals=Signals(transform="log1p")).fit(data)
+    model.recommend_to(tmp_path / "lists.parquet", k=3)
+    by_id = model.recommend(data.users.tolist(), 3).to_frame(details=True)
+    assert pl.read_parquet(tmp_path / "lists.parquet").equals(by_id)
+
+
 def test_histories_are_weighed_as_training_was() -> None:
     data = random_shop(np.random.default_rng(1))
     log1p = eq.EASE(l2=5.0, signals=Signals(transform="log1p")).fit(data)

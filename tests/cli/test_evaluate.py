@@ -74,6 +74,11 @@ def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> N
     shown = run("evaluate", "model", "--leave-one-out").stdout
     assert "leave-one-out of the training data" in shown
     assert "left out of the fit, exactly" in shown
+    dialled = answer("evaluate", "model", "--leave-one-out", "--users", 30, "--dial", 0.4)
+    expected = eq.leave_one_out(eq.load(shop / "model"), 30, alpha=0.4)
+    assert dialled["values"]["ndcg@20"] == expected["ndcg@20"]
+    done = run("evaluate", "model", "--leave-one-out", "--tuned-on-test")
+    assert "takes no --part" in done.stderr
     done = run("evaluate", "model", "split", "--leave-one-out")
     assert "takes MODEL alone" in done.stderr
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import equipoise as eq
+from equipoise import cluster
 from equipoise.cli.app import app
 
 
@@ -82,10 +83,15 @@ def test_evaluate(shop, there):
     assert found["table"] == here["table"]
 
 
-def test_tune(shop, there, tmp_path):
+def test_tune(shop, there, tmp_path, monkeypatch):
+    asked, tune = [], cluster.tune
+    monkeypatch.setattr(
+        cluster, "tune", lambda *given, **how: asked.append(how["client"]) or tune(*given, **how)
+    )
     call = ("--family", "ease", "--trials", 3)
     here = answer("tune", shop / "split", tmp_path / "here", *call)
     found = answer("tune", shop / "split", tmp_path / "there", *call, *there)
+    assert asked == [there[1]]
     assert found["best"] == here["best"]
     assert (found["solves"], found["points"]) == (here["solves"], here["points"])
 

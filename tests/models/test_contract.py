@@ -157,9 +157,21 @@ def test_a_model_that_is_not_fitted_says_so(name: str) -> None:
         lambda: model.similar(13),
         lambda: model.save("nowhere"),
         lambda: model.item_index_,
+        lambda: model.terms(),
     ):
         with pytest.raises(NotFittedError, match="call fit first"):
             ask()
+
+
+def test_a_linear_autoencoder_that_is_not_fitted_has_no_smaller_form() -> None:
+    for ask in (eq.EASE().scales, eq.EASE().halve, lambda: eq.EASE().prune(3)):
+        with pytest.raises(NotFittedError, match="call fit first"):
+            ask()
+
+
+def test_a_linear_autoencoder_reuses_no_other_model(data: Interactions) -> None:
+    with pytest.raises(SettingError, match="needs a linear autoencoder with the solve, got GFCF"):
+        eq.EASE().reuse(eq.GFCF(n_factors=2).fit(data))
 
 
 def test_fit_takes_a_sparse_matrix(name: str, model: Recommender, data: Interactions) -> None:

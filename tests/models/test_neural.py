@@ -323,6 +323,8 @@ def test_settings_outside_their_range_are_refused(
 def test_data_that_cannot_be_fitted_are_refused(name: str) -> None:
     with pytest.raises(DataError, match="needs Interactions"):
         CASES[name]().fit([[1, 0]])
+    with pytest.raises(SettingError, match=r"as split\.valid, got Interactions"):
+        CASES[name]().fit(clustered(), valid=clustered())
     with pytest.raises(DataError, match="at least one interaction"):
         CASES[name]().fit(Interactions(np.zeros((2, 3), np.float32)))
     with pytest.raises(SettingError, match="device must be"):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import equipoise as eq
@@ -95,6 +96,32 @@ def test_a_model_without_a_dial_is_reported_without_one(split: eq.split.Split) -
     found = collect(split, model=eq.ItemKNN(neighbours=5).fit(split.train), **QUICK)
     assert found["dial"] is None
     assert [len(user["lists"]) for user in found["users"]] == [1, 1]
+
+
+def visits() -> eq.split.Split:
+    """Sessions of four clicks, cut."""
+    clicks = {"visit": np.repeat(np.arange(60), 4), "item": np.arange(240) * 7 % 13 % 9}
+    data = eq.read(pl.DataFrame(clicks | {"time": np.arange(240)}), session="visit", time="time")
+    return eq.split.sessions(data, test=0.2)
+
+
+def test_a_model_that_cannot_explain_is_reported_without_reasons() -> None:
+    cut = visits()
+    found = collect(cut, model=eq.VSKNN().fit(cut.train), **QUICK)
+    assert found["users"]
+    assert all(row["why"] == [] for user in found["users"] for row in user["lists"][0])
+
+
+def test_reasons_of_a_session_are_those_of_its_order() -> None:
+    cut = visits()
+    model = eq.SLIST(l2=1.0).fit(cut.train)
+    for user in collect(cut, model=model, **QUICK)["users"]:
+        history = cut.test.history.history(user["user"])
+        for row in user["lists"][0]:
+            why = model.explain(history, int(row["item"]))
+            pairs = zip(why.sources, why.contributions, strict=True)
+            ranked = sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: -pair[1])
+            assert row["why"] == [str(source) for source, _ in ranked[:2]]
 
 
 def test_a_split_of_pairs_is_reported_too(synthetic: Interactions) -> None:

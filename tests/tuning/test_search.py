@@ -355,6 +355,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (eq.EASE, {"grid": {"strength": [0.1]}}, "no 'strength' to tune"),
     (eq.EASE, {"grid": {"l2": []}}, "no values for 'l2'"),
     (eq.EASE, {"grid": "all"}, "grid must map names to values"),
+    (eq.GFCF, {"grid": "paper"}, "the models have none of these; there are n_factors"),
     (
         eq.SLIS,
         {"grid": {"normalizer": [eq.DAN(0.1, 0.1)]}},

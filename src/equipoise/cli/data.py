@@ -39,6 +39,7 @@ app = typer.Typer()
 DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
+FILTERS = ("min_user", "min_item")  # reading options that any interactions can follow
 LEGEND = {
     "Gini": "how concentrated the interactions are: 0 all equal, near 1 a few have all",
     "homophily": "how alike items are that share users, 0 to 1, pairs with more users count more",
@@ -89,7 +90,10 @@ def _find_item(data: Interactions, text: str) -> Any:
     if item is not None and item in data.item_index:
         return item
     names = data.items if data.labels is None else data.labels.to_series(0).to_list()
-    titles = [str(title) for title in names]
+    # an item without a title goes by its id
+    titles = [
+        str(i if title is None else title) for title, i in zip(names, data.items, strict=True)
+    ]
     lower = text.casefold()
     same = [place for place, title in enumerate(titles) if title.casefold() == lower]
     if len(same) == 1:
@@ -220,6 +224,13 @@ class ReadOptions:
                 data = data.filter(min_user=self.min_user, min_item=self.min_item)
         return data
 
+    def open_split(self, source: str, *allowed: str) -> Split | None:
+        """Return the split in a folder, or None; options that it would ignore are refused."""
+        found = open_split(source)
+        if found is not None:
+            self.refuse(f"{source} is a saved split", *allowed)
+        return found
+
     def _partitioned(self, source: str) -> Partitioned:
         from equipoise import cluster
 
@@ -236,11 +247,11 @@ class ReadOptions:
         if not Path(source).exists() and not set(source) & set("*?["):
             data = self._named(source)
         elif (split := open_split(source)) is not None:
-            self._refuse_options(f"{source} is a saved split")
+            self.refuse(f"{source} is a saved split", *FILTERS)
             note(f"{source}: a split; its train part is used")
             return split.train
         elif is_directory_of(source, SAVED):
-            self._refuse_options(f"{source} is saved data")
+            self.refuse(f"{source} is saved data", *FILTERS)
             return readers.read(source)
         else:
             data = readers.read(source, **self._settings())
@@ -261,22 +272,22 @@ class ReadOptions:
                 f"{source} has to be downloaded by hand; `equipoise datasets show {source}` tells "
                 f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
-        self._refuse_options(f"{source} is a data set with its own reader", "min_rating")
+        why = f"{source} is a data set with its own reader"
+        self.refuse(why, "min_rating", *FILTERS)
         return datasets.load(source, min_rating=self.min_rating)
 
-    def _refuse_options(self, why: str, *allowed: str) -> None:
-        """Refuse reading options that would have no effect."""
+    def refuse(self, why: str, *allowed: str) -> None:
+        """Refuse reading options that would have no effect: all but those allowed."""
         for field in dataclasses.fields(self):
-            if field.name in ("min_user", "min_item", *allowed):
-                continue
-            if getattr(self, field.name) != field.default:
+            if field.name not in allowed and getattr(self, field.name) != field.default:
                 option = field.name.replace("_", "-")
                 raise SettingError(f"{why}: leave out --{option}")
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
         settings = dict(vars(self))
-        del settings["min_user"], settings["min_item"], settings["cluster"]
+        for name in (*FILTERS, "cluster"):
+            del settings[name]
         for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
@@ -450,6 +461,7 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
     from equipoise import split as splits
 
     if protocol == "given":
+        reading.refuse("--protocol given takes a split as it was published")
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}

@@ -80,8 +80,15 @@ def evaluate(
 
     if save is not None:
         check_out(save)
+    settings: dict[str, Any]
     if left_out:
-        result, saved = _left_out(paths, chosen, options, users, k or [20], bootstrap)
+        if part != "test" or rules is not None or cluster is not None or tuned_on_test:
+            raise SettingError(
+                "--leave-one-out takes no --part, --rules, --cluster and --tuned-on-test; leave "
+                "them out"
+            )
+        settings = {"k": k or [20], "alpha": dial, "bootstrap": bootstrap}
+        result, saved = _left_out(paths, chosen, options, users, settings)
         _tell(result, saved.summary(), save, as_json)
         return
     split, model = _loaded(paths, chosen, options)
@@ -98,7 +105,7 @@ def evaluate(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
     with working(f"evaluating {title}") as progress:
-        settings: dict[str, Any] = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
+        settings = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
         settings |= {"threads": options.threads, "progress": progress}
         settings |= {"rules": rules, "alpha": dial}
         if cluster is not None:
@@ -118,8 +125,7 @@ def _left_out(
     chosen: ModelOptions,
     options: FitOptions,
     users: int,
-    k: list[int],
-    bootstrap: int,
+    settings: dict[str, Any],
 ) -> tuple[Result, Recommender]:
     """Evaluate a saved model on its own users."""
     from equipoise.estimation import leave_one_out
@@ -130,7 +136,7 @@ def _left_out(
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:
         result = leave_one_out(
-            model, users, k, bootstrap=bootstrap, threads=options.threads, progress=progress
+            model, users, threads=options.threads, progress=progress, **settings
         )
     return result, model
 

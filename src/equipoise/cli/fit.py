@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -92,10 +93,11 @@ def fit(
     """
     check_out(out)
     searching: dict[str, Any] = {"prefer": prefer, "trials": trials, "budget": budget}
-    if chosen.given and any(value is not None for value in searching.values()):
+    plain = chosen.given or options.refine or options.engine == "neighbourhood"
+    if plain and any(value is not None for value in searching.values()):
         raise SettingError(
             "--prefer, --trials and --budget are for a fit that chooses its settings; leave them "
-            "out, or leave out the model's options"
+            "out, or leave out the model's options, --refine and --engine neighbourhood"
         )
     model = chosen.build()
     if half and not hasattr(model, "halve"):
@@ -119,7 +121,7 @@ def fit(
         _save(model, out, perf_counter() - start, as_json, half=half)
         return
     interactions = gathered(found)
-    if chosen.given or options.refine or options.engine == "neighbourhood":
+    if plain:
         near = chosen.solving(model)
         options.agree(model, interactions, yes, **near)
         options.fit(model, interactions, **near)
@@ -193,10 +195,8 @@ def _update_from_store(
     from equipoise.serve.store import Store
 
     check_out(out or model)
-    store = Store(url)
-    with working(f"updating {model}"):
+    with closing(Store(url)) as store, working(f"updating {model}"):
         found = fold_saved(str(model), store, tenant, None if out is None else str(out))
-    store.close()
     if as_json:
         emit(found)
         return
@@ -230,7 +230,7 @@ def _save(
         if found is not None:
             estimate = found.estimate and vars(found.estimate)
             facts |= {"chosen": found.sentence, "estimate": estimate, "solves": found.solves}
-        emit({"path": str(path), **facts, **sizes, "data_fingerprint": data.fingerprint})
+        emit({"path": str(path), **facts, **sizes, "data_fingerprint": model.data_fingerprint_})
         return
     size = f"{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
     say(f"{model.summary()}\nfrom {size} in {duration(seconds)}")

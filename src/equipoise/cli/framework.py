@@ -373,13 +373,15 @@ def _spread(function: Command) -> Command:
     groups: dict[str, list[str]] = {}
     options: dict[str, tuple[Any, Any]] = {}  # type and default by name
     for name, parameter in inspect.signature(function).parameters.items():
-        if not dataclasses.is_dataclass(hints[name]):
-            options[name] = hints[name], parameter.default
-            continue
-        types = typing.get_type_hints(hints[name], include_extras=True)
-        fields = {field.name: field.default for field in dataclasses.fields(hints[name])}
-        groups[name] = list(fields)
-        options |= {field: (types[field], default) for field, default in fields.items()}
+        found = {name: (hints[name], parameter.default)}
+        if dataclasses.is_dataclass(hints[name]):
+            types = typing.get_type_hints(hints[name], include_extras=True)
+            fields = dataclasses.fields(hints[name])
+            found = {field.name: (types[field.name], field.default) for field in fields}
+            groups[name] = list(found)
+        if twice := options.keys() & found.keys():  # one of the two would never get its value
+            raise TypeError(f"{function.__name__} declares {', '.join(twice)} twice")
+        options |= found
 
     @functools.wraps(function)
     def command(**values: Any) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+CHOICES = "--user, --history, --session and --all"  # who is recommended to
 REASONS = 2  # how many items of the history a reason names
 Users = Annotated[list[str] | None, option("A user id; repeatable.", "--user")]
 Histories = Annotated[
@@ -69,7 +70,7 @@ def recommend(
 
     fitted = load(model)
     if all_users and (user or history or session):
-        raise SettingError("give one of --user, --history and --all")
+        raise SettingError(f"give one of {CHOICES}")
     if all_users and out is None:
         raise SettingError("--all needs --out FILE.parquet")
     skip = unknown_items == "skip"
@@ -121,14 +122,15 @@ def _wanted(
     session: list[str] | None,
     unknown_users: str = "error",
     skip: bool = False,
+    choices: str = CHOICES,
 ) -> list[Any]:
     """Return what to pass to `recommend`: ids of training users, or histories."""
     if session and not model.ordered:
         kind = type(model).__name__
-        raise SettingError(f"--session needs slis, slit or slist; {kind} takes --history")
+        raise SettingError(f"--session needs slis, slit, slist or vsknn; {kind} takes --history")
     histories = [*(history or ()), *(session or ())]
     if bool(user) == bool(histories):
-        raise SettingError("give one of --user, --history and --all")
+        raise SettingError(f"give one of {choices}")
     if user:
         known, hint = unknown_users == "error", "for a new user give --history"
         return find_users(model.interactions_, user, known=known, hint=hint)
@@ -239,7 +241,8 @@ def explain(
 
     fitted = load(model)
     (explained,) = find_items(fitted.interactions_, [item])
-    wanted = _wanted(fitted, user, history, session, skip=unknown_items == "skip")
+    skip, choices = unknown_items == "skip", "--user, --history and --session"
+    wanted = _wanted(fitted, user, history, session, skip=skip, choices=choices)
     if len(wanted) > 1:
         raise SettingError("explain takes one --user, --history or --session")
     found = fitted.explain(wanted[0], explained, alpha=alpha)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from equipoise.cli.data import DATA, ReadOptions, open_split, raw_id
+from equipoise.cli.data import DATA, ReadOptions, raw_id
 from equipoise.cli.framework import (
     Json,
     Yes,
@@ -72,7 +72,7 @@ def report(
     path = out or Path("report.html")
     check_page(path)
     fitted = load(model) if model is not None else None
-    split = open_split(data)
+    split = reading.open_split(data)
     source: Any = reading.load(data) if split is None else split
     held = source if split is None else source.test.history
     users = [raw_id(held.user_index, text) for text in show_user] if show_user else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,9 +96,9 @@ def experiment(
     from equipoise.serve.experiment import compare_clicks
     from equipoise.serve.store import Store
 
-    held = Store(store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db"))
-    found = compare_clicks(held, tenant, name, seconds("within", within))
-    held.close()
+    url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
+    with closing(Store(url)) as held:
+        found = compare_clicks(held, tenant, name, seconds("within", within))
     if as_json:
         emit(found)
         return

@@ -104,7 +104,8 @@ class ModelOptions:
             chosen["signals"] = signals
         for key in chosen:
             if key not in taken:
-                raise SettingError(f"--model {name} has no --{key.replace('_', '-')}; leave it")
+                option = f"--{key.replace('_', '-')}"
+                raise SettingError(f"--model {name} has no {option}; leave it out")
         for key, value in parse_settings(self.setting or []).items():
             if key not in taken:
                 parts = ("normalizer", "lowpass", "signals")

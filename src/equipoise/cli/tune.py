@@ -14,10 +14,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from equipoise.cli.data import ReadOptions, open_split
+from equipoise.cli.data import ReadOptions
 from equipoise.cli.framework import (
     REMINDER,
-    Cluster,
     Json,
     console,
     declare,
@@ -76,7 +75,6 @@ def tune(
         option("On DATA: what to choose for. [balance]"),
     ] = None,
     threads: Annotated[int | None, option("At most this many.")] = None,
-    cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
     """Search settings; OUT gets model, trials and frontier plot.
@@ -88,14 +86,14 @@ def tune(
 
     search: Any
     there: dict[str, Any] = {}
-    if cluster is None:
+    if reading.cluster is None:
         from equipoise.tuning import tune as search
     else:
         from equipoise.cluster import tune as search
 
-        there = {"client": cluster}
+        there = {"client": reading.cluster}
     _check_out(out, resume)
-    loaded = open_split(split) or reading.load(split)
+    loaded = reading.open_split(split, "cluster") or reading.load(split)
     with watching(metric) as watch:
         found = search(
             family or (["ease"] if isinstance(loaded, Split) else None),

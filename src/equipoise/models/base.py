@@ -160,10 +160,9 @@ class Recommender(Configured, ABC):
             Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
             "tiled" on disk, "gpu"; "auto" takes the card where `device` names one, else the
             fastest that fits. "neighbourhood" predicts each item from a few others: approximate,
-            for catalogues too large for the rest, and only taken where asked for. Session models:
-            "sparse" solves for an item
-            when it is first clicked, "dense" for all items at once; "auto" takes the cheaper one.
-            All others are exact.
+            for catalogues too large for the rest, and only taken where asked for; all others are
+            exact. Session models: "sparse" solves for an item when it is first clicked, "dense"
+            for all items at once; "auto" takes the cheaper one.
         memory
             Budget such as "6GB", of the machine or of the card; all that is free if left out.
         scratch
@@ -503,6 +502,7 @@ class Recommender(Configured, ABC):
         scores[~cold], scores[cold] = found, self.item_counts_
         return scores
 
+    @on_snapshot
     def similar(
         self,
         items: Any,
@@ -526,6 +526,7 @@ class Recommender(Configured, ABC):
         (names,) = self._titles([self.item_index_.positions([*alone])]) or (None,)
         return dataclasses.replace(found, names=names)
 
+    @on_snapshot
     def similar_to(
         self,
         path: str | os.PathLike[str],
@@ -626,6 +627,8 @@ class Recommender(Configured, ABC):
         asked = parse_asked(wanted, self._fitted, unknown)
         if isinstance(asked.source, np.ndarray):
             history = rows_or_empty(self._fitted.matrix, asked.source)
+        elif asked.source is self._fitted:
+            history = self._fitted.matrix  # the signals have weighed it already
         else:
             history = self._rows_of(asked.source, unknown)
         return Request(asked.users, asked.kind, history, asked.answered, asked.trained)

@@ -52,7 +52,7 @@ class GraphFilter(Recommender):
     def _fit(self, data: Interactions, *, dtype: str) -> None:
         self.dtype_ = choice("dtype", dtype, DTYPES)
         if not data.n_interactions:
-            raise DataError("fit needs at least one interaction")
+            raise DataError("fit needs at least one interaction; the data have none")
         self._keep(data, self._learn(data))
 
     def _refit_options(self) -> dict[str, Any]:

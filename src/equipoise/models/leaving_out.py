@@ -32,7 +32,6 @@ from equipoise.solve.gpu import DeviceMatrix
 from equipoise.split.user_split import shown_and_hidden
 
 Leave = Literal["user", "items"]
-Lists = npt.NDArray[np.int32]
 Vector = npt.NDArray[np.float64]
 
 CHUNKS = 8  # per thread, so that none waits long for the last one

@@ -130,12 +130,15 @@ class LinearAutoencoder(Recommender):
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
     @at_once
-    def reuse(self, fitted: LinearAutoencoder) -> Self:
+    def reuse(self, fitted: Any) -> Self:
         """Fit by taking the solve of another model: no cost, the inverse is shared.
 
         Family, `diag_bound` and alpha (and gamma) may differ; `l2`, `dropout` and the weights of
         the users must not. A pruned model has only a part of its solve left and is refused.
         """
+        if not isinstance(fitted, LinearAutoencoder):
+            kind = type(fitted).__name__
+            raise SettingError(f"reuse needs a linear autoencoder with the solve, got {kind}")
         fitted = copy.copy(fitted)
         data = fitted._fitted
         fitted.solution_.require("reuse")
@@ -222,6 +225,7 @@ class LinearAutoencoder(Recommender):
 
         The dial turns W alone; the companion has an exponent of its own.
         """
+        _ = self._fitted
         more: list[Term] = []
         if self.companion_ is not None and self.companion_.settings.strength != 0:
             more.append(self.companion_.term)
@@ -230,6 +234,7 @@ class LinearAutoencoder(Recommender):
     @on_snapshot
     def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return vectors a and b with W_ij = a_i P_ij b_j off the diagonal."""
+        _ = self._fitted
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
         target = -target * self._column_scale(self.diagonal_, self.penalty_)
         dtype = self.solution_.dtype
@@ -312,6 +317,7 @@ class LinearAutoencoder(Recommender):
         Its `loss_` says what that cost: `weight`, the share of squared weight left out, and
         `overlap@20`, the mean overlap of the lists of up to 1,000 training users with before.
         """
+        _ = self._fitted
         self.solution_.require("prune")
         keep = min(count("keep", keep), max(len(self.item_index_) - 1, 1))
         source, target = self.scales()
@@ -331,6 +337,7 @@ class LinearAutoencoder(Recommender):
         Its `loss_` has `overlap@20`, as that of `prune`. It ranks, explains and is saved like any
         model; to update or reuse it, take the full one.
         """
+        _ = self._fitted
         halved = copy.copy(self)
         halved.estimate_ = None
         halved.solution_ = self.solution_.halved()
@@ -457,7 +464,7 @@ def fit_together(
 
 
 def _overlap(model: LinearAutoencoder, reduced: LinearAutoencoder) -> float:
-    data = model.interactions_
+    data = model.data_  # as given: `rank` weighs it
     rng = np.random.default_rng(0)
     size = min(SAMPLE, data.n_users)
     users = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))

@@ -169,7 +169,9 @@ class SessionRegression(SessionModel):
         ours = [each.exponents()[1:] for each in (normalizer, fitted.normalizer_)]
         one, two = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
         if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
-            raise SettingError("reuse needs the same model; only alpha and decay_inference differ")
+            raise SettingError(
+                "reuse needs the same model; only alpha, decay_inference and repeats may differ"
+            )
         self._given = fitted._given
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
         self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
@@ -231,6 +233,7 @@ class SessionRegression(SessionModel):
 
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha C D_I^-alpha as one term; its diagonal stays."""
+        _ = self._fitted
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
         if isinstance(self.dense_, DeviceMatrix):
             return [OnDevice(self.dense_, source, target)]

@@ -1,6 +1,6 @@
 """A report on one's own data as a single page, and the paper's case study.
 
-`write_report` collects everything into one plain dict (collect.py) and fills a template with it
+`write_report` collects everything into one plain dict (facts.py) and fills a template with it
 (page.py, templates/). `case_study` puts four normalizations side by side for one user.
 """
 

@@ -102,6 +102,10 @@ def collect(
 
     with clock("split and describe"):
         split = data if isinstance(data, Split) else _split(data, seed)
+        if users is None:
+            rows = shown_users.sampled(split.test, sample, seed)
+        else:  # an unknown one is told before the work, not after
+            rows = shown_users.named(split.test, users)
         found = describe(split.train)
     step()
     for title, baseline in (("Popularity", Popularity()), ("Item-kNN", ItemKNN(neighbours=20))):
@@ -125,10 +129,6 @@ def collect(
         dial = _dial(main, split, k)
     step()
     with clock("show users"):
-        if users is None:
-            rows = shown_users.sampled(split.test, sample, seed)
-        else:
-            rows = shown_users.named(split.test, users)
         alphas = [row["alpha"] for row in dial["rows"]] if dial else [None]
         portraits = shown_users.portraits(main, split.test, rows, alphas)
     step()
@@ -214,7 +214,7 @@ def _given(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender,
     if model.data_fingerprint_ == split.train.fingerprint:
         return model, 0.0, "the given model, as it was fitted on the train part"
     with clock("fit your model"):
-        again = model.vary({}).fit(split.train)
+        again = model.clone().fit(split.train)
     why = "the given model's settings, fitted anew on the train part: it had seen other users"
     return again, clock.seconds["fit your model"], why
 
@@ -301,7 +301,7 @@ def _tests(results: list[Result], k: int) -> list[dict[str, Any]]:
 
 
 def _dial(model: Recommender, split: Split, k: int) -> dict[str, Any] | None:
-    """Judge the model at every position of the dial; None where it has no dial."""
+    """Evaluate the model at every position of the dial; None where it has no dial."""
     own = model.alpha_
     if own is None:
         return None

@@ -93,7 +93,6 @@ def write_report(
     >>> data = eq.datasets.load("movielens-100k", min_rating=4)  # doctest: +SKIP
     >>> facts = write_report(data, "report.html", name="MovieLens 100K")  # doctest: +SKIP
     """
-    _environment()  # a missing package is told before the work, not after
     check_page(path)
     facts = collect(data, **options)
     _write(path, render(facts))
@@ -145,7 +144,8 @@ def packed(users: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that could not be written, before the work is done rather than after."""
+    """Refuse a page that could not be written, before the work is done rather than after."""
+    _environment()  # jinja2 may be missing
     file = Path(path)
     if file.is_dir():
         raise DataError(f"{file} is a folder; give the path of an HTML file")

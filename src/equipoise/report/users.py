@@ -66,7 +66,8 @@ def portraits(
 ) -> list[dict[str, Any]]:
     """Describe users: history, what is hidden, and their list at each position of the dial."""
     tail = tail_lookup(model)
-    seen_out = part.hides_seen
+    how: dict[str, Any] = {"exclude_seen": part.hides_seen}
+    how["reasons"] = REASONS if model.explains else 0
     out = []
     for row in rows:
         one = part.history.rows([row])
@@ -75,16 +76,16 @@ def portraits(
         known = remembered(one)
         lists = []
         for alpha in alphas:
-            found = model.recommend(one, LISTED, exclude_seen=seen_out, alpha=alpha)
-            explained = found.source[0] == "model"
+            found = model.recommend(one, LISTED, alpha=alpha, **how)
+            because = found.reason_titles or found.reasons or [[[]] * len(found.items[0])]
             lists.append(
                 [
                     {
                         **entry(one, item, tail),
                         "found": item in hidden,
-                        "why": reasons(model, known, item, alpha) if explained else [],
+                        "why": [*map(str, why)],
                     }
-                    for item in found.items[0]
+                    for item, why in zip(found.items[0], because[0], strict=True)
                 ]
             )
         out.append(
@@ -119,11 +120,9 @@ def entry(data: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any
     return {"item": str(item), "title": data.label(item), "tail": tail.get(item, True)}
 
 
-def reasons(
-    model: Recommender, known: list[Any], item: Any, alpha: float | None = None
-) -> list[str]:
+def reasons(model: Recommender, known: list[Any], item: Any) -> list[str]:
     """Return the titles of the items of the history that add most to a score."""
-    found = model.explain(known, item, alpha=alpha)
+    found = model.explain(known, item)
     names = found.titles or [str(source) for source in found.sources]
     parts = zip(names, found.contributions, strict=True)
     adding = sorted((pair for pair in parts if pair[1] > 0), key=lambda pair: -pair[1])

@@ -51,7 +51,6 @@ class CoordinateSearch:
         self.names = list(values)
         self.value = value
         self.first = {name: nearest(self.axes[name], start.get(name)) for name in self.names}
-        self.size = math.prod(len(axis) for axis in self.axes.values())
         self.skipped = 0  # points that are known never to be visited
 
     def points(self) -> Generator[Point, None, Best]:

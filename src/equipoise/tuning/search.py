@@ -211,8 +211,8 @@ def search_with(
         if isinstance(criterion, OnLeftOut):
             part = criterion.part.history, criterion.part.target
             cutoff = at_cutoff(metric)[1]
-            judged = leave_one_out(fitted, k=cutoff, part=part, seed=seed)
-            fitted.estimate_ = summary_of(judged)
+            measured = leave_one_out(fitted, k=cutoff, part=part, seed=seed)
+            fitted.estimate_ = summary_of(measured)
     return _tuned(search, fitted, best, complete, seconds)
 
 

@@ -174,6 +174,11 @@ def _checked(grid: Any, names: Sequence[str]) -> Values:
     """Return a grid as a tuple of values per name; a name the models lack is an error."""
     if isinstance(grid, str) and grid == "paper":
         grid = {name: PAPER[name] for name in PAPER if name in names}
+        if not grid:
+            raise SettingError(
+                f"the grid 'paper' is over {', '.join(PAPER)}, and the models have none of these; "
+                f"there are {', '.join(names) or 'none'}"
+            )
     if not isinstance(grid, Mapping) or not grid:
         raise SettingError("grid must map names to values, as in {'l2': [10, 100]}, or be 'paper'")
     out: Values = {}

@@ -405,7 +405,7 @@ class NeuralModel(Recommender):
         self,
         data: Interactions,
         *,
-        valid: Part | None,
+        valid: Any,
         device: str,
         progress: Callable[[Epoch], Any] | None,
         checkpoint: str | os.PathLike[str] | None,
@@ -416,7 +416,10 @@ class NeuralModel(Recommender):
         # those of one that was never interrupted. On a GPU the order of sums changes from run to
         # run, and so do the last digits.
         if not data.n_interactions:
-            raise DataError("fit needs at least one interaction")
+            raise DataError("fit needs at least one interaction; the data have none")
+        if valid is not None and not isinstance(valid, Part):
+            kind = type(valid).__name__
+            raise SettingError(f"valid must be a part of a split, as split.valid, got {kind}")
         checks.count("checkpoint_every", checkpoint_every)
         path = None if checkpoint is None else Path(checkpoint)
         if path:
