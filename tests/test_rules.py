@@ -77,6 +77,11 @@ def test_items_are_chosen_by_id_label_or_function(model: eq.EASE, chosen: Any, f
     assert third == full(model, "u5")
 
 
+def test_a_rule_of_a_user_that_is_none_changes_nothing(model: eq.EASE) -> None:
+    rules = eq.Rules(users={"u3": {"include": None, "exclude": None}})
+    assert full(model, "u3", rules=rules) == full(model, "u3")
+
+
 def test_rules_come_on_top_of_the_callers_lists(model: eq.EASE) -> None:
     rules = eq.Rules(exclude={"brand": "b1"}, users={"u3": {"include": [13, 23, 33, 43]}})
     options = {"rules": rules, "exclude": [13], "candidates": {"u4": [33, 53]}}

@@ -70,6 +70,12 @@ def test_an_accepted_event_counts_for_the_next_list(api: Api, dan: eq.Recommende
     assert items(api.get("/v1/recommend/u5?k=5")) == expected
 
 
+def test_events_of_a_request_keep_their_order(api: Api) -> None:
+    items = [str(n % 7) for n in range(30)]
+    api.post("/v1/events", {"events": [{"user": "new", "item": item} for item in items]})
+    assert [event[0] for event in api.state.store.live("default", "new").events] == items
+
+
 def test_replays_change_nothing(api: Api) -> None:
     assert click(api, "new", 3, id="one")["accepted"] == 1
     again = click(api, "new", 13, id="one")

@@ -76,6 +76,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"models": {"../x": "y"}}, "names are made of"),
     ({"models": ["x"]}, "models must be a table"),
     ({"cors": "x"}, "cors must be a list"),
+    ({"weights": {"view": float("nan")}}, "weights of 'view' must be finite"),
+    ({"tokens": [{"name": "a", "secret": "a" * 16 + "\n"}]}, "begins or ends with a space"),
     ({"experiments": [{"name": "e", "models": {"default": 1}}]}, "at least two models"),
     ({"experiments": [{"name": "e", "models": {"default": 1, "deflt": 1}}]}, "mean 'default'"),
     ({"experiments": [{"name": "e", "models": {"default": 1, "b": -1}}]}, "share of b"),
@@ -90,8 +92,8 @@ def test_a_mistake_is_named(changed: dict[str, Any], words: str) -> None:
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="could not be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         Config.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = b")
-    with pytest.raises(DataError, match="no TOML file"):
+    with pytest.raises(DataError, match="not a TOML file"):
         Config.read(tmp_path / "bad.toml")

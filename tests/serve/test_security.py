@@ -113,6 +113,16 @@ def test_no_other_site_may_ask_unless_it_is_named(served: Serve) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_page_of_a_named_site_may_send_tokens(served: Serve) -> None:
+    api = served(cors=["https://shop.example"], tokens=TOKENS)
+    asks = {"origin": "https://shop.example", "access-control-request-method": "POST"}
+    asks["access-control-request-headers"] = "authorization,content-type"
+    answer = api.request("OPTIONS", "/v1/recommend", headers=asks)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://shop.example"
+    assert api.request("OPTIONS", "/v1/recommend").status_code == 405
+
+
 def test_the_page_has_headers_that_keep_others_out(served: Serve) -> None:
     headers = served().get("/").headers
     policy = headers["content-security-policy"]

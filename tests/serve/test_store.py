@@ -45,6 +45,16 @@ def test_events_are_kept_once_by_their_id(url: str) -> None:
     again.close()
 
 
+def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/store.db")
+    for _ in range(5):
+        asking = threading.Thread(target=store.live, args=("a", "ann"))
+        asking.start()
+        asking.join()
+    assert len(store._kept) == 1
+    store.close()
+
+
 def test_ids_are_data(url: str) -> None:
     store = Store(url)
     events = [event(trick, trick, trick, type=trick) for trick in TRICKS]

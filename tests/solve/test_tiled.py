@@ -329,13 +329,13 @@ def test_model_fits_in_less_memory_than_its_inverse(
         pytest.param(
             lambda folder: {"engine": "dense", "scratch": folder},
             SettingError,
-            "scratch is for the tiled engine",
+            "scratch is for the tiled and the neighbourhood engine",
             id="scratch of the dense engine",
         ),
         pytest.param(
             lambda _: {"precision": "tf32"},
             SettingError,
-            "precision is for a card",
+            "precision is for the gpu engine",
             id="tf32 without a card",
         ),
     ],

@@ -163,7 +163,7 @@ class Rules:
         if self.include is not None or self.exclude is not None:
             allowed = _mask(data, self.include, True) & ~_mask(data, self.exclude, False)
         users = {
-            str(user): {name: _mask(data, chosen, False) for name, chosen in rules.items()}
+            str(user): {name: _mask(data, each, name == "include") for name, each in rules.items()}
             for user, rules in (self.users or {}).items()
         }
         quotas = [Quota(_codes(data, name), most) for name, most in (self.at_most or {}).items()]

@@ -27,7 +27,7 @@ from equipoise.serve.state import (
 from equipoise.serve.store import Event, Live, Mark, Store, Write
 from equipoise.serve.telemetry import Telemetry
 
-NOBODY = Live([], [], 0)
+NO_USER = Live([], [], 0)
 
 
 class Answers:
@@ -52,7 +52,7 @@ class Answers:
         if self._tenant.attributes_are_old():
             self._tenant.renew_attributes()
         if who.user is None:
-            return NOBODY
+            return NO_USER
         return self._store.live(self._tenant.name, str(who.user))
 
     def _served(self, who: schemas.Who) -> tuple[Served, str | None]:
@@ -257,9 +257,9 @@ class Answers:
         """Return events and marks as the store keeps them, and the ids of the events."""
         if len(given.events) > self._limits.events:
             raise SettingError(f"a request has at most {self._limits.events} events")
-        now = time.time()
+        now, start = time.time(), secrets.token_hex(12)
         events, marks = [], []
-        for each in given.events:
+        for place, each in enumerate(given.events):
             when = now if each.time is None else each.time
             if when > now + 86_400:
                 raise SettingError(
@@ -278,7 +278,7 @@ class Answers:
                         "send a weight with it, or add it to weights in the settings"
                     )
                 weight = self._config.weights[each.type]
-            number = each.id or secrets.token_hex(12)
+            number = each.id or f"{start}-{place:06d}"  # ids in the order of the events
             events.append(Event(number, user, item, each.type, weight, when, each.list_id))
         return events, marks, [event.id for event in events]
 

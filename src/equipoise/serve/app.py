@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -28,7 +29,7 @@ from equipoise.serve.config import Config
 from equipoise.serve.guard import Guard, as_refused, problem
 from equipoise.serve.security import Refused
 from equipoise.serve.state import Served, State
-from equipoise.serve.store import Live, Store
+from equipoise.serve.store import Live, Store, StoreError
 from equipoise.serve.telemetry import Telemetry
 
 logger = logging.getLogger("equipoise.serve")
@@ -119,6 +120,8 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
         refused = _refused(error)
         if refused.status_code == 500:
             logger.error("request failed", exc_info=error, extra={"fields": {"request": number}})
+        if isinstance(error, StoreError):
+            telemetry.store_errors.inc()
         found = problem(refused.status_code, refused.kind, str(refused.detail), number)
         kind = "application/problem+json"
         return Response(to_json(found), refused.status_code, refused.headers, kind)
@@ -354,8 +357,6 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
     async def overview(request: Request) -> Response:
         """Return the numbers that the operator's view draws."""
-        import time
-
         found: dict[str, Any] = await run_in_threadpool(telemetry.summary, served())
         try:
             tenant = request.scope["state"]["tenant"]

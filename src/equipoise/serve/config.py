@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equipoise.checks import count, non_negative, positive
+from equipoise.checks import count, non_negative, number, positive
 from equipoise.errors import DataError, SettingError
 
 PREFIX = "EQUIPOISE_"
@@ -102,6 +102,11 @@ class Token:
                 raise SettingError(f"token {self.name!r} needs the variable {variable}; set it")
         if len(secret) < 16:
             raise SettingError(f"the secret of token {self.name!r} is shorter than 16 characters")
+        if not secret.isascii() or secret != secret.strip():
+            raise SettingError(
+                f"the secret of token {self.name!r} begins or ends with a space, or is not ASCII; "
+                "no request could send it"
+            )
         object.__setattr__(self, "secret", secret)
 
 
@@ -193,6 +198,8 @@ class Config:
                 raise SettingError(
                     f"names are made of a-z, 0-9, '-', '_' and '.', at most 64; got {name!r}"
                 )
+        for name, weight in self.weights.items():
+            number(f"weights of {name!r}", weight)
         if DEFAULT in self.tenants:
             raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
         for each in marked:
@@ -264,10 +271,11 @@ def is_loopback(host: str) -> bool:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} could not be read; check the path") from error
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is no TOML file: {error}") from error
+    except OSError as error:
+        told = error.strerror or error
+        raise DataError(f"{path} cannot be read: {told}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a TOML file: {error}") from error
 
 
 def _made(kind: Any, given: Any, where: str) -> Any:

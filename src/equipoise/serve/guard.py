@@ -73,7 +73,7 @@ class Guard:
             await self._app(scope, call.receive, call.send)
         except Exception as error:
             refused = as_refused(error)
-            if refused.status_code == 500:
+            if refused.status_code == 500 and call.status != 500:  # else the routes logged it
                 logger.exception("request failed", extra={"fields": {"request": call.id}})
             if call.status == 0:
                 await call.refuse(refused)
@@ -112,8 +112,6 @@ class Guard:
         counter, times = self._numbers[key]
         counter.inc()
         times.observe(seconds)
-        if status == 503:
-            self._telemetry.store_errors.inc()
         if self._config.access_log:
             fields = {
                 "request": call.id,
@@ -146,14 +144,15 @@ class Call:
         self.bearer = ""
         self.status = 0
         self._receive, self._send = receive, send
-        self._most, self._timeout, self._size, self._whole = most, timeout, 0, False
+        self._most, self._size, self._whole = most, 0, False
+        self._end = asyncio.get_running_loop().time() + timeout
 
     async def receive(self) -> Message:
         """Return the next part of the body."""
         if self._whole:
             return await self._receive()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout_at(self._end):
                 message = await self._receive()
         except TimeoutError:
             raise Refused(408, "timeout", "the body did not arrive in time") from None

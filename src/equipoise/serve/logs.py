@@ -6,15 +6,11 @@ import json
 import logging
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 
 class Lines(logging.Handler):
-    """Writes what is logged as one JSON object a line."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        super().__init__()
-        self._stream = stream
+    """Writes what is logged to stderr, one JSON object a line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; fields come in `extra={"fields": {...}}`."""
@@ -28,9 +24,8 @@ class Lines(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             line["error"] = record.exc_info[0].__name__
             line["trace"] = self.format_trace(record)
-        stream = self._stream or sys.stderr
-        stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-        stream.flush()
+        sys.stderr.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        sys.stderr.flush()
 
     def format_trace(self, record: logging.LogRecord) -> str:
         """Return the trace of an error, for the log alone."""

@@ -226,8 +226,7 @@ class Supervisor:
             return
         code, self._update = self._update.returncode, None
         logger.info("models refreshed", extra={"fields": {"code": code}})
-        if code == 0:
-            self._reload()
+        self._reload()  # also where a model could not be folded: the others may have been
 
 
 def _say(end: int) -> None:

@@ -355,6 +355,6 @@ class Overview(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the process lives, and whether it can answer."""
+    """The process lives, or can answer; where it cannot there is a problem in its place."""
 
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok"]

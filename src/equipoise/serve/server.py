@@ -28,8 +28,7 @@ def prepare(config: Config, ready: Callable[[], Any]) -> Server:
     options |= {"timeout_graceful_shutdown": int(GRACE), "proxy_headers": False}
     settings = uvicorn.Config(app, loop="uvloop", backlog=1024, **options)
     server = Server(settings, ready)
-    state, guard = app.state, app
-    reload = reloaded(state, guard._telemetry)
+    reload = reloaded(app.state, app._telemetry)
 
     def hang_up(_: int, __: FrameType | None) -> None:
         def work() -> None:

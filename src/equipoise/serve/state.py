@@ -125,7 +125,7 @@ class Served:
         return found
 
     def check(self) -> None:
-        """Rank for a training user and for nobody; what fails here would fail for all."""
+        """Rank for a training user and an empty history; what fails here would fail for all."""
         whole = np.ones(self.n_items, np.bool_)
         row = int(np.argmax(self.data.user_counts)) if self.data.n_users else -1
         for user in {-1, row}:
@@ -156,7 +156,7 @@ class Served:
         """Return the training history of a user and what the store has seen since.
 
         An item counts once where the training data count it once; otherwise weights add up. Items
-        whose weights sum to less than nothing are no part of the history, and stay hidden.
+        whose weights sum to nothing or less are no part of the history, and stay hidden.
         """
         place = int(find(self.users, [user])[0])
         base = self.training(-1 if live.forgotten > self.forgotten else place)
@@ -267,7 +267,7 @@ class Served:
         return self.model._listed(request, terms, k, False, rules, None)
 
     def is_cold(self, history: History) -> bool:
-        """Whether the model knows nothing of a history: it is empty, or nobody used its items."""
+        """Whether the model knows nothing of a history: it is empty, or no user has its items."""
         return not self.counts[history.places].any()
 
     def _asked(self, history: History) -> list[Any]:
@@ -371,8 +371,8 @@ class Catalogue:
         if not self._given:
             return self._served.data
         labels = pl.DataFrame({name: _series(self._values(name)) for name in self.names()})
-        nobody = sp.csr_array((0, self._served.n_items), dtype=np.float32)
-        return Interactions(nobody, [], self._served.items, labels=labels)
+        no_users = sp.csr_array((0, self._served.n_items), dtype=np.float32)
+        return Interactions(no_users, [], self._served.items, labels=labels)
 
     def rules(self, given: Mapping[str, Any] | None) -> ItemRules | None:
         """Return the rules of a request over the items and all their attributes."""
@@ -441,8 +441,8 @@ class Tenant:
         self._folders = config.folders[name]
         self.experiment = next((e for e in config.experiments if e.tenant == name), None)
         self.models = {n: Served.open(n, f, store, name) for n, f in self._folders.items()}
+        self._version = store.attribute_version(name)  # first: what changes now is seen later
         self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
-        self._version = store.attribute_version(name)
         self._looked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
 
@@ -484,7 +484,8 @@ class Tenant:
     def catalogue(self, served: Served) -> Catalogue:
         """Return the attributes of a model's items."""
         found = self._catalogues.get(served.name)
-        if found is None or found._served is not served:
+        # one that another thread made before the attributes were renewed is not kept
+        if found is None or found._served is not served or found._given is not self._given:
             found = self._catalogues[served.name] = Catalogue(served, self._given)
         return found
 
@@ -496,7 +497,6 @@ class State:
         self.config, self.store = config, store
         self.tenants = {name: Tenant(name, config, store) for name in config.folders}
         self._reloading = threading.Lock()
-        self.failed: str | None = None  # why the last reload was refused
 
     def reload(self) -> dict[str, dict[str, str]]:
         """Swap in what has changed on disk; a failure leaves every model as it was."""
@@ -508,10 +508,8 @@ class State:
                 for name, (models, catalogues) in before.items():
                     tenant = self.tenants[name]
                     tenant.models, tenant._catalogues = models, catalogues
-                self.failed = type(error).__name__
                 logger.error("reload refused: %s", error)
                 raise DataError("a model could not be loaded; the old ones go on") from error
-            self.failed = None
             return found
 
 

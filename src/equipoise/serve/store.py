@@ -187,8 +187,7 @@ class Store:
         self._read = self._engine(isolation_level="AUTOCOMMIT")
         if self.is_local:
             sa.event.listen(self._write, "begin", _begin_immediate)
-        self._kept = threading.local()
-        self._all_kept: list[sqlite3.Connection] = []
+        self._kept: dict[threading.Thread, sqlite3.Connection] = {}
         self._insert = _insert_of(self.is_local)
         with self._known_errors():
             self._prepare()
@@ -236,7 +235,7 @@ class Store:
         try:
             yield
         except SQLAlchemyError as error:
-            # The text of a driver may hold addresses and values, which are nobody's business.
+            # the text of a driver may hold addresses and values, which no client or log may show
             logger.warning("store: %s", type(error).__name__)
             raise StoreError("the event store does not answer; try again") from error
 
@@ -254,14 +253,17 @@ class Store:
 
     def _quick(self, sql: str, values: list[Any]) -> list[Any]:
         """Read from the file on a connection that the thread keeps: every list asks this."""
-        connection = getattr(self._kept, "connection", None)
+        thread = threading.current_thread()
+        connection = self._kept.get(thread)
         try:
             if connection is None:
                 options: dict[str, Any] = {"timeout": self._timeout, "check_same_thread": False}
                 connection = sqlite3.connect(str(self.address.database), **options)
                 _durable(connection, None)
-                self._kept.connection = connection
-                self._all_kept.append(connection)
+                for other in [each for each in list(self._kept) if not each.is_alive()]:
+                    if (left := self._kept.pop(other, None)) is not None:
+                        left.close()
+                self._kept[thread] = connection
             found: list[Any] = connection.execute(sql, values).fetchall()
             return found
         except sqlite3.Error as error:
@@ -293,9 +295,8 @@ class Store:
     ) -> Callable[[sa.Connection], int]:
         """Return the write that adds events and marks; it gives the number of events not known."""
         rows = [{"tenant": tenant, **asdict(each)} for each in given]
-        rows.sort(
-            key=lambda row: str(row["id"])
-        )  # one order everywhere, so none waits in a circle
+        if not self.is_local:  # one order everywhere, so none waits in a circle
+            rows.sort(key=lambda row: str(row["id"]))
         shown = [{"tenant": tenant, **asdict(each)} for each in marks]
         shown.sort(key=lambda row: (row["user"], row["item"]))
 
@@ -455,9 +456,8 @@ class Store:
     def close(self) -> None:
         """Finish what is waiting and let go of the database."""
         self._writer.stop()
-        while self._all_kept:
-            self._all_kept.pop().close()
-        self._kept = threading.local()
+        while self._kept:
+            self._kept.popitem()[1].close()
         self._write.dispose()
         self._read.dispose()
 

@@ -112,10 +112,12 @@ class Solver:
         logger.info("%s", self.plan)
         self.engine = self.plan.engine
         if precision != "auto" and self.engine != "gpu":
-            raise SettingError("precision is for a card; leave it out on device='cpu'")
+            raise SettingError(f"precision is for the gpu engine, not for {self.engine}")
         on_disk = self.engine in ("tiled", "neighbourhood")
         if scratch is not None and not on_disk and engine != "auto":
-            raise SettingError(f"scratch is for the tiled engine, not for {self.engine}")
+            raise SettingError(
+                f"scratch is for the tiled and the neighbourhood engine, not for {self.engine}"
+            )
         if refine and on_disk:
             raise SettingError(f"the {self.engine} engine cannot refine; fit with dtype='float64'")
         if self.engine == "gpu":

@@ -4,8 +4,8 @@ The card holds one n x n array. Nothing of that size goes through the host, neit
 (the interactions are sent sparse) nor on the way out (the inverse stays where it is).
 
 Its tensor cores multiply numbers of 16 bits many times faster than float32. A float32 number is
-the sum of two of float16 to its last bit, so a product in float32 is three products of halves, of
-which the fourth, small x small, is below rounding (`PairBlocks`).
+the sum of two of float16 to its last bit, so a product in float32 is three products of halves; the
+fourth, small x small, is below rounding (`PairBlocks`).
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def solve(
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))
-    kept = max(int(KEPT * neighbours) if kept is None else kept, neighbours)
+    kept = max(KEPT * neighbours if kept is None else kept, neighbours)
     system = System.of(X, user_weights, penalty)
     what = {**(problem or {}), "neighbours": neighbours, "kept": kept, "dtype": dtype}
     with _journal(what, on_disk=on_disk, scratch=scratch) as journal:
@@ -246,7 +246,7 @@ def solve_again(
     starts = by_target.indptr[before].astype(np.int64)
     places, offsets = segments(starts, by_target.indptr[before + 1] - starts)
     supports = by_target.indices[places].astype(np.int64)
-    kept = max(KEPT * neighbours, neighbours)
+    kept = KEPT * neighbours
     with Journal() as journal:
         needed = np.unique(np.concatenate([targets, supports]))
         fresh = np.arange(n_old, n_items)

@@ -209,7 +209,7 @@ class Plan:
     n_items
         Number of items.
     dtype
-        Its floating point type.
+        Floating point type of the solve.
     peak_bytes
         Memory a fit takes on top of the data: of the machine, or of the card.
     budget_bytes
@@ -219,9 +219,9 @@ class Plan:
     device
         Where it would run.
     disk_bytes, disk_free_bytes
-        Disk a tiled solve needs, and has.
+        Disk that tiles, or entries of the neighbourhood engine, need, and have.
     tile_rows
-        Rows of its tiles.
+        Rows of a tile; 0 for other engines than the tiled one.
     neighbours
         Items beside the target in a support of the neighbourhood engine; 0 for an exact engine.
     nearest

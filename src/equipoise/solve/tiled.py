@@ -227,7 +227,7 @@ def _inputs(kind: str, target: Place, inner: Span) -> tuple[Place, ...]:
     i, j = target
     if kind in ("factor", "invert", "square"):
         return ()
-    if kind in ("solve", "left", "right", "left_transposed"):
+    if kind in blocked.TRIANGULAR:
         return ((inner[0], inner[0]),)
     pairs = {
         "subtract_outer": [((i, k), (j, k)) for k in range(*inner)],
