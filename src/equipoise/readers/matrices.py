@@ -172,7 +172,8 @@ def _sessions(
     items, offsets = arrays["items"], arrays["offsets"]
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
         raise DataError(f"{path}: offsets must be whole numbers, one more than sessions")
-    lengths = np.diff(offsets.astype(np.int64))  # of unsigned numbers none would be negative
+    ends = offsets.astype(np.int64)  # unsigned numbers have no negative difference
+    lengths = ends[1:] - ends[:-1]
     if offsets[0] != 0 or offsets[-1] != len(items) or (lengths < 0).any():
         raise DataError(f"{path}: offsets must rise from 0 to the number of items, {len(items):,}")
     empty = np.flatnonzero(lengths == 0)
