@@ -211,5 +211,5 @@ def test_without_jinja_the_extra_is_named(
     toy: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r"pip install equipoise\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'equipoise\[report\]'"):
         write_report(toy, tmp_path / "report.html")

@@ -252,11 +252,12 @@ def test_neighbours_follow_from_memory_and_time() -> None:
     long = eq.plan(**sizes, engine="neighbourhood", memory="30GB")
     assert short.fits
     assert 0 < short.neighbours < long.neighbours == 200
+    half = int(long.seconds / 2)
     hour, day = (
         eq.plan(**sizes, engine="neighbourhood", memory="30GB", neighbours=time)
-        for time in (f"{long.seconds / 2:.0f}s", "10000d")
+        for time in (f"{half}s", "10000d")
     )
-    assert hour.seconds <= long.seconds / 2
+    assert hour.seconds <= half
     assert 0 < hour.neighbours < day.neighbours == 200
     with pytest.raises(SettingError, match="too short"):
         eq.plan(**sizes, engine="neighbourhood", memory="30GB", neighbours="0.001s")
