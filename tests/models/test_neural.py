@@ -289,6 +289,16 @@ def test_each_model_has_a_space_to_tune(name: str) -> None:
     assert all(getattr(tuned.model, name) in values for name, values in space.items())
 
 
+def test_a_refit_on_all_data_trains_as_long_as_was_best_on_the_valid_part(split: Split) -> None:
+    model = CASES["MultVAE"](epochs=6, evaluate_every=1)
+    options: dict[str, Any] = {"grid": {"learning_rate": [0.05]}, "threads": 1}
+    kept = eq.tune(model, split, **options).model
+    whole = eq.tune(model, split, refit="all", **options).model
+    assert whole.epoch_ == len(whole.history_) == kept.epoch_
+    assert all(entry["ndcg"] is None for entry in whole.history_)
+    assert whole.data_.n_interactions > kept.data_.n_interactions
+
+
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [

@@ -14,10 +14,11 @@ import pytest
 import scipy.sparse as sp
 
 import equipoise as eq
-from equipoise.errors import DataError, SettingError, SolveError, TooBigError
+from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.interactions import Interactions
 from equipoise.machine import limited
 from equipoise.solve import neighbourhood
+from equipoise.solve.journal import Journal
 from equipoise.solve.neighbourhood import Columns
 
 Vector = npt.NDArray[np.float64]
@@ -176,6 +177,19 @@ def test_threads_and_stripes_do_not_change_a_bit(
     assert_same_bits(on_disk, expected)
     assert_same_bits(neighbourhood.solve(*problem, 8, scratch=tmp_path), expected)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_array_that_is_gone_does_not_count_as_done(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.array("values", 4, "float32")[:] = 1
+        journal.add("rows", 0)
+    with Journal(tmp_path) as journal:
+        assert journal.array("values", 4, "float32").tolist() == [1, 1, 1, 1]
+        assert journal.has("rows", 0)
+        journal.array("later", 4, "float32")  # one that no earlier try had begun
+    (tmp_path / "neighbourhood-values.npy").unlink()
+    with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is gone; remove"):
+        journal.array("values", 4, "float32")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a child process")

@@ -42,6 +42,7 @@ class Journal:
         self._folder, self._problem = folder, problem or {}
         self._temporary, self._mutex = temporary, Lock()
         self._done: dict[str, list[int]] = {}
+        self._known: list[str] = []  # arrays that an earlier try had begun
         self._files: dict[str, npt.NDArray[Any]] = {}
 
     def __enter__(self) -> Self:
@@ -49,7 +50,7 @@ class Journal:
             self._held = locked(self._folder)
             self._held.__enter__()
             try:
-                self._done = self._read()
+                self._done, self._known = self._read()
             except BaseException:
                 self.__exit__()
                 raise
@@ -69,7 +70,7 @@ class Journal:
                 np.zeros(size, dtype) if name in ("lengths", "diagonal") else np.empty(size, dtype)
             )
         file = self._folder / f"neighbourhood-{name}.npy"
-        fresh = not (self._done and file.exists())
+        fresh = name not in self._known
         shape = (max(size, 1),)  # an empty file cannot be mapped
         try:
             found = np.lib.format.open_memmap(
@@ -78,12 +79,16 @@ class Journal:
                 dtype=np.dtype(dtype) if fresh else None,
                 shape=shape if fresh else None,
             )
+        except FileNotFoundError as error:
+            raise FileFormatError(
+                f"{file} is gone; remove {STATE} beside it to start anew"
+            ) from error
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{file} cannot be used: {error}; give another scratch folder"
             ) from error
         if found.shape != shape or found.dtype != np.dtype(dtype):
-            raise FileFormatError(f"{file} is damaged; remove it to start anew")
+            raise FileFormatError(f"{file} is damaged; remove {STATE} beside it to start anew")
         self._files[name] = found
         return np.asarray(found)[:size]
 
@@ -105,7 +110,9 @@ class Journal:
             self._done.setdefault(stage, []).append(part)
             fresh = self._folder / f"{STATE}.new"
             with fresh.open("w") as stream:
-                json.dump(sealed({"problem": self._problem, "done": self._done}), stream)
+                arrays = sorted({*self._known, *self._files})
+                state = {"problem": self._problem, "arrays": arrays, "done": self._done}
+                json.dump(sealed(state), stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(fresh, self._folder / STATE)
@@ -117,17 +124,17 @@ class Journal:
         for file in [self._folder / STATE, *self._folder.glob("neighbourhood-*.npy")]:
             file.unlink(missing_ok=True)
 
-    def _read(self) -> dict[str, list[int]]:
+    def _read(self) -> tuple[dict[str, list[int]], list[str]]:
         assert self._folder is not None
         file = self._folder / STATE
         if not file.exists():
-            return {}
+            return {}, []
         try:
             state = parse(file.read_bytes())
             check_seal(state)
             done = state.group("done")
             found = {name: done.wholes(name) for name in done}
-            problem = dict(state.group("problem"))
+            arrays, problem = state.texts("arrays"), dict(state.group("problem"))
         except (OSError, FileFormatError) as error:
             raise FileFormatError(
                 f"{file} is damaged: {error}; remove it to start anew"
@@ -137,4 +144,4 @@ class Journal:
                 f"{self._folder} holds another solve that was cut short; give another scratch "
                 "folder, or empty it"
             )
-        return found
+        return found, arrays

@@ -206,6 +206,11 @@ def search_with(
         if fitted is None:
             fitted = space.model(best)
             whole = _whole(split) if refit == "all" and isinstance(split, Split) else train
+            if whole is not train and "valid" in options:
+                # what it learns from cannot tell it when to stop; the train part can
+                trained: Any = space.model(best).fit(train, **options)
+                fitted = fitted.vary({"epochs": trained.epoch_})
+                options = {**options, "valid": None}
             fitted.fit(whole, **options)
         seconds = time.perf_counter() - before
         if isinstance(criterion, OnLeftOut):
