@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError
-from equipoise.kernels import compiled
+from equipoise.kernels import compiled, first_at_least
 from equipoise.machine import run
 from equipoise.matrix import Csr, segments
 
@@ -337,11 +337,6 @@ def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, found: Ints
     for user in range(offsets.size - 1):
         end = indptr[user + 1]
         for event in range(offsets[user], offsets[user + 1]):
-            low, high, item = indptr[user], end, items[event]
-            while low < high:
-                middle = (low + high) // 2
-                if indices[middle] < item:
-                    low = middle + 1
-                else:
-                    high = middle
-            found[event] = low if low < end and indices[low] == item else -1
+            item = items[event]
+            place = first_at_least(indices, indptr[user], end, item)
+            found[event] = place if place < end and indices[place] == item else -1

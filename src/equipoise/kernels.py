@@ -110,3 +110,15 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
 
 
 prefetch: Any = intrinsic(_prefetch)
+
+
+@compiled
+def first_at_least(ascending: Any, low: Any, high: Any, wanted: Any) -> Any:
+    """Return the first place from `low` on with no less than what is wanted, `high` for none."""
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -33,7 +33,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
-from equipoise.kernels import compiled
+from equipoise.kernels import compiled, first_at_least
 from equipoise.matrix import Csr, entry_rows, keep_entries
 from equipoise.statistics import gini
 
@@ -164,14 +164,8 @@ def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any
             wanted = lists[row, place]
             if wanted < 0:
                 break
-            low, high = indptr[row], indptr[row + 1]
-            while low < high:
-                middle = (low + high) // 2
-                if indices[middle] < wanted:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low == indptr[row + 1] or indices[low] != wanted:
+            at = first_at_least(indices, indptr[row], indptr[row + 1], wanted)
+            if at == indptr[row + 1] or indices[at] != wanted:
                 continue
             for earlier in range(first, found):
                 if item[earlier] == wanted:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.kernels import Floats, Offsets, Positions, compiled
+from equipoise.kernels import Floats, Offsets, Positions, compiled, first_at_least
 
 SCAN = 32  # scores compared with the list's worst before any of them is looked at
 GROUP = 8  # rows added in one pass over the accumulator, which `_add_eight` is written for
@@ -295,13 +295,7 @@ def mask_items(
     """Set scores[u, j - low] to minus infinity for j in the sorted indices[starts[u]:stops[u]]."""
     width = scores.shape[1]
     for user in range(scores.shape[0]):
-        place, stop = starts[user], stops[user]
-        while place < stop:  # binary search of the first item in this block
-            middle = (place + stop) // 2
-            if indices[middle] < low:
-                place = middle + 1
-            else:
-                stop = middle
+        place = first_at_least(indices, starts[user], stops[user], low)
         while place < stops[user] and indices[place] < low + width:
             scores[user, indices[place] - low] = -np.inf
             place += 1

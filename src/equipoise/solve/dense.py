@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from equipoise import machine
 from equipoise.errors import SolveError
-from equipoise.kernels import compiled
+from equipoise.kernels import compiled, first_at_least
 from equipoise.matrix import Csr
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
 from equipoise.solve.threaded import ThreadedBlocks
@@ -145,13 +145,7 @@ def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, 
     first = np.empty(n_users, np.int64)
     starts = np.zeros(high - low + 1, np.int64)
     for user in range(n_users):
-        place, stop = indptr[user], indptr[user + 1]
-        while place < stop:  # binary search of the first item of the span
-            middle = (place + stop) // 2
-            if indices[middle] < low:
-                place = middle + 1
-            else:
-                stop = middle
+        place = first_at_least(indices, indptr[user], indptr[user + 1], low)
         first[user] = place
         while place < indptr[user + 1] and indices[place] < high:
             starts[indices[place] - low + 1] += 1
