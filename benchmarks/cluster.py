@@ -30,6 +30,7 @@ import polars as pl
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.spread import Spread
+from equipoise.cluster.workers import start_local
 from equipoise.machine import limited
 from equipoise.solve import dense
 
@@ -106,18 +107,9 @@ def computes(part: dict[str, Any]) -> bool:
 @contextmanager
 def workers(number: int) -> Iterator[Any]:
     """Start worker processes of one thread each, whose code is compiled already."""
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
-    with (
-        LocalCluster(
-            n_workers=number,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=":0",
-            env={"POLARS_MAX_THREADS": "1"},
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with start_local(number, dashboard_address=":0") as cluster, Client(cluster) as client:
         say(f"{number} worker{'s' if number > 1 else ''}; dashboard at {cluster.dashboard_link}")
         client.run(compile_kernels)
         client.get_task_stream()  # from now on

@@ -18,6 +18,7 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise.cluster import workers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -145,8 +146,8 @@ def test_a_slow_worker_changes_nothing(client, folder, model, tmp_path):
 
 
 @contextmanager
-def by_command(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Start a scheduler and a worker as on two machines; give the address and the scheduler."""
+def by_command(folder: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Start a scheduler and a worker as on two machines; give the address and both."""
     file = folder / "scheduler.json"
     env = {**os.environ, "POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
@@ -163,7 +164,7 @@ def by_command(folder: Path) -> Iterator[tuple[str, Any]]:
             time.sleep(0.05)
         with distributed.Client(scheduler_file=str(file), set_as_default=False) as client:
             client.wait_for_workers(1)
-            yield client.scheduler.address, started[0]
+            yield client.scheduler.address, *started
     finally:
         for each in started:
             each.kill()
@@ -174,7 +175,7 @@ def test_a_scheduler_killed_in_the_middle_is_one_clear_error(client, folder, mod
     """Files that are there are whole, and the next run makes the others."""
     _, expected = recommend_to(client, folder, model, tmp_path / "expected")
     out = tmp_path / "lists"
-    with by_command(tmp_path) as (address, scheduler):
+    with by_command(tmp_path) as (address, scheduler, _):
 
         def kill_later() -> None:
             while not any(out.glob("part-*.parquet")):
@@ -191,3 +192,33 @@ def test_a_scheduler_killed_in_the_middle_is_one_clear_error(client, folder, mod
         assert pl.read_parquet(file).height == 5
     eq.cluster.recommend_to(model, out, k=5, client=client, users_per_file=1)
     assert pl.read_parquet(sorted(out.glob("part-*.parquet"))).to_dicts() == expected
+
+
+def test_no_worker_at_all_is_one_clear_error(folder, tmp_path, monkeypatch, caplog):
+    with by_command(tmp_path) as (address, _, worker):
+        client = workers.connect(address)
+        worker.kill()
+        while client.nthreads():
+            time.sleep(0.05)
+        monkeypatch.setattr(workers, "SECONDS", 0.1)
+        monkeypatch.setattr(workers, "PATIENCE", 0.2)
+        with pytest.raises(eq.ClusterError, match=r"no worker for 0\.2 s; start some"):
+            eq.cluster.read(folder, client=client)
+        assert "no worker is there" in caplog.text
+
+
+def test_a_worker_of_this_machine_comes_back_however_late():
+    """Dask would take a worker away that is not back within a given time."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    setting = "distributed.deploy.lost-worker-timeout"
+    with dask.config.set({setting: "1ms"}):
+        cluster = workers.start_local(1, dashboard_address=None, silence_logs="CRITICAL")
+        with cluster, distributed.Client(cluster, set_as_default=False) as client:
+            first = set(client.nthreads())
+            os.kill(cluster.workers[0].pid, signal.SIGKILL)
+            while first & set(client.nthreads()):
+                time.sleep(0.02)
+            client.wait_for_workers(1, timeout=60)
+            assert client.submit(abs, -3).result(timeout=60) == 3

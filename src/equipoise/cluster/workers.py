@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -20,7 +22,10 @@ from equipoise.errors import ClusterError, MissingExtraError, SettingError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+logger = logging.getLogger(__name__)
+
 SECONDS = 10  # in which a scheduler has to answer
+PATIENCE = 300  # seconds that work waits while there is no worker at all
 FAN_IN = 8  # results that a step of a reduction puts together
 _clients: dict[str, Any] = {}  # by address, and of this machine's own workers
 
@@ -62,16 +67,26 @@ def connect(client: Any = "local") -> Any:
 
 
 def _local_client(distributed: Any) -> Any:
-    cluster = distributed.LocalCluster(
-        n_workers=machine.count(),
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address=":0",
-        env={"POLARS_MAX_THREADS": "1"},
-    )
+    cluster = start_local(machine.count(), dashboard_address=":0")
     _clients["local"] = distributed.Client(cluster, set_as_default=False)
     print(f"workers on this machine; dashboard at {cluster.dashboard_link}", file=sys.stderr)
     return _clients["local"]
+
+
+def start_local(workers: int, **options: Any) -> Any:
+    """Start worker processes of one thread on this machine, which come back whenever they die."""
+    import dask
+
+    # 15 s after a worker died Dask takes it away for good if it is not there, be it that it came
+    # back meanwhile, died once more and is starting
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "24h"})
+    return _distributed().LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=True,
+        env={"POLARS_MAX_THREADS": "1"},
+        **options,
+    )
 
 
 def _distributed() -> Any:
@@ -115,7 +130,29 @@ def submit(client: Any, function: Callable[..., Any], *args: Any, **options: Any
 def results(client: Any, futures: Any) -> Any:
     """Fetch what workers hold; an error of a task is raised as it was there."""
     with watched(client):
+        _wait(client, _distributed().futures_of(futures), "ALL_COMPLETED")
         return client.gather(futures)
+
+
+def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
+    """Wait for all futures, or one, as long as there are workers; return those not done."""
+    wait = _distributed().wait
+    alone = None  # since when there is no worker
+    while True:
+        try:
+            with client.as_current():  # `wait` knows no other way
+                return set(wait(futures, timeout=SECONDS, return_when=until).not_done)
+        except TimeoutError:
+            if client.nthreads():
+                alone = None
+            elif alone is None:
+                alone = time.monotonic()
+                logger.warning("no worker is there; waiting %d s for one", PATIENCE)
+            elif time.monotonic() - alone > PATIENCE:
+                raise ClusterError(
+                    f"there has been no worker for {PATIENCE} s; start some, look into their log "
+                    "for why they ended, and run again"
+                ) from None
 
 
 def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
@@ -146,15 +183,10 @@ class Ahead:
 
     def begun(self, future: Any) -> Any:
         """Return a future, when few enough are not done."""
-        from distributed import wait as wait_for
-
-        wait: Any = wait_for
         self._under_way.add(future)
         if len(self._under_way) >= self._room:
-            with watched(self.client), self.client.as_current():  # `wait` knows no other way
-                self._under_way = set(
-                    wait(self._under_way, return_when="FIRST_COMPLETED").not_done
-                )
+            with watched(self.client):
+                self._under_way = _wait(self.client, self._under_way, "FIRST_COMPLETED")
         return future
 
 
