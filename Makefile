@@ -48,9 +48,10 @@ serve: $(SERVE)  ## a page to try two models on, fitted on real data; make serve
 
 test: lint check kernels  ## everything CI runs
 
-# One BLAS thread a process: two test processes share two cores
+# One BLAS thread a process: two test processes share two cores. A test that hangs fails by name.
+TESTS := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout 600 -m "not slow and not gpu"
 check: $(DEV)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(TESTS)
 
 # Sums are rounded in another order on every processor: the oldest kernels of OpenBLAS and those
 # of most machines, where this one can run them, on the tests of what is solved for.
@@ -58,8 +59,7 @@ KERNELS := Prescott $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo Hasw
 ROUNDED := tests/solve $(patsubst %,tests/models/test_%.py,linear lowpass optimality theorems updating)
 kernels: $(DEV)
 	for kernel in $(KERNELS); do \
-	  OPENBLAS_CORETYPE=$$kernel OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
-	    -m "not slow and not gpu" $(ROUNDED) || exit 1; \
+	  OPENBLAS_CORETYPE=$$kernel $(TESTS) $(ROUNDED) || exit 1; \
 	done
 
 slow: $(DEV)  ## the full-size checks (minutes, up to 9 GB of memory)
