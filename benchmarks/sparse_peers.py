@@ -1,11 +1,13 @@
 """Sparse item-item models with an equal number of weights: neighbourhoods, SANSA and item-kNN.
 
     python benchmarks/sparse_peers.py --data DATA --sansa PYTHON --out FILE.json
+    python benchmarks/sparse_peers.py --data DATA --datasets ML-1M --weights 200 --out OTHER.json
 
 DATA has `gowalla/strong` and `yelp2018/strong`; MovieLens 1M comes from `equipoise.datasets`.
 PYTHON is the interpreter of an environment with `sansa` (`apt-get install libsuitesparse-dev`,
 then `pip install "scikit-sparse<0.5" sansa`). All models have 100 weights for each item; SANSA
-keeps two matrices of that size, the factors of its weights. What is not fixed is chosen on
+keeps two matrices of that size, the factors of its weights: the second run gives as many numbers
+to the others. What is not fixed is chosen on
 validation: l2 of SANSA, the shrinkage of item-kNN, and l2 of ours on MovieLens, where no settings
 are published.
 """
@@ -30,7 +32,6 @@ from neighbourhood import SETTINGS
 import equipoise as eq
 from reproduce.data import find_split
 
-WEIGHTS = 100
 DATASETS = ("ML-1M", "gowalla", "yelp2018")
 OTHER = [{"l2": l2, "dropout": 0.5, "alpha": 0.2, "beta": 0.3} for l2 in (20.0, 100.0, 500.0)]
 SHRINK = (0.0, 10.0, 50.0)
@@ -67,24 +68,26 @@ def fitted(model: Any, split: eq.Split, settings: dict[str, Any], **how: Any) ->
     }
 
 
-def neighbourhoods(split: eq.Split, dataset: str) -> dict[str, Any]:
+def neighbourhoods(split: eq.Split, dataset: str, weights: int) -> dict[str, Any]:
     rows = []
     for settings in [SETTINGS[dataset, "strong"]] if (dataset, "strong") in SETTINGS else OTHER:
         numbers = dict(settings)
         normalizer = eq.DAN(numbers.pop("alpha"), numbers.pop("beta"))
         model = eq.EASE(**numbers, normalizer=normalizer)
-        how = {"engine": "neighbourhood", "neighbours": WEIGHTS}
+        how = {"engine": "neighbourhood", "neighbours": weights}
         rows.append(fitted(model, split, settings, **how))
         rows[-1]["weights"] = int(model.inverse_.data.size)
     return best(rows)
 
 
-def item_knn(split: eq.Split) -> dict[str, Any]:
-    models = [(eq.ItemKNN(neighbours=WEIGHTS, shrink=shrink), shrink) for shrink in SHRINK]
+def item_knn(split: eq.Split, weights: int) -> dict[str, Any]:
+    models = [(eq.ItemKNN(neighbours=weights, shrink=shrink), shrink) for shrink in SHRINK]
     return best([fitted(model, split, {"shrink": shrink}) for model, shrink in models])
 
 
-def sansa(split: eq.Split, python: str, limit: float, l2s: Sequence[float]) -> dict[str, Any]:
+def sansa(
+    split: eq.Split, weights: int, python: str, limit: float, l2s: Sequence[float]
+) -> dict[str, Any]:
     rows = []
     tries = [("ICF", l2) for l2 in l2s] + (SANSA_SMALL if split.train.n_items < SMALL else [])
     with tempfile.TemporaryDirectory() as name:
@@ -93,7 +96,7 @@ def sansa(split: eq.Split, python: str, limit: float, l2s: Sequence[float]) -> d
         sp.save_npz(folder / "train.npz", split.train.matrix)
         for key, part in parts.items():
             sp.save_npz(folder / f"{key}.npz", part.history.matrix)
-        density = WEIGHTS / split.train.n_items
+        density = weights / split.train.n_items
         for method, l2 in tries:
             settings = {"method": method, "l2": l2}
             command = [python, str(LISTS), name, str(density), str(l2), method]
@@ -134,6 +137,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120, help="seconds of one fit of SANSA")
     parser.add_argument("--l2", nargs="+", type=float, default=SANSA_L2, help="of its ICF")
     parser.add_argument("--datasets", nargs="+", default=DATASETS)
+    parser.add_argument("--weights", type=int, default=100, help="for each item")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     rows = json.loads(chosen.out.read_text()) if chosen.out.exists() else []
@@ -145,11 +149,12 @@ def main() -> None:
             raise SystemExit(f"{dataset} is not there")
         split = load()
         models = {
-            "neighbourhoods": lambda: neighbourhoods(split, dataset),  # noqa: B023
-            "item-kNN": lambda: item_knn(split),  # noqa: B023
+            "neighbourhoods": lambda: neighbourhoods(split, dataset, chosen.weights),  # noqa: B023
+            "item-kNN": lambda: item_knn(split, chosen.weights),  # noqa: B023
         }
         if chosen.sansa:
-            models["SANSA"] = lambda: sansa(split, chosen.sansa, chosen.limit, chosen.l2)  # noqa: B023
+            where = chosen.weights, chosen.sansa, chosen.limit, chosen.l2
+            models["SANSA"] = lambda: sansa(split, *where)  # noqa: B023
         for name, work in models.items():
             rows.append({"dataset": dataset, "model": name, **work()})
             print(json.dumps(rows[-1]), flush=True)

@@ -42,7 +42,7 @@ SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind i
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
 BUCKETS = 2048
 AHEAD = 4  # users whose rows are asked for before they are needed
-NEXT = 16  # items whose sums are asked for before they are needed
+NEXT = 32  # items whose sums are asked for before they are needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,6 +528,7 @@ def _strongest(
     list_values: Any,
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
+    # not the choice of `cooccurrence`: two limits share a count, and sizes are never below 0
     cells[1::2] = scale  # beside the sum of an item, in one place of memory
     bits = size.view(np.uint32)
     counts = np.empty((2, BUCKETS), np.int32)  # of entries of other rows, and of this one
