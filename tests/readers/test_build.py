@@ -92,7 +92,7 @@ def test_sessions_are_numbered_in_order_of_time():
 
 @pytest.mark.parametrize(
     ("gap", "value"),
-    [(90, 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("2d", 172800.0)],
+    [(90, 90.0), ("90", 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)],
 )
 def test_gaps_have_units(gap, value):
     assert period("gap", gap) == value
@@ -150,9 +150,11 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
         pytest.param(lambda: period("gap", 0), SettingError, "gap must be", id="gap of zero"),
         pytest.param(lambda: period("gap", None), SettingError, "gap must be", id="no gap"),
         pytest.param(lambda: period("gap", -1), SettingError, "gap must be", id="negative gap"),
-        pytest.param(lambda: period("gap", "30"), SettingError, "gap must be", id="text, no unit"),
         pytest.param(
-            lambda: period("gap", "soon"), SettingError, "gap must be", id="gap in words"
+            lambda: period("gap", "soon"), SettingError, "gap must look like", id="gap in words"
+        ),
+        pytest.param(
+            lambda: period("gap", "30y"), SettingError, "gap must look like", id="unknown unit"
         ),
         pytest.param(lambda: period("gap", np.inf), SettingError, "gap must be", id="endless gap"),
         pytest.param(
@@ -160,6 +162,12 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
             DataError,
             "the labels: none of the items is labelled",
             id="labels of other items",
+        ),
+        pytest.param(
+            lambda: eq.read(COLUMNS, labels=[(10, "a"), (20, "b")]),
+            SettingError,
+            r"labels must be a table .*, got a list that starts with \(10, 'a'\); .*dict",
+            id="labels as pairs",
         ),
         pytest.param(
             lambda: eq.read(COLUMNS, labels={"item": [10]}),

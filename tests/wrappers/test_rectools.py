@@ -74,3 +74,11 @@ def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
         filter_viewed=True,
     )
     assert 0 <= found["metrics"][0]["recall"] <= 1
+
+
+def test_nobody_gets_an_empty_frame(frame: pd.DataFrame) -> None:
+    dataset = Dataset.construct(frame)
+    model = EquipoiseModel(eq.EASE(l2=20, dropout=0)).fit(dataset)
+    nobody = frame[Columns.User].unique()[:0]
+    assert model.recommend(nobody, dataset, k=3, filter_viewed=True).empty
+    assert model.recommend_to_items(frame[Columns.Item].unique()[:0], dataset, k=3).empty

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import json
@@ -20,6 +19,7 @@ from equipoise.cli.framework import (
     legend,
     note,
     option,
+    refuse_given,
     say,
     show,
     told,
@@ -228,7 +228,7 @@ class ReadOptions:
         """Return the split in a folder, or None; options that it would ignore are refused."""
         found = open_split(source)
         if found is not None:
-            self.refuse(f"{source} is a saved split", *allowed)
+            refuse_given(self, f"{source} is a saved split", *allowed)
         return found
 
     def _partitioned(self, source: str) -> Partitioned:
@@ -247,11 +247,11 @@ class ReadOptions:
         if not Path(source).exists() and not set(source) & set("*?["):
             data = self._named(source)
         elif (split := open_split(source)) is not None:
-            self.refuse(f"{source} is a saved split", *FILTERS)
+            refuse_given(self, f"{source} is a saved split", *FILTERS)
             note(f"{source}: a split; its train part is used")
             return split.train
         elif is_directory_of(source, SAVED):
-            self.refuse(f"{source} is saved data", *FILTERS)
+            refuse_given(self, f"{source} is saved data", *FILTERS)
             return readers.read(source)
         else:
             data = readers.read(source, **self._settings())
@@ -273,15 +273,8 @@ class ReadOptions:
                 f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
         why = f"{source} is a data set with its own reader"
-        self.refuse(why, "min_rating", *FILTERS)
+        refuse_given(self, why, "min_rating", *FILTERS)
         return datasets.load(source, min_rating=self.min_rating)
-
-    def refuse(self, why: str, *allowed: str) -> None:
-        """Refuse reading options that would have no effect: all but those allowed."""
-        for field in dataclasses.fields(self):
-            if field.name not in allowed and getattr(self, field.name) != field.default:
-                option = field.name.replace("_", "-")
-                raise SettingError(f"{why}: leave out --{option}")
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
@@ -461,7 +454,7 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
     from equipoise import split as splits
 
     if protocol == "given":
-        reading.refuse("--protocol given takes a split as it was published")
+        refuse_given(reading, "--protocol given takes a split as it was published")
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}

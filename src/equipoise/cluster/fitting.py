@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import secrets
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
 from equipoise.solve.planning import plan
 from equipoise.tuning import Tuned
+from equipoise.tuning import tune as tune_here
 from equipoise.tuning.ledger import key_of
 from equipoise.tuning.proposals import Point
 from equipoise.tuning.search import Solve, Solves, search_with
@@ -127,8 +129,10 @@ def tune(model: Any = None, split: Any = None, *, client: Any = "local", **optio
     **options
         As for `equipoise.tune`; `memory`, `device` and `scratch` are those of a worker.
     """
+    asked = inspect.signature(tune_here).bind(model, split, **options)
+    asked.apply_defaults()
     connected = connect(client)
-    return search_with(lambda *given: _WorkerSolves(connected, *given), model, split, **options)
+    return search_with(lambda *given: _WorkerSolves(connected, *given), **asked.arguments)
 
 
 class _WorkerSolves(Solves):

@@ -211,8 +211,6 @@ def evaluate_there(
     batch_size: int,
     metrics: Any = None,
     groups: Any = None,
-    bootstrap: int = 1000,
-    seed: int = 0,
     tuned_on_test: bool = False,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -262,8 +260,6 @@ def evaluate_there(
             part=part.name,
             fingerprint=fingerprint,
             name=name or model.label,
-            bootstrap=bootstrap,
-            seed=seed,
             tuned_on_test=tuned_on_test,
             seconds={"rank": time.perf_counter() - started},
         )

@@ -194,6 +194,12 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
         return table_source(labels, options)
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
+    if isinstance(labels, (list, tuple)):
+        first = f" that starts with {labels[0]!r}" if labels else ""
+        raise SettingError(
+            "labels must be a table with a column of items, or a dictionary from items to "
+            f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
+        )
     return object_source(labels, "the labels")
 
 

@@ -16,26 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equipoise.checks import count, non_negative, number, positive
+from equipoise.checks import count, non_negative, number, period, positive
 from equipoise.errors import DataError, SettingError
 
 PREFIX = "EQUIPOISE_"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 DEFAULT = "default"  # the tenant of requests that name none, and the model of a bare path
 ROLES = ("read", "write", "admin")
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def seconds(name: str, value: Any) -> float:
-    """Return a duration such as "30m", "1.5h", "90d" or a number of seconds.
-
-    >>> seconds("refresh", "1h"), seconds("refresh", 90)
-    (3600.0, 90.0)
-    """
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([smhdw]?)\s*", str(value))
-    if isinstance(value, bool) or found is None:
-        raise SettingError(f"{name} must look like '30m', '1h' or '90d', got {value!r}")
-    return positive(name, float(found[1]) * SECONDS[found[2]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +176,7 @@ class Config:
         count("workers", self.workers, 1, 256)
         for name in ("refresh", "keep"):
             if getattr(self, name) is not None:
-                seconds(name, getattr(self, name))
+                period(name, getattr(self, name))
         names = [*self.models, *self.tenants, *(n for each in self.tenants.values() for n in each)]
         marked: list[Token | Experiment] = [*self.tokens, *self.experiments]
         names += [each.name for each in marked]
@@ -230,7 +217,7 @@ class Config:
     @property
     def keep_seconds(self) -> float | None:
         """Age at which events leave the store."""
-        return None if self.keep is None else seconds("keep", self.keep)
+        return None if self.keep is None else period("keep", self.keep)
 
     @classmethod
     def read(

@@ -27,8 +27,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from equipoise.checks import period
 from equipoise.errors import DataError, EquipoiseError
-from equipoise.serve.config import Config, seconds
+from equipoise.serve.config import Config
 from equipoise.serve.logs import write_lines
 
 logger = logging.getLogger("equipoise.serve")
@@ -155,7 +156,7 @@ class Supervisor:
         self._fresh.add(process)
 
     def _watch(self, listening: socket.socket, address: str) -> int:
-        every = None if self._config.refresh is None else seconds("refresh", self._config.refresh)
+        every = None if self._config.refresh is None else period("refresh", self._config.refresh)
         due = None if every is None else time.monotonic() + every
         started = False
         while not self._stopping:

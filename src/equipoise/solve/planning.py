@@ -20,9 +20,10 @@ import numpy as np
 
 from equipoise import machine, svd
 from equipoise.checks import count as whole
+from equipoise.checks import period
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
+from equipoise.machine import duration, free_memory, gigabytes, parse_memory
 from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
 
 ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
@@ -436,7 +437,7 @@ def _near(
     if neighbours is None:
         return best(largest(lambda plan: plan.fits) or 1)
     if isinstance(neighbours, str):
-        limit = parse_time("neighbours", neighbours)
+        limit = period("neighbours", neighbours)
         number = largest(lambda plan: plan.fits and plan.seconds <= limit)
         if not number:
             least = duration(best(1).seconds)
