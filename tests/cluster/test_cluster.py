@@ -383,8 +383,8 @@ def test_histories_and_targets_of_two_folders_are_evaluated(client, local, tmp_p
         eq.cluster.evaluate(model, (pair[0].filter(min_user=4), pair[1]), 5)
     with pytest.raises(eq.SettingError, match="both Partitioned or both not"):
         eq.cluster.evaluate(model, (pair[0], target), 5)
+    call = {"seed": -1, "progress": lambda *_: pytest.fail("it ranked")}
     with pytest.raises(eq.SettingError, match="seed must be"):
-        call = {"seed": -1, "progress": lambda *_: pytest.fail("it ranked")}
         eq.cluster.evaluate(model, tuple(pair), 5, **call)
 
 
