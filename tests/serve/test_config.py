@@ -68,6 +68,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [{"name": "x", "secret": "env:NO_SUCH"}]}, "NO_SUCH"),
     ({"tokens": [{"name": "x", "secret": "s" * 16, "role": "root"}]}, "must be one of read"),
     ({"tokens": [{"name": "x", "secret": "s" * 16, "tenant": "t"}]}, "unknown tenant"),
+    ({"tokens": [{"name": "x", "secret": s * 16} for s in "ab"]}, "two tokens have the name 'x'"),
+    ({"tokens": [{"name": n, "secret": "s" * 16} for n in "ab"]}, "'a' and 'b' have the same sec"),
     ({"port": "http"}, "port must be of type int"),
     ({"port": 70_000}, "port must be a whole number from 0 to 65535"),
     ({"workers": 0}, "workers"),

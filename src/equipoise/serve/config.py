@@ -79,9 +79,9 @@ class Token:
     Parameters
     ----------
     name
-        What logs call its bearer.
+        What logs and limits call its bearer; no two tokens share it.
     secret
-        At least 16 characters; "env:NAME" takes it from the environment.
+        At least 16 characters, no other token's; "env:NAME" takes it from the environment.
     role
         "read" asks, "write" also sends events and attributes, "admin" also reloads.
     tenant
@@ -200,6 +200,7 @@ class Config:
                 )
         for name, weight in self.weights.items():
             number(f"weights of {name!r}", weight)
+        _check_distinct(self.tokens)
         if DEFAULT in self.tenants:
             raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
         for each in marked:
@@ -251,6 +252,21 @@ class Config:
         found.setdefault("models", {})
         made: Self = _made(cls, found, "")
         return made
+
+
+def _check_distinct(tokens: Iterable[Token]) -> None:
+    """Refuse two tokens that limits and logs could not tell apart."""
+    owners: dict[str, str] = {}  # names by their secret
+    for token in tokens:
+        if token.name in owners.values():
+            raise SettingError(
+                f"two tokens have the name {token.name!r}, by which limits and logs go; "
+                "give each its own"
+            )
+        if token.secret in owners:
+            both = f"{owners[token.secret]!r} and {token.name!r}"
+            raise SettingError(f"tokens {both} have the same secret; give each its own")
+        owners[token.secret] = token.name
 
 
 @functools.lru_cache(1024)
