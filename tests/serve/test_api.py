@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import scipy.sparse as sp
 from tests.serve.conftest import SCRIPT, Api, Serve
@@ -303,6 +304,19 @@ def test_items_are_found_by_title_and_id(standing: Api) -> None:
     assert len({i["item"] for page in whole for i in page["items"]}) == 80
     script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
     assert [item["title"] for item in script] == [f"{SCRIPT} item"]
+
+
+def test_labels_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> None:
+    labels = pl.DataFrame({"title": ["Tea", "Milk"], "price": [float("nan"), float("inf")]})
+    data = Interactions(sp.csr_array([[1, 1], [1, 0]]), ["a", "b"], ["tea", "milk"], labels=labels)
+    eq.EASE(l2=1.0).fit(data).save(tmp_path / "m")
+    text = served(models={"default": str(tmp_path / "m")}).get("/v1/items").text
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    found = json.loads(text, parse_constant=refuse)["items"]
+    assert [item["attributes"]["price"] for item in found] == [None, None]
 
 
 def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:

@@ -73,6 +73,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"port": "http"}, "port must be of type int"),
     ({"port": 70_000}, "port must be a whole number from 0 to 65535"),
     ({"workers": 0}, "workers"),
+    ({"refresh": "1h", "tenants": {"t": {"a": "./x"}}}, "'default' and 't' have a model in one"),
     ({"refresh": "soon"}, "refresh must look like"),
     ({"models": {}}, "no model to serve"),
     ({"models": {"../x": "y"}}, "names are made of"),

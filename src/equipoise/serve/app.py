@@ -165,7 +165,8 @@ def _description(app: FastAPI) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Response:
-    return Response(to_json(value), media_type="application/json")
+    # labels may hold numbers that JSON has no word for
+    return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
 
 
 def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
@@ -282,7 +283,8 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         model: ModelName = None,
     ) -> Response:
         """Return some training users."""
-        return _json((await mine(request)).users(q, limit, model))
+        own = await mine(request)
+        return _json(await run_in_threadpool(own.users, q, limit, model))
 
     @app.get("/v1/users/{user:path}", response_model=schemas.UserHistory, tags=["users"])
     async def user_history(user: UserPath, request: Request, model: ModelName = None) -> Response:
@@ -305,7 +307,8 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         model: ModelName = None,
     ) -> Response:
         """Search items by title or id, most popular first."""
-        return _json((await mine(request)).items(q, limit, offset, model))
+        own = await mine(request)
+        return _json(await run_in_threadpool(own.items, q, limit, offset, model))
 
     @app.get("/v1/items/{item:path}", response_model=schemas.Found, tags=["items"])
     async def item_facts(item: ItemPath, request: Request, model: ModelName = None) -> Response:
@@ -353,16 +356,17 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
     async def overview(request: Request) -> Response:
         """Return the numbers that the operator's view draws."""
-        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, state.served())
+        tenant = request.scope["state"]["tenant"]
+        models = state.served(tenant)
+        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, models)
         try:
-            tenant = request.scope["state"]["tenant"]
             found["store"] = await run_in_threadpool(state.store.counts, tenant)
         except EquipoiseError:
             found["store"] = None
         return _json({"time": time.time(), **found})
 
     @app.post("/v1/admin/reload", response_model=schemas.Reloaded, tags=["operation"])
-    async def reload() -> Response:
+    async def reload(request: Request) -> Response:
         """Load changed models beside the old ones, check them and swap, in every worker."""
         try:
             found = await run_in_threadpool(reloaded(state, telemetry))
@@ -371,7 +375,8 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         parent = os.environ.get("EQUIPOISE_SUPERVISOR")
         if parent == str(os.getppid()):
             os.kill(int(parent), signal.SIGHUP)  # the others
-        return _json({"models": found})
+        tenant = request.scope["state"]["tenant"]
+        return _json({"models": {tenant: found[tenant]}})  # others' are not this tenant's to know
 
     reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
     app.routes[-1].responses |= reload_errors  # type: ignore[attr-defined]

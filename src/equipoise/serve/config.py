@@ -206,6 +206,7 @@ class Config:
         for each in marked:
             if each.tenant not in self.folders:
                 raise SettingError(f"{each.name!r} is for an unknown tenant {each.tenant!r}")
+        self._check_folders()
         for experiment in self.experiments:
             known = self.folders[experiment.tenant]
             for name in experiment.models:
@@ -222,6 +223,18 @@ class Config:
                 f"without tokens the service listens on this machine alone, not on {self.host}; "
                 "give tokens, or leave host out"
             )
+
+    def _check_folders(self) -> None:
+        """Refuse to fold the events of two tenants into one model."""
+        owners: dict[str, str] = {}
+        for tenant, own in self.folders.items() if self.refresh is not None else ():
+            for folder in own.values():
+                other = owners.setdefault(os.path.realpath(folder), tenant)
+                if other != tenant:
+                    raise SettingError(
+                        f"tenants {other!r} and {tenant!r} have a model in one folder, into which "
+                        "refresh would put the events of both; give each a copy of its own"
+                    )
 
     @property
     def folders(self) -> dict[str, dict[str, str]]:

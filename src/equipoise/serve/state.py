@@ -532,13 +532,10 @@ class State:
                 for name, models in fresh.items()
             }
 
-    def served(self) -> list[tuple[str, Served]]:
-        """Return all models and their names in metrics."""
-        return [
-            (self.key(tenant, each), each)
-            for tenant in self.tenants.values()
-            for each in tenant.models.values()
-        ]
+    def served(self, name: str | None = None) -> list[tuple[str, Served]]:
+        """Return the models of a tenant, or of all of them, with their names in metrics."""
+        tenants = self.tenants.values() if name is None else [self.tenants[name]]
+        return [(self.key(own, each), each) for own in tenants for each in own.models.values()]
 
     def key(self, tenant: Tenant, served: Served) -> str:
         """Return the name of a model in metrics: with its tenant, where there are several."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,9 @@ class Telemetry:
         """Return all numbers in the text format of Prometheus."""
         return generate_latest(self.registry(models))
 
-    def summary(self, models: Iterable[tuple[str, Served]]) -> dict[str, dict[str, float]]:
-        """Return the numbers that the operator's view draws."""
+    def summary(self, models: Sequence[tuple[str, Served]]) -> dict[str, dict[str, float]]:
+        """Return the numbers that the operator's view draws; of models, those of these alone."""
+        keys = {None, *(key for key, _ in models)}
         wanted = {
             "equipoise_requests_total": ("requests", "status"),
             "equipoise_request_seconds_sum": ("seconds", "route"),
@@ -157,7 +158,7 @@ class Telemetry:
         found: dict[str, dict[str, float]] = {name: {} for name, _ in wanted.values()}
         for metric in self.registry(models).collect():
             for sample in metric.samples:
-                if sample.name not in wanted:
+                if sample.name not in wanted or sample.labels.get("model") not in keys:
                     continue
                 name, labels = wanted[sample.name]
                 names = (labels,) if isinstance(labels, str) else labels
