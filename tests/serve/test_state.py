@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import scipy.sparse as sp
 
 import equipoise as eq
 from equipoise.interactions import Interactions
@@ -132,6 +134,20 @@ def test_one_model_answers_many_threads(saved: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
+    n_items, length = 20_000, 1000
+    made = served(eq.Popularity().fit(sp.csr_array(np.ones((1, n_items)))), tmp_path)
+    history = made.given([str(item) for item in range(length)])
+    tracemalloc.start()
+    try:
+        (why,) = made.reasons(history, np.array([7]), None, 5)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(why) == 5
+    assert peak < 4 * n_items * length / 2  # half of what the history's rows of scores take
 
 
 def test_ids_are_found_under_their_text(saved: Path) -> None:

@@ -25,7 +25,7 @@ from equipoise.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
-from equipoise.ranking.ranker import Ranked, score, top_k
+from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
@@ -299,13 +299,14 @@ class Served:
             raise DataError(f"model {self.name!r} cannot give reasons; take a linear one for that")
         if self.is_cold(history) or not len(places):
             return [[] for _ in places]
-        sources, each = history.places.astype(np.int32), np.arange(len(history.places) + 1)
-        shape = (len(sources), self.n_items)
+        terms, sources = self.terms(alpha), history.places.astype(np.int32)
+        shape, each = (len(sources), self.n_items), np.arange(len(sources) + 1)
         alone = sp.csr_array((history.weights, sources, each), shape=shape)
-        parts = score(self.terms(alpha), alone)[:, places].astype(np.float64)
-        totals = score(self.terms(alpha), self.row(history))[0, places].astype(np.float64)
+        pairs = np.tile(each[:-1], len(places)), np.repeat(places, len(sources))
+        parts = score_items(terms, alone, *pairs).astype(np.float64).reshape(len(places), -1)
+        totals = score(terms, self.row(history))[0, places].astype(np.float64)
         found = []
-        for column, total in zip(parts.T, totals, strict=True):
+        for column, total in zip(parts, totals, strict=True):
             order = np.argsort(-np.abs(column), kind="stable")
             shares = add_up(column[order], float(total))
             found.append([(int(sources[n]), float(s)) for n, s in zip(order, shares, strict=True)])
