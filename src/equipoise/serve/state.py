@@ -417,7 +417,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(32)  # each holds vectors over the catalogue
 def read_rules(text: str) -> Rules | ItemRules | None:
     """Return rules from the JSON of a request; equal ones are one object, looked up once."""
     return as_rules(json.loads(text))
