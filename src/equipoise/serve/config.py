@@ -66,9 +66,9 @@ class Token:
     Parameters
     ----------
     name
-        What logs call its bearer.
+        What logs and limits call its bearer; no two tokens share it.
     secret
-        At least 16 characters; "env:NAME" takes it from the environment.
+        At least 16 characters, no other token's; "env:NAME" takes it from the environment.
     role
         "read" asks, "write" also sends events and attributes, "admin" also reloads.
     tenant
@@ -187,11 +187,13 @@ class Config:
                 )
         for name, weight in self.weights.items():
             number(f"weights of {name!r}", weight)
+        _check_distinct(self.tokens)
         if DEFAULT in self.tenants:
             raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
         for each in marked:
             if each.tenant not in self.folders:
                 raise SettingError(f"{each.name!r} is for an unknown tenant {each.tenant!r}")
+        self._check_folders()
         for experiment in self.experiments:
             known = self.folders[experiment.tenant]
             for name in experiment.models:
@@ -208,6 +210,18 @@ class Config:
                 f"without tokens the service listens on this machine alone, not on {self.host}; "
                 "give tokens, or leave host out"
             )
+
+    def _check_folders(self) -> None:
+        """Refuse to fold the events of two tenants into one model."""
+        owners: dict[str, str] = {}
+        for tenant, own in self.folders.items() if self.refresh is not None else ():
+            for folder in own.values():
+                other = owners.setdefault(os.path.realpath(folder), tenant)
+                if other != tenant:
+                    raise SettingError(
+                        f"tenants {other!r} and {tenant!r} have a model in one folder, into which "
+                        "refresh would put the events of both; give each a copy of its own"
+                    )
 
     @property
     def folders(self) -> dict[str, dict[str, str]]:
@@ -238,6 +252,21 @@ class Config:
         found.setdefault("models", {})
         made: Self = _made(cls, found, "")
         return made
+
+
+def _check_distinct(tokens: Iterable[Token]) -> None:
+    """Refuse two tokens that limits and logs could not tell apart."""
+    owners: dict[str, str] = {}  # names by their secret
+    for token in tokens:
+        if token.name in owners.values():
+            raise SettingError(
+                f"two tokens have the name {token.name!r}, by which limits and logs go; "
+                "give each its own"
+            )
+        if token.secret in owners:
+            both = f"{owners[token.secret]!r} and {token.name!r}"
+            raise SettingError(f"tokens {both} have the same secret; give each its own")
+        owners[token.secret] = token.name
 
 
 @functools.lru_cache(1024)
