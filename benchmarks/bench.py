@@ -26,9 +26,9 @@ table
 
 A process may take `--memory` GB of addresses; one that asks for more ends in an error, which the
 table shows. Of gowalla the 5,000 most used items are taken; `--sets gowalla-all`, which is asked
-for by name, has all 40,981, for models that invert nothing of that size. The floor of a fit is n^3 operations, those of a
-Cholesky factor and an inverse from it, at the rate of a single-precision matrix product on this
-machine.
+for by name, has all 40,981, for models that invert nothing of that size. The floor of a fit is
+n^3 operations, those of a Cholesky factor and an inverse from it, at the rate of a
+single-precision matrix product on this machine.
 """
 
 from __future__ import annotations
