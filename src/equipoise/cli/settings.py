@@ -254,6 +254,15 @@ class FitOptions(PlanOptions):
         found = plan(**size, dtype=self.dtype, memory=self.memory)
         return found.engine == "tiled" or not found.fits
 
+    def of_workers(self) -> dict[str, Any]:
+        """Return what is set for a fit by workers; options that these would ignore are refused."""
+        near = self.engine == "neighbourhood"  # else a budget says that workers are needed
+        for name in ("threads", "refine", *(["memory"] if near else [])):
+            if getattr(self, name) not in (None, False):
+                raise SettingError(f"workers solve this one without --{name}; leave it out")
+        taken = {"dtype": self.dtype, "scratch": self.scratch}
+        return taken | ({"engine": self.engine} if near else {})
+
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""
         options: dict[str, Any] = {**vars(self), **more}
