@@ -251,8 +251,7 @@ class FitOptions(PlanOptions):
         if self.engine != "auto":
             return self.engine == "neighbourhood"
         size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
-        found = plan(**size, dtype=self.dtype, memory=self.memory)
-        return found.engine == "tiled" or not found.fits
+        return plan(**size, dtype=self.dtype, memory=self.memory).outgrown
 
     def of_workers(self) -> dict[str, Any]:
         """Return what is set for a fit by workers; options that these would ignore are refused."""

@@ -84,7 +84,7 @@ def fit(
     if where == "auto":
         free = linear and not {"engine", "device"} & set(options)
         budget = options.get("memory")
-        beyond = free and plan(**size, dtype=dtype, memory=budget).engine == "tiled"
+        beyond = free and plan(**size, dtype=dtype, memory=budget).outgrown
         where = "workers" if beyond or (linear and near) else "here"
         if beyond:
             options.pop("memory", None)

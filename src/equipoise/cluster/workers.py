@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from traceback import clear_frames
 from typing import Any, TypeVar
 
 from equipoise import machine
@@ -160,24 +159,32 @@ def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
     """Wait for all futures, or one, as long as there are workers; return those not done."""
     wait = _distributed().wait
     alone = None  # since when there is no worker
-    while True:
+
+    async def waited() -> set[Any] | None:
+        # an error that came to this thread would keep its frames, and with them all futures
+        # and what workers hold for them, until the garbage is collected
         try:
             with client.as_current():  # `wait` knows no other way
-                return set(wait(futures, timeout=SECONDS, return_when=until).not_done)
-        except TimeoutError as error:
-            clear_frames(error.__traceback__)  # a cycle, which would keep what the futures hold
-            if any(each.status == "error" for each in futures):
-                return set()  # the caller finds it, and others need not be waited for
-            if client.nthreads():
-                alone = None
-            elif alone is None:
-                alone = time.monotonic()
-                logger.warning("no worker is there; waiting %d s for one", PATIENCE)
-            elif time.monotonic() - alone > PATIENCE:
-                raise ClusterError(
-                    f"there has been no worker for {PATIENCE} s; start some, look into their log "
-                    "for why they ended, and run again"
-                ) from None
+                return set((await wait(futures, SECONDS, until)).not_done)
+        except TimeoutError:
+            return None
+
+    while True:
+        left: set[Any] | None = client.sync(waited)
+        if left is not None:
+            return left
+        if any(each.status == "error" for each in futures):
+            return set()  # the caller finds it, and others need not be waited for
+        if client.nthreads():
+            alone = None
+        elif alone is None:
+            alone = time.monotonic()
+            logger.warning("no worker is there; waiting %d s for one", PATIENCE)
+        elif time.monotonic() - alone > PATIENCE:
+            raise ClusterError(
+                f"there has been no worker for {PATIENCE} s; start some, look into their log for "
+                "why they ended, and run again"
+            )
 
 
 def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
