@@ -246,6 +246,7 @@ def _wanted(model: Recommender, users: Any, options: dict[str, Any]) -> Any:
     asked = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in named)))
     if asked.trained is not None:
         return asked.users
+    assert isinstance(asked.source, list)
     return {
         name: as_list(history) for name, history in zip(asked.users, asked.source, strict=True)
     }
