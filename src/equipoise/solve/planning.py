@@ -262,6 +262,11 @@ class Plan:
         """Whether the peaks of memory and disk lie within what is there."""
         return self.peak_bytes <= self.budget_bytes and self.disk_bytes <= self.disk_free_bytes
 
+    @property
+    def outgrown(self) -> bool:
+        """Whether no engine in the memory of this machine has room."""
+        return self.engine == "tiled" or not self.fits
+
     def require(self) -> None:
         """Raise `TooBigError` with the size, the budget and the remedy if it does not fit."""
         if self.fits:

@@ -282,6 +282,8 @@ class Solves:
         self, space: Space, criterion: OnPart | OnLeftOut, options: dict[str, Any]
     ) -> None:
         self.space, self.criterion, self.options = space, criterion, options
+        # for the tiles of the search; those of the last fit are beside it
+        self.scratch = Path(options["scratch"]) / "search" if "scratch" in options else None
         self.last: Any = None  # a model of the last solve, valid until the next one
         self._fit: Callable[[Sequence[Any]], None] | None = None
 
@@ -294,8 +296,8 @@ class Solves:
         numbers, models = zip(*self.space.variants(outer), strict=True)
         if self._fit is None:
             options = dict(self.options)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
+            if self.scratch is not None:
+                options["scratch"] = self.scratch
             self._fit = models[0].shared_fit(models, self.criterion.train, **options)
         self._fit(models)
         fit_seconds = time.perf_counter() - start
@@ -311,13 +313,8 @@ class Solves:
     def release(self) -> None:
         """Give back the memory and the disk of the solves."""
         self._fit = self.last = None
-        if "scratch" in self.options:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    @property
-    def _scratch(self) -> Path:
-        """Folder for the tiles of the search; that of the last fit is beside it."""
-        return Path(self.options["scratch"]) / "search"
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 class Search:
