@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError
 from equipoise.events import Events
-from equipoise.matrix import Csr, in_ascending, keep_entries
+from equipoise.matrix import Csr, compact, in_ascending, keep_entries
 
 ROUNDING = 1e-12  # of the weights of a pair: a smaller sum of them counts as 0
 
@@ -28,7 +28,7 @@ def summed(events: Events, n_items: int, *, signed: bool = False) -> tuple[Csr, 
     size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
     # what is left of a purchase and its return is 0, also where decimals are rounded
     kept = (np.abs(total) if signed else total) > ROUNDING * size
-    matrix: Csr = sp.csr_array((total, indices, indptr), shape=(len(events), n_items))
+    matrix = compact(total, indices, indptr, (len(events), n_items))
     matrix = matrix if kept.all() else keep_entries(matrix, kept)
     return matrix, len(indices)
 

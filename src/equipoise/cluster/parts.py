@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.checks import count
 from equipoise.cluster.opening import opened
 from equipoise.cluster.partitioned import Partitioned, n_users_of, with_ids
 from equipoise.cluster.spread import one_matrix
@@ -223,12 +222,11 @@ def evaluate_there(
     `threads` are those of the bootstrap, on this machine.
     """
     started = time.perf_counter()
-    count("bootstrap", bootstrap, 0)
     client, history, target = part.history.client, part.history, part.target
-    targets = _beside(history, target)
     question = Question.of(
         model, part, k, look_up(metrics, groups or ()), groups=groups, **options
     )
+    targets = _beside(history, target)
     for side, data in (("targets", target), ("histories", history)):
         check_known(side, data.items, data.item_counts, question.items)
     who = [submit(client, users_of, each) for each in history.blocks]
