@@ -41,6 +41,7 @@ SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind i
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
 BUCKETS = 2048
 AHEAD = 4  # users whose rows are asked for before they are needed
+NEXT = 16  # items whose sums are asked for before they are needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -535,9 +536,13 @@ def _strongest(
             later = indptr[column_user[min(entry + AHEAD, end - 1)]]
             prefetch(indices, later)
             prefetch(values, later)
+            after = column_user[min(entry + 1, end - 1)]
+            for place in range(indptr[after], min(indptr[after] + NEXT, indptr[after + 1])):
+                prefetch(cells, 2 * indices[place])
             user, value = column_user[entry], np.float64(column_value[entry])
-            weight = weights[user]
-            for place in range(indptr[user], indptr[user + 1]):
+            weight, last = weights[user], indptr[user + 1] - 1
+            for place in range(indptr[user], last + 1):
+                prefetch(cells, 2 * indices[min(place + NEXT, last)])
                 i = indices[place]
                 touched[found] = i
                 # what cancels to 0 in between is noted twice, and 0 when it is read again

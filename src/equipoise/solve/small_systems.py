@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.kernels import compiled, prefetch, reordered
 
 SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
-AHEAD = 2  # rows that are asked for before they are needed
+AHEAD = 4  # rows that are asked for before they are needed
 LINE = 16  # positions that come from memory together
 MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as three times as many
 
@@ -56,7 +56,7 @@ def solve_targets(
     near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
     slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
     chain = np.empty(widest, np.int32)  # the member before it
-    hits = np.empty((2, longest + 1), np.int32)
+    hits = np.empty(longest + 1, np.int32)
     for at in range(first, len(targets), step):
         j = targets[at]
         size = support_lengths[j] + 1
@@ -68,33 +68,27 @@ def solve_targets(
             begins[place] = starts[N[place]] + (others[N[place]] if place < size - 1 else 0)
             ends[place] = starts[N[place]] + lengths[N[place]]
             if place < AHEAD:
-                _ask(list_items, begins[place], ends[place])
+                _ask(list_items, list_values, begins[place], ends[place])
             here = N[place] & (SLOTS - 1)
             near[here] = 1
             chain[place], slot[here] = slot[here], place
             least[place] = penalty[N[place]]
             A[place, place] = diagonal[N[place]]
-        before = 0
-        for place in range(size + 1):  # what is found in a row is read a round later
-            found, now = 0, hits[place % 2]
+        for place in range(size):
             if place + AHEAD < size:
-                _ask(list_items, begins[place + AHEAD], ends[place + AHEAD])
-            if place < size:
-                start = begins[place]
-                for at_entry in range(ends[place] - start):
-                    now[found] = at_entry  # most items are in no slot: no branches here
-                    found += near[list_items[start + at_entry] & (SLOTS - 1)]
-                for hit in range(found):
-                    prefetch(list_values, start + now[hit])
-            for hit in range(before):
-                entry = begins[place - 1] + hits[1 - place % 2, hit]
+                _ask(list_items, list_values, begins[place + AHEAD], ends[place + AHEAD])
+            found, start = 0, begins[place]
+            for at_entry in range(ends[place] - start):
+                hits[found] = at_entry  # most items are in no slot: no branches here
+                found += near[list_items[start + at_entry] & (SLOTS - 1)]
+            for hit in range(found):
+                entry = start + hits[hit]
                 item = list_items[entry]
                 other = slot[item & (SLOTS - 1)]
                 while other >= 0 and N[other] != item:
                     other = chain[other]
                 if other >= 0:
-                    A[place - 1, other] = A[other, place - 1] = list_values[entry]
-            before = found
+                    A[place, other] = A[other, place] = list_values[entry]
         for place in range(size):
             here = N[place] & (SLOTS - 1)
             near[here], slot[here] = 0, -1
@@ -108,9 +102,10 @@ def solve_targets(
 
 
 @compiled
-def _ask(array: Any, start: int, end: int) -> None:
+def _ask(items: Any, values: Any, start: int, end: int) -> None:
     for entry in range(start, end, LINE):
-        prefetch(array, entry)
+        prefetch(items, entry)
+        prefetch(values, entry)
 
 
 @reordered
