@@ -271,10 +271,11 @@ def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, 
     found = np.empty(len(items) if places else 0, np.int64)
     ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
     ends = int(items.min(initial=0)), int(items.max(initial=0))
-    _in_blocks(
-        offsets,
-        lambda *rows: _distinct(offsets, items, *rows, *ends, ascending, lengths, found),
-    )
+
+    def put(first: int, stop: int) -> None:
+        _distinct(offsets, items, first, stop, *ends, ascending, lengths, found)
+
+    _in_blocks(offsets, put)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     if indptr[-1] < len(items):
         _close_gaps(offsets, indptr, ascending, found)

@@ -51,6 +51,21 @@ def test_factorize_agrees_with_numpy(values):
     assert codes.dtype == np.int32
 
 
+def test_a_table_in_pieces_is_read_like_a_whole_one(rng):
+    columns = {"user": (0, 9), "item": (0, 30), "time": (10**9, 2 * 10**9)}
+    whole = pl.DataFrame({name: rng.integers(*ends, 60) for name, ends in columns.items()})
+    pieces = pl.concat([whole[:7], whole[7:8], whole[8:]], rechunk=False)
+    assert pieces.n_chunks() == 3
+    assert eq.read(pieces).fingerprint == eq.read(whole).fingerprint
+
+
+@pytest.mark.parametrize("weight", [None, "n"])
+def test_a_matrix_of_few_pairs_has_narrow_positions(weight):
+    log = {"user": [1, 1, 2, 1], "item": [5, 6, 5, 5], "n": [1, 2, 3, 4]}
+    matrix = eq.read(log, weight=weight).matrix
+    assert (matrix.indices.dtype, matrix.indptr.dtype) == (np.int32, np.int32)
+
+
 def test_a_session_column_takes_the_place_of_the_user():
     log = {"session_id": [2, 1, 2, 2], "user_id": [9, 9, 9, 9], "item": ["x", "y", "z", "x"]}
     data = eq.read(log, session="session_id")
