@@ -73,8 +73,9 @@ docs: $(DEV)  ## the documentation site, in docs/_build (no network, warnings ar
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
-bench: $(DEV)  ## other libraries beside equipoise on the same data (an hour; 10 GB of environments)
-	$(BIN)/python benchmarks/bench.py --data $(DATA)
+LIMIT ?= 300
+bench: $(DEV)  ## other libraries beside equipoise on the same data (hours; 10 GB); make bench LIMIT=120
+	$(BIN)/python benchmarks/bench.py --data $(DATA) --limit $(LIMIT)
 	-PYTHONPATH=src .bench/env/RecTools/bin/python -m pytest -W ignore tests/wrappers/test_rectools.py
 	-PYTHONPATH=src .bench/env/LensKit/bin/python -m pytest -W ignore tests/wrappers/test_lenskit.py
 	$(BIN)/python -m pytest tests/wrappers/test_recipes.py

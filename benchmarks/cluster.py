@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 import equipoise as eq
-from equipoise.cluster.solving import WorkerSolver
+from equipoise.cluster.solving import WorkerSolver, gram_rows
 from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import start_local
 from equipoise.machine import limited
@@ -122,20 +122,7 @@ def compile_kernels() -> None:
     with limited(1):
         eq.read(data.to_frame().select("user", "item"))
         eq.EASE(l2=1.0).fit(data).recommend(data.users[:3].tolist(), k=3)
-        WorkerSolver(Spread.of(_Here(), data), data, tile_rows=6).system(np.ones(40), np.ones(12))
-
-
-class _Here:
-    """A client that runs tasks where it is."""
-
-    def submit(self, function: Any, *args: Any, pure: bool = False) -> Any:
-        return function(*args)
-
-    def gather(self, found: Any) -> Any:
-        return found
-
-    def nthreads(self) -> list[int]:
-        return [1]
+        gram_rows(None, [(data.matrix, np.ones(40))], (0, 12), "float32")
 
 
 def kill_soon(client: Any, seconds: float) -> threading.Timer:

@@ -40,7 +40,7 @@ import sys, time
 from pathlib import Path
 import polars as pl
 import equipoise as eq
-from equipoise.readers.delimited import scan
+from equipoise.readers.records import scan
 from equipoise.readers.numbers import parsed_numbers
 path, rounds = sys.argv[1], int(sys.argv[2])
 packed = path.replace(".csv", ".parquet")

@@ -316,7 +316,7 @@ def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
         eq.leave_one_out(eq.EASE())
     with pytest.raises(eq.SettingError, match="leave must be"):
         eq.leave_one_out(model, leave="item")  # type: ignore[arg-type]
-    with pytest.raises(eq.SettingError, match="history must be"):
+    with pytest.raises(eq.SettingError, match="history must lie in"):
         eq.leave_one_out(model, history=1.0)
     foreign = eq.Interactions(np.ones((300, 80)), synthetic.users, synthetic.items)
     with pytest.raises(eq.DataError, match="does not have in the training data"):

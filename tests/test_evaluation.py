@@ -268,12 +268,13 @@ def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
         ({"batch_size": 0}, SettingError, "batch_size must be"),
         ({"bootstrap": -1}, SettingError, "bootstrap must be"),
         ({"bootstrap": 1.5}, SettingError, "bootstrap must be"),
-        ({"seed": None}, SettingError, "seed must be an integer >= 0"),
+        ({"seed": None}, SettingError, "seed must be a whole number >= 0"),
         ({"threads": 0}, SettingError, "threads must be"),
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(drinks, settings, error, reason):
+def test_settings_that_cannot_be_are_refused(drinks, settings, error, reason, monkeypatch):
+    monkeypatch.setattr(type(drinks[0]), "rank", lambda *_, **__: pytest.fail("it ranked"))
     with pytest.raises(error, match=reason):
         evaluate(*drinks, **settings)
 

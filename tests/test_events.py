@@ -77,6 +77,45 @@ def test_pairs_are_the_distinct_items_of_each_user(lists: list[list[int]]) -> No
     assert indices[place].tolist() == events.items.tolist()
 
 
+@pytest.mark.parametrize("spread", [1, 63, 64, 4096, 70_001])
+def test_pairs_of_a_large_catalogue_are_those_of_each_user(
+    spread: int, rng: np.random.Generator
+) -> None:
+    lists = [(rng.integers(0, 40, size) * spread).tolist() for size in (0, 90, 1, 7, 0, 300)]
+    events = build(lists)
+    indptr, indices, place = pair_up(events.offsets, events.items)
+    assert [indices[a:b].tolist() for a, b in pairwise(indptr)] == [
+        sorted({*row}) for row in lists
+    ]
+    for user, (first, stop) in enumerate(pairwise(events.offsets)):
+        own = place[first:stop]
+        assert ((own >= indptr[user]) & (own < indptr[user + 1])).all()
+        assert indices[own].tolist() == lists[user]
+    bare = pair_up(events.offsets, events.items, places=False)
+    assert [each.tolist() for each in bare] == [indptr.tolist(), indices.tolist(), []]
+
+
+@pytest.mark.parametrize("size", [2, 63, 64, 65, 256, 257, 1000])
+@pytest.mark.parametrize("kinds", [3, 10**9])
+def test_times_of_short_and_long_histories_are_sorted_alike(
+    size: int, kinds: int, rng: np.random.Generator
+) -> None:
+    times = rng.integers(-kinds, kinds, 3 * size) / 7
+    offsets = np.arange(4) * size
+    found = Events.dealt(np.arange(3 * size, dtype=np.int32), offsets, times=times)
+    order = [at + np.argsort(times[at : at + size], kind="stable") for at in offsets[:-1]]
+    assert found.items.tolist() == np.concatenate(order).tolist()
+    assert found.times is not None
+    assert found.times.tolist() == times[found.items].tolist()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_times_that_are_no_numbers_are_refused_after_sorting(wrong: float) -> None:
+    times = np.array([3.0, wrong, 1.0, wrong, 2.0])
+    with pytest.raises(DataError, match="times must be finite"):
+        Events.dealt(np.arange(5, dtype=np.int32), np.array([0, 5]), times=times)
+
+
 @pytest.mark.parametrize("block", [1, 2, 100_000])
 def test_equal_times_stay_as_they_come_and_others_are_sorted(
     block: int, monkeypatch: pytest.MonkeyPatch

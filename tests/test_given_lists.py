@@ -41,8 +41,9 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
     ours = eq.evaluate(model, split.test, k=[5, 20], bootstrap=50)
     shuffled = lists.sample(fraction=1.0, shuffle=True, seed=1)
     lists.write_csv(tmp_path / "lists [1].csv")
-    lists.write_ndjson(tmp_path / "lists.jsonl")
-    lists.write_parquet(tmp_path / "lists.parquet")
+    lists.write_ndjson(tmp_path / "lists [1].jsonl")
+    lists.write_parquet(tmp_path / "lists [1].parquet")
+    (tmp_path / "lists 1.jsonl").write_text("what a pattern of the other name would find")
     text = shuffled.with_columns(pl.col("item").cast(pl.String)).drop("score")
     named = lists.drop("rank").rename({"user": "user_id", "item": "itemId"})
     for given in (
@@ -52,8 +53,8 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
         named,
         pd.DataFrame(lists.to_dict(as_series=False)),
         tmp_path / "lists [1].csv",
-        str(tmp_path / "lists.jsonl"),
-        tmp_path / "lists.parquet",
+        str(tmp_path / "lists [1].jsonl"),
+        tmp_path / "lists [1].parquet",
     ):
         theirs = eq.evaluate(
             given, split.test, k=[5, 20], train=split.train, bootstrap=50, name="other"

@@ -418,7 +418,7 @@ def test_noise_works_on_a_nearly_full_matrix_and_says_when_it_cannot() -> None:
 @pytest.mark.parametrize(
     ("ratio", "seed", "reason"),
     [(ratio, 0, "ratio must") for ratio in (-0.1, 1.1, float("nan"))]
-    + [(0.1, seed, "seed must be an integer >= 0") for seed in (-1, 1.5, "a", None, True)],
+    + [(0.1, seed, "seed must be a whole number >= 0") for seed in (-1, 1.5, "a", None, True)],
 )
 def test_noise_refuses_other_ratios_and_seeds(
     toy: Interactions, ratio: float, seed: Any, reason: str
@@ -469,6 +469,19 @@ def test_ids_survive_a_round_trip(
     assert back.users.tolist() == ids
     assert back.users.dtype == data.users.dtype
     assert back.fingerprint == data.fingerprint
+
+
+def test_negative_values_survive_a_round_trip_a_union_and_noise(tmp_path: Path) -> None:
+    data = Interactions([[1, -1, 0], [0, 2, -3]], signed=True)
+    data.save(tmp_path)
+    back = Interactions.load(tmp_path)
+    assert back.signed
+    assert back.fingerprint == data.fingerprint
+    assert back.item_counts.tolist() == data.item_counts.tolist() == [1, 1, 0]
+    assert data.union(data).matrix.toarray().tolist() == [[2, -2, 0], [0, 4, -6]]
+    replaced = data.union(data, replace=True)
+    assert replaced.matrix.toarray().tolist() == data.matrix.toarray().tolist()
+    assert data.with_noise(0.25).n_interactions == 4
 
 
 def test_an_empty_matrix_survives_a_round_trip(tmp_path: Path) -> None:

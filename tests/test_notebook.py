@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise import machine, notebook
 
 EVIL = '<script>alert("&")</script>'
 VOID = {"br", "hr", "img"}
@@ -218,3 +219,24 @@ def test_in_a_notebook_one_output_changes(
     assert [kind for kind, _ in shown] == ["new", "same", "new"]
     assert all("&lt;b&gt;" in text for _, text in shown)
     assert capsys.readouterr().err == ""
+
+
+def test_time_left_is_told_by_the_steps_after_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {0: 0.0, 1: 100.0, 2: 102.0, 4: 106.0, 5: 108.0}
+    clock = SimpleNamespace(perf_counter=iter(ends.values()).__next__)
+    monkeypatch.setattr(machine, "time", clock)
+    monkeypatch.setattr(notebook, "PAUSE", 0.0)
+    line = eq.ProgressLine()
+    for done in ends:
+        line(done, 5)
+        shown = capsys.readouterr().err
+        left = {2: "about 6.0 s left", 4: "about 2.0 s left"}.get(done)
+        assert left in shown if left else "left" not in shown
+
+
+def test_a_search_tells_no_time_left_after_one_solve(split: eq.Split) -> None:
+    seen: list[Any] = []
+    eq.tune(eq.EASE, split, grid={"l2": [5, 50, 500]}, progress=seen.append)
+    assert [each.left is None for each in seen] == [True, False, False]

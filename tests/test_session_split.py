@@ -120,3 +120,31 @@ def test_sessions_need_sequences_and_sound_settings() -> None:
         eq.split.sessions(data.rows([0, 1, 2]))
     with pytest.raises(DataError, match="no user is left in valid"):
         eq.split.sessions(build([[0]] * 20))
+
+
+def with_returns(items: list[str], weights: list[float]) -> Interactions:
+    """Twenty sessions with these events, one after another."""
+    times = list(range(20 * len(items)))
+    visits = np.repeat(np.arange(20), len(items))
+    log = {"visit": visits, "item": items * 20, "weight": weights * 20, "time": times}
+    return eq.read(log, session="visit", weight="weight")
+
+
+@pytest.mark.parametrize("back", [-1.0, -2.0])  # a part of what was bought, or all of it
+def test_a_return_is_neither_seen_nor_to_be_found(back: float) -> None:
+    data = with_returns(["tea", "pot", "tea", "milk"], [2.0, 1.0, back, 1.0])
+    history, target = eq.split.reveal(data.rows([0]))
+    steps = [(row, history.history(row), target.history(row)) for row in history.users]
+    assert steps == [("0:1", ["tea"], ["pot"]), ("0:2", ["tea", "pot"], ["milk"])]
+
+
+def test_the_split_counts_the_returns_that_it_leaves_out() -> None:
+    data = with_returns(["tea", "pot", "pot", "milk"], [1.0, 2.0, -1.0, 1.0])
+    split = eq.split.sessions(data, valid=0, order="time")
+    assert "2 returns of test left out: a return is no click" in split.notes
+    assert [split.test.target.history(row) for row in split.test.target.users] == [
+        ["pot"],
+        ["milk"],
+    ] * 2
+    assert split.train.events is not None
+    assert split.train.events.n_events == 18 * 4  # train keeps what was read

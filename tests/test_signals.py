@@ -116,7 +116,7 @@ def test_negative_feedback_is_for_linear_autoencoders() -> None:
     [
         ({"transform": "cube"}, "transform must be"),
         ({"returns": "none"}, "returns must be"),
-        ({"decay": "soon"}, "decay must be"),
+        ({"decay": "soon"}, "decay must look like"),
         ({"decay": -1}, "decay must be"),
         ({"floor": 2}, "floor must lie"),
         ({"reference": "yesterday"}, "reference must be an ISO date"),

@@ -12,7 +12,8 @@ from typing import Any
 
 from equipoise.errors import SettingError
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+PERIOD = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([smhdw]?)\s*", re.IGNORECASE)
 Moment = float | str | date
 
 
@@ -91,21 +92,17 @@ def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
 
 
 def period(name: str, value: Any) -> float:
-    """Return a time span in seconds, given as a number or as text.
+    """Return a time span in seconds, given as a number or as text such as "30m" or "1.5h".
 
-    >>> period("gap", "30m"), period("gap", 90)
-    (1800.0, 90.0)
+    >>> period("gap", "30m"), period("gap", "1.5h"), period("gap", 90)
+    (1800.0, 5400.0, 90.0)
     """
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
-        if match is None:
-            raise SettingError(f"{name} must be seconds or text such as '30m', got {value!r}")
-        seconds = float(match[1]) * UNITS[match[2]]
-    else:
-        seconds = number(name, value)
-    if not 0 < seconds < math.inf:
-        raise SettingError(f"{name} must be a positive time, got {value!r}")
-    return seconds
+    if not isinstance(value, str):
+        return positive(name, value)
+    found = PERIOD.fullmatch(value)
+    if found is None:
+        raise SettingError(f"{name} must look like '10m', '90s' or 600, got {value!r}")
+    return positive(name, float(found[1]) * UNITS[found[2].lower()])
 
 
 def moment(name: str, value: Moment) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.checks import choice, count
+from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import GivenPart, evaluate
 from equipoise.interactions import Interactions
@@ -20,7 +20,7 @@ from equipoise.models import Recommender
 from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
 from equipoise.ranking.ranker import Ranked
 from equipoise.results import Result
-from equipoise.split.parts import Part, check_share
+from equipoise.split.parts import Part
 
 PROTOCOLS = {"user": "leave-one-out", "items": "leave-items-out"}
 
@@ -116,7 +116,7 @@ class LeftOut:
 def left_out_part(data: Interactions, users: int, history: float, seed: int) -> GivenPart:
     """Draw users with at least two items, and what of theirs is shown and what is to be found."""
     count("users", users)
-    check_share("history", history, zero=False)
+    fraction("history", history, zero=False, one=False)
     if not (data.user_counts >= 2).any():
         raise DataError(
             "no user has two items, one to show and one to find, which leave-one-out needs; fit "

@@ -168,7 +168,6 @@ def evaluate(
     """
     given = _checked_part(part)
     count("batch_size", batch_size)
-    count("bootstrap", bootstrap, 0)
     wanted = look_up(metrics, groups or ())
     if not hasattr(model, "settings"):
         if rules is not None or alpha is not None:
@@ -187,6 +186,8 @@ def evaluate(
         groups=groups,
         item_vectors=item_vectors,
         exclude_seen=exclude_seen,
+        bootstrap=bootstrap,
+        seed=seed,
     )
     history, target = _aligned(given, question.items)
     measured = question.metrics(history, target)
@@ -207,8 +208,6 @@ def evaluate(
             part=given.name,
             fingerprint=identity(given.target),
             name=name or str(getattr(model, "label", type(model).__name__)),
-            bootstrap=bootstrap,
-            seed=seed,
             tuned_on_test=tuned_on_test,
             seconds=seconds,
         )
@@ -232,6 +231,8 @@ class Question:
         Flags over the items by name.
     units
         Item vectors, for "diversity".
+    bootstrap, seed
+        Resamples behind the intervals, and their seed.
     """
 
     items: IdIndex
@@ -244,6 +245,8 @@ class Question:
     exclude_seen: bool
     groups: Mapping[str, Flags]
     units: Vectors | None
+    bootstrap: int
+    seed: int
 
     @classmethod
     def of(
@@ -258,6 +261,8 @@ class Question:
         groups: Mapping[str, Any] | None = None,
         item_vectors: Any = None,
         exclude_seen: bool | None = None,
+        bootstrap: int = 1000,
+        seed: int = 0,
     ) -> Question:
         """Return what is asked of the lists of a model on a part; as for `evaluate`."""
         items = _model_items(model)
@@ -280,6 +285,8 @@ class Question:
             exclude_seen,
             _flags_of_groups(groups or {}, part.target.items, items),
             _units(item_vectors, items) if diverse else None,
+            count("bootstrap", bootstrap, 0),
+            count("seed", seed, 0),
         )
 
     def metrics(
@@ -306,13 +313,11 @@ class Question:
         exposure: Exposure,
         *,
         seconds: dict[str, float],
-        bootstrap: int,
-        seed: int,
         **facts: Any,
     ) -> Result:
         """Return the result from the values of all users."""
         started = time.perf_counter()
-        intervals = _intervals(per_user, bootstrap, seed)
+        intervals = _intervals(per_user, self.bootstrap, self.seed)
         seconds["bootstrap"] = time.perf_counter() - started
         log.info("evaluated %d users in %.1f s", len(users), sum(seconds.values()))
         at = list(product(self.wanted, self.ks))
@@ -335,8 +340,8 @@ class Question:
             exclude_seen=self.exclude_seen,
             settings={**model.settings(), **_plain_options(dict(self.how))},
             definitions={named.name: named.definition(form) for named in self.wanted},
-            bootstrap=bootstrap,
-            seed=seed,
+            bootstrap=self.bootstrap,
+            seed=self.seed,
             seconds=seconds,
             version=equipoise.__version__,
             repeats=self.repeats,

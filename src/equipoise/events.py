@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError
-from equipoise.kernels import compiled, first_at_least
+from equipoise.kernels import bits_set, compiled, first_at_least, lowest_bit
 from equipoise.machine import run
 from equipoise.matrix import Csr, segments
 
@@ -28,6 +28,7 @@ COLUMNS = ("times", "weights", "types")
 NO_TYPE = -1
 MOST_TYPES = 2**15
 BLOCK, MOST_BLOCKS = 100_000, 64  # events that a thread sorts at a time
+SHORT, LANES = 256, 64  # events of a user that are counted, and how many are compared at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ class Events:
     def dealt(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
         """Make events that are in order of user; those of a user are put in order of time."""
         times = columns.get("times")
-        if times is not None and _falls(times, offsets).any():
+        if times is not None and not _in_order(times, offsets):
             held = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
             columns |= in_time_order(offsets, times, {"items": items, **held})
             items = columns.pop("items")
@@ -199,16 +200,8 @@ class Events:
 def _check_times(times: Floats, offsets: Ints) -> None:
     if not np.isfinite(times).all():
         raise DataError("times must be finite")
-    if _falls(times, offsets).any():
+    if not _in_order(times, offsets):
         raise DataError("the times of a user's events must not fall; put the events in order")
-
-
-def _falls(times: Floats, offsets: Ints) -> Mask:
-    """Mark the events that are before the one before them, of the same user."""
-    falls = np.zeros(len(times) + 1, bool)
-    falls[1:-1] = times[1:] < times[:-1]
-    falls[offsets] = False
-    return falls
 
 
 def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int) -> Events:
@@ -275,11 +268,18 @@ def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, 
 
     Without `places` the last is left empty, which saves its memory.
     """
-    keys = np.empty(len(items), np.int64)
-    _in_blocks(offsets, lambda first, stop: _sort_keys(offsets, items, first, stop, keys))
     found = np.empty(len(items) if places else 0, np.int64)
-    indptr, indices = _merged(offsets, keys, found)
-    return indptr, indices, found
+    ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
+    ends = int(items.min(initial=0)), int(items.max(initial=0))
+
+    def put(first: int, stop: int) -> None:
+        _distinct(offsets, items, first, stop, *ends, ascending, lengths, found)
+
+    _in_blocks(offsets, put)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    if indptr[-1] < len(items):
+        _close_gaps(offsets, indptr, ascending, found)
+    return indptr, ascending[: indptr[-1]], found
 
 
 def _in_blocks(offsets: Ints, work: Any) -> None:
@@ -292,44 +292,113 @@ def _in_blocks(offsets: Ints, work: Any) -> None:
 
 @compiled
 def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints) -> None:
+    """Put the places of each user's events in order of time.
+
+    The place of an event among few is the number of those before it, counted for many at a time;
+    of equal times the first takes the first place.
+    """
     low = offsets[first]
+    room = np.empty((SHORT // LANES, LANES))
+    part = room.ravel()
+    for user in range(first, stop):
+        start, size = offsets[user], offsets[user + 1] - offsets[user]
+        own = times[start : start + size]
+        if not _fall(own):
+            continue
+        out = order[start - low : start - low + size]
+        if size > SHORT:
+            out[:] = start + np.argsort(own, kind="mergesort")
+            continue
+        out[:] = -1
+        part[:size] = own
+        rows = (size + LANES - 1) // LANES
+        part[size : rows * LANES] = np.inf
+        for event in range(size):
+            time, place = own[event], 0
+            for row in range(rows):
+                for lane in range(LANES):
+                    place += room[row, lane] < time
+            while out[place] >= 0:
+                place += 1
+            out[place] = start + event
+
+
+@compiled
+def _fall(times: Floats) -> bool:
+    falls = 0
+    for place in range(1, times.size):
+        falls += times[place] < times[place - 1]
+    return falls > 0
+
+
+@compiled
+def _in_order(times: Floats, offsets: Ints) -> bool:
+    """Whether no event is before the one before it, of the same user."""
+    for user in range(offsets.size - 1):
+        if _fall(times[offsets[user] : offsets[user + 1]]):
+            return False
+    return True
+
+
+@compiled
+def _distinct(
+    offsets: Ints,
+    items: Items,
+    first: int,
+    stop: int,
+    least: int,
+    most: int,
+    ascending: Items,
+    lengths: Ints,
+    found: Ints,
+) -> None:
+    """Write the distinct items of each user in ascending order, and which of them each event has.
+
+    Every item has a bit; a second layer has one for each word of the first that is not empty.
+    """
+    one = np.uint64(1)
+    words = np.zeros((most - least >> 6) + 1, np.uint64)
+    layer = np.zeros((most - least >> 12) + 1, np.uint64)
+    ranks = np.empty(words.size, np.int64)
     for user in range(first, stop):
         start, end = offsets[user], offsets[user + 1]
-        for place in range(start + 1, end):
-            if times[place] < times[place - 1]:
-                sorted_ = np.argsort(times[start:end], kind="mergesort")
-                order[start - low : end - low] = start + sorted_
-                break
+        low, high = layer.size, -1
+        for place in range(start, end):
+            word = items[place] - least >> 6
+            words[word] |= one << np.uint64(items[place] - least & 63)
+            layer[word >> 6] |= one << np.uint64(word & 63)
+            low, high = min(low, word >> 6), max(high, word >> 6)
+        at = start
+        for top in range(low, high + 1):
+            filled, layer[top] = layer[top], 0
+            while filled:
+                word = (top << 6) + lowest_bit(filled)
+                filled &= filled - one
+                bits, ranks[word] = words[word], at
+                while bits:
+                    ascending[at] = least + (word << 6) + lowest_bit(bits)
+                    bits &= bits - one
+                    at += 1
+        lengths[user] = at - start
+        if found.size:
+            for place in range(start, end):
+                word = items[place] - least >> 6
+                before = (one << np.uint64(items[place] - least & 63)) - one
+                found[place] = ranks[word] + bits_set(words[word] & before)
+        for place in range(start, end):
+            words[items[place] - least >> 6] = 0
 
 
 @compiled
-def _sort_keys(offsets: Ints, items: Items, first: int, stop: int, keys: Ints) -> None:
-    """Sort the events of each user by item: a key holds the item above, the place below."""
-    for user in range(first, stop):
-        start = offsets[user]
-        for place in range(start, offsets[user + 1]):
-            keys[place] = (np.int64(items[place]) << 32) | (place - start)
-        keys[start : offsets[user + 1]].sort()
-
-
-@compiled
-def _merged(offsets: Ints, keys: Ints, found: Ints) -> tuple[Ints, Items]:
-    """Merge equal neighbours among the sorted keys of a user."""
-    indices = np.empty(keys.size, np.int32)
-    indptr = np.zeros(offsets.size, np.int64)
-    last = -1
+def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, found: Ints) -> None:
+    """Move the distinct items of all users together, which begin where their events do."""
     for user in range(offsets.size - 1):
-        start = offsets[user]
-        item = -1
-        for place in range(start, offsets[user + 1]):
-            if (keys[place] >> 32) != item:
-                item = keys[place] >> 32
-                last += 1
-                indices[last] = item
-            if found.size:
-                found[start + (keys[place] & 0xFFFFFFFF)] = last
-        indptr[user + 1] = last + 1
-    return indptr, indices[: last + 1]
+        moved = offsets[user] - indptr[user]
+        for place in range(indptr[user], indptr[user + 1]):
+            ascending[place] = ascending[place + moved]
+        if found.size:
+            for place in range(offsets[user], offsets[user + 1]):
+                found[place] -= moved
 
 
 @compiled

@@ -158,15 +158,16 @@ def _frame(source: Any) -> tuple[str, pl.DataFrame]:
         return "the lists", opened.loader(list(opened.columns), []).frame
     path = Path(source)
     readers: dict[str, Any] = {
-        ".csv": lambda: pl.read_csv(path, infer_schema=False, glob=False),
-        ".tsv": lambda: pl.read_csv(path, infer_schema=False, separator="\t", glob=False),
-        ".jsonl": lambda: pl.read_ndjson(path),
-        ".parquet": lambda: pl.read_parquet(path, glob=False),
+        ".csv": lambda file: pl.read_csv(file, infer_schema=False),
+        ".tsv": lambda file: pl.read_csv(file, infer_schema=False, separator="\t"),
+        ".jsonl": lambda file: pl.read_ndjson(file, infer_schema_length=None),
+        ".parquet": pl.read_parquet,
     }
     if path.suffix not in readers:
         raise SettingError(f"lists are read from {', '.join(readers)}, got {path}")
     try:
-        frame: pl.DataFrame = readers[path.suffix]()
+        with path.open("rb") as file:  # which has no name that could be a pattern
+            frame: pl.DataFrame = readers[path.suffix](file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except pl.exceptions.PolarsError as error:

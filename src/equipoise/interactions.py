@@ -20,7 +20,7 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.checks import choice, count, fraction
-from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.errors import DataError, FileFormatError
 from equipoise.events import COLUMNS, NO_TYPE, Events, joined
 from equipoise.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.matrix import (
@@ -187,10 +187,15 @@ class Interactions:
         """Return the data with another matrix of the same shape; its values may be negative."""
         return self._rebuilt(matrix, signed=True)
 
-    @property
+    @cached_property
     def sequences(self) -> Events | None:
-        """The events, where their order means something: by time, or that of a session."""
-        return self.events if self.events is not None and self.events.ordered else None
+        """What each user used, one after another: by time, or in the order of a session.
+
+        Returns, which are no uses, are left out. None where the events are in no order.
+        """
+        if self.events is None or not self.events.ordered:
+            return None
+        return self.events.keep(self.events.positive)
 
     @cached_property
     def event_pairs(self) -> npt.NDArray[np.int64]:
@@ -237,9 +242,7 @@ class Interactions:
         """Raw ids of a user's items: one by one in order of the events, else by position."""
         row = self.user_index.position(user)
         if self.sequences is not None:
-            start, stop = self.sequences.offsets[row : row + 2]
-            added = self.sequences.positive[start:stop]
-            return list(self.items[self.sequences[row][added]].tolist())
+            return list(self.items[self.sequences[row]].tolist())
         start, stop = self.matrix.indptr[row : row + 2]
         return list(self.items[self.matrix.indices[start:stop]].tolist())
 
@@ -299,7 +302,8 @@ class Interactions:
             raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
         events = before.keep(kept)
         if events.weights is not None:
-            return self._rebuilt(summed(events, self.n_items)[0], events=events)
+            matrix = summed(events, self.n_items, signed=self.signed)[0]
+            return self._rebuilt(matrix, events=events)
         left = np.zeros(self.n_interactions + 1, bool)
         left[self.event_pairs[kept]] = True
         return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
@@ -389,8 +393,9 @@ class Interactions:
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
         events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
         shape = (len(users), len(items))
+        signed = self.signed or other.signed
         if not replace and events is not None and events.weights is not None:
-            matrix: Any = summed(events, len(items))[0]
+            matrix: Any = summed(events, len(items), signed=signed)[0]
         else:
             row, column, value = (
                 np.concatenate(each)
@@ -410,6 +415,7 @@ class Interactions:
             labels=_merged_labels(parts[0].labels, parts[1].labels),
             events=events,
             notes=notes,
+            signed=signed,
         )
 
     @property
@@ -457,6 +463,7 @@ class Interactions:
             self.item_index,
             labels=self.labels,
             notes=[*self.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
+            signed=self.signed,
         )
 
     def to_frame(self, *, events: bool = False) -> pl.DataFrame:
@@ -526,9 +533,7 @@ def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
 
 def generator(seed: int) -> np.random.Generator:
     """Random numbers of this seed alone, whatever the global state of numpy."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise SettingError(f"seed must be an integer >= 0, got {seed!r}")
-    return np.random.default_rng(int(seed))
+    return np.random.default_rng(count("seed", seed, 0))
 
 
 def _index(ids: Any, size: int, axis: str) -> IdIndex:
@@ -611,6 +616,7 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
         "shape": [data.n_users, data.n_items],
         "notes": list(data.notes),
         "labelled": data.labels is not None,
+        "signed": data.signed,
         "fingerprint": data.fingerprint,
     }
     events = data.events
@@ -677,6 +683,7 @@ def unpack(
         labels=labels,
         events=events,
         notes=meta.texts("notes"),
+        signed="signed" in meta and meta.flag("signed"),
     )
     if data.n_interactions != pairs[0]:
         raise FileFormatError("a user-item pair occurs twice or with a weight of 0")

@@ -109,7 +109,27 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), code
 
 
+def _lowest_bit(_typing: Any, word: Any) -> Any:
+    """Return the place of the lowest bit that is set, of 64: `lowest_bit(word)`."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), code
+
+
+def _bits_set(_typing: Any, word: Any) -> Any:
+    """Return how many of 64 bits are set: `bits_set(word)`."""
+
+    def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), code
+
+
 prefetch: Any = intrinsic(_prefetch)
+lowest_bit: Any = intrinsic(_lowest_bit)
+bits_set: Any = intrinsic(_bits_set)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""What the machine has free, sizes and times in words, and the number of threads.
+"""What the machine has free, sizes and times in words, time left, and the number of threads.
 
 Kernels are compiled to release the GIL and run on plain Python threads: no second thread pool
 that could clash with the caller's threads or processes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,7 +23,6 @@ from equipoise.errors import SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-TIMES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 CGROUPS = (  # limit and use of the container, in the new and in the old layout
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -45,18 +45,6 @@ def parse_memory(text: str | float) -> int:
     if not size > 0:
         raise SettingError(f"memory must be > 0, got {text!r}")
     return int(size)
-
-
-def parse_time(name: str, text: str | float) -> float:
-    """Read a time such as "10m", "90s", "1.5h" or a number of seconds.
-
-    >>> parse_time("budget", "10m"), parse_time("budget", 90)
-    (600.0, 90.0)
-    """
-    match = re.fullmatch(r"\s*(\d+\.?\d*(?:e-?\d+)?)\s*([smhd]?)\s*", str(text).lower())
-    if match is None or float(match[1]) <= 0:
-        raise SettingError(f"{name} must look like '10m', '90s' or 600, got {text!r}")
-    return float(match[1]) * TIMES[match[2]]
 
 
 def free_memory() -> int:
@@ -103,6 +91,26 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {round(seconds) % 60} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+class Pace:
+    """How long a work will still take, told by its steps once the first of them is done.
+
+    The first one says nothing about the others: it also compiles kernels and prepares the data.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def left(self, done: float, total: float) -> float | None:
+        """Return the seconds left; None where that cannot be told yet. To be called each step."""
+        now = time.perf_counter()
+        if done >= total:
+            return 0.0
+        if self._first is None and done > 0:
+            self._first = done, now
+        before, since = self._first or (done, now)
+        return (now - since) / (done - before) * (total - done) if done > before else None
 
 
 _limit: ContextVar[int | None] = ContextVar("threads", default=None)

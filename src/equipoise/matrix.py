@@ -49,6 +49,14 @@ def checked_matrix(
     return csr, None
 
 
+def compact(
+    data: npt.NDArray[Any], indices: npt.NDArray[Any], indptr: npt.NDArray[Any], shape: Any
+) -> Csr:
+    """Make a CSR matrix with offsets as narrow as they may be: scipy makes both as wide as one."""
+    narrow = indptr.astype(np.int32) if indptr[-1] <= np.iinfo(np.int32).max else indptr
+    return sp.csr_array((data, indices, narrow), shape=shape)
+
+
 def _single_precision(csr: Csr, signed: bool) -> Csr:
     for some in slices(csr.nnz):
         values = csr.data[some]

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from equipoise.drawing import STYLE, WIDTH, Drawing, Scale, axis_text, padded
-from equipoise.machine import duration
+from equipoise.machine import Pace, duration
 
 ROW = 20.0
 LABELS = 130.0  # width of the labels of a drawing
@@ -146,6 +146,7 @@ class ProgressLine:
     def __init__(self, what: str = "") -> None:
         self.what = what
         self._done, self._start, self._shown = 0, time.monotonic(), 0.0
+        self._pace = Pace()
         self._output: Any = None
 
     def __call__(self, *state: Any) -> None:
@@ -157,23 +158,22 @@ class ProgressLine:
             done, total = state
         now = time.monotonic()
         if done < self._done:  # the next work
-            self._start, self._output = now, None
-        self._done = done
+            self._start, self._output, self._pace = now, None, Pace()
+        self._done, left = done, self._pace.left(done, total)
         if now < self._shown + PAUSE and done < total:
             return
         self._shown = now
         best = getattr(state[0], "best_value", None)
-        self._show(self._text(done, total, now - self._start, best), done >= total)
-
-    def _text(self, done: int, total: int, seconds: float, best: float | None) -> str:
-        full = round(BAR * done / max(total, 1))
-        words = [f"{self.what} {'█' * full}{'░' * (BAR - full)} {done:,} of {total:,}".strip()]
-        words.append(duration(seconds))
-        if 0 < done < total:
-            words.append(f"about {duration(seconds * (total - done) / done)} left")
+        words = [self._bar(done, total), duration(now - self._start)]
+        if left:
+            words.append(f"about {duration(left)} left")
         if best is not None:
             words.append(f"best {best:.4f}")
-        return ", ".join(words)
+        self._show(", ".join(words), done >= total)
+
+    def _bar(self, done: int, total: int) -> str:
+        full = round(BAR * done / max(total, 1))
+        return f"{self.what} {'█' * full}{'░' * (BAR - full)} {done:,} of {total:,}".strip()
 
     def _show(self, text: str, last: bool) -> None:
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

@@ -12,24 +12,24 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError
 from equipoise.events import Events
-from equipoise.matrix import Csr, in_ascending, keep_entries
+from equipoise.matrix import Csr, compact, in_ascending, keep_entries
 
 ROUNDING = 1e-12  # of the weights of a pair: a smaller sum of them counts as 0
 
 
-def summed(events: Events, n_items: int) -> tuple[Csr, int]:
+def summed(events: Events, n_items: int, *, signed: bool = False) -> tuple[Csr, int]:
     """Return the matrix of the sums of weights, and the number of pairs that have events.
 
-    A pair whose sum is not positive has no value.
+    A pair whose sum is not positive, or with `signed` is 0, has no value.
     """
     assert events.weights is not None
     indptr, indices, pair = events.pairs()
     total = np.bincount(pair, events.weights, minlength=len(indices))
     size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
     # what is left of a purchase and its return is 0, also where decimals are rounded
-    positive = total > ROUNDING * size
-    matrix: Csr = sp.csr_array((total, indices, indptr), shape=(len(events), n_items))
-    matrix = matrix if positive.all() else keep_entries(matrix, positive)
+    kept = (np.abs(total) if signed else total) > ROUNDING * size
+    matrix = compact(total, indices, indptr, (len(events), n_items))
+    matrix = matrix if kept.all() else keep_entries(matrix, kept)
     return matrix, len(indices)
 
 

@@ -123,12 +123,16 @@ def describe(
       users per item  median 2, from 1 to 3
     """
     if exact is None:
-        users = interactions.user_counts
-        exact = float(users @ (users - 1)) / 2 <= PAIRS
+        exact = not many_pairs(interactions.user_counts)
     if exact:
         return statistics_of(interactions, homophily(interactions, delta=delta), delta)
     alike, *interval = sampled_homophily(interactions, delta=delta)
     return statistics_of(interactions, alike, delta, interval)
+
+
+def many_pairs(user_counts: npt.NDArray[np.int64]) -> bool:
+    """Whether users have so many pairs of items that the homophily ratio is sampled."""
+    return float(user_counts @ (user_counts - 1)) / 2 > PAIRS
 
 
 class Counted(Protocol):
@@ -226,15 +230,33 @@ def sampled_homophily(
     batches of them.
     """
     data = _positive(interactions, delta)
-    counts = data.item_counts.astype(np.float64)
-    if not counts.any():
+    if not data.n_interactions:
         return 0.0, 0.0, 0.0
-    chance = counts**SIZE_POWER / (counts**SIZE_POWER).sum()
-    drawn = np.random.default_rng(seed).choice(data.n_items, SAMPLE, p=chance)
+    drawn, chance = draw_items(data.item_counts, seed)
     items, place = np.unique(drawn, return_inverse=True)
     sums = np.zeros((2, data.n_items))
     _add_all(data, delta, items.astype(np.int32), sums, whole=True)
-    each = (sums[:, items] / chance[items])[:, place]
+    return sampled_ratio(sums[:, items] / chance[items], place)
+
+
+def draw_items(
+    item_counts: npt.NDArray[np.int64], seed: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the items of a sample, and the chances of all items."""
+    chance = item_counts.astype(np.float64) ** SIZE_POWER
+    chance /= chance.sum()
+    return np.random.default_rng(seed).choice(len(chance), SAMPLE, p=chance), chance
+
+
+def sampled_ratio(
+    sums: npt.NDArray[np.float64], place: npt.NDArray[np.int64]
+) -> tuple[float, float, float]:
+    """Return the ratio and its 95% interval.
+
+    `sums` are those of w s and of w of the items of a sample, over the chance of each; `place`
+    says which one of these was drawn, draw by draw.
+    """
+    each = sums[:, place]
     similar, total = each.sum(axis=1)
     if not total > 0:
         return 0.0, 0.0, 0.0
@@ -300,17 +322,22 @@ def pair_ratio(sums: npt.NDArray[np.float64]) -> float:
 
 
 def pair_sums(
-    shared: npt.NDArray[np.int32], low: int, counts: npt.NDArray[np.int64], delta: float
+    shared: npt.NDArray[np.int32],
+    items: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    delta: float,
+    *,
+    whole: bool,
 ) -> npt.NDArray[np.float64]:
-    """Sum w_ij s_ij and w_ij over all j > i, for items i from `low` on.
+    """Sum w_ij s_ij and w_ij for items i over all j != i, or over j > i where not `whole`.
 
     `shared` has a row for each of these items: the users it has in common with each item.
     """
     power = _powers(counts, delta)
     sums = np.zeros((2, len(shared)))
-    for row, common in enumerate(shared):
-        i = low + row
-        j = i + 1 + np.flatnonzero(common[i + 1 :])
+    for row, (i, common) in enumerate(zip(items.tolist(), shared, strict=True)):
+        j = np.flatnonzero(common)
+        j = j[j != i] if whole else j[j > i]
         both = common[j].astype(np.int64)
         weight = power[both] / np.minimum(counts[i], counts[j])
         sums[0, row] = (weight * both / (counts[i] + counts[j] - both)).sum()

@@ -466,7 +466,9 @@ def _lock(root: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise DataError(f"{root} is being saved to by another process; try again") from error
+        raise DataError(
+            f"{root} is being saved to by another process; wait until it is done"
+        ) from error
     except OSError:  # some network file systems have no locks
         logger.debug("%s cannot be locked", root)
     return handle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import time
@@ -154,6 +156,53 @@ def test_addresses_of_fsspec_are_read(client, tmp_path):
         eq.cluster.read(url, client=client)
 
 
+def test_files_of_a_remote_folder_are_those_of_a_folder_here(client, tmp_path):
+    folder = parts(tmp_path / "_data", events(), [300], "csv")
+    for name in ("_SUCCESS", ".part-00.csv.crc", "_temporary.csv"):
+        (folder / name).write_text("not data\n")
+    found = eq.cluster.read(f"file://{folder}", client=client)
+    assert same(found.gather(), eq.read(folder))
+
+
+def test_a_relative_path_is_that_of_this_process(client, tmp_path, monkeypatch):
+    folder = parts(tmp_path / "data", events(), [300])
+    monkeypatch.chdir(tmp_path)
+    for source in (
+        "data",
+        "data/part-*.parquet",
+        ["data/part-00.parquet", "data/part-01.parquet"],
+    ):
+        assert same(eq.cluster.read(source, client=client).gather(), eq.read(folder))
+
+
+def test_what_is_no_table_is_refused(client, local, tmp_path):
+    local.save(tmp_path / "saved")
+    eq.split.strong(local).save(tmp_path / "split")
+    (tmp_path / "lists.txt").write_text("0 1 2\n1 2\n")
+    for name in ("saved", "split", "lists.txt"):
+        with pytest.raises(
+            eq.DataError, match=r"is not read by workers.*give it to equipoise.read"
+        ):
+            eq.cluster.read(tmp_path / name, client=client)
+    with pytest.raises(eq.SettingError, match="format='movielens' is not read by workers"):
+        eq.cluster.read(parts(tmp_path / "data", events(), []), client=client, format="movielens")
+
+
+@pytest.mark.parametrize("how", [{"min_rating": 4}, {"on_bad": "skip"}], ids=["low", "bad"])
+def test_a_part_of_which_no_row_is_left_changes_nothing(client, tmp_path, how):
+    """Neither where blocks are cut nor the kind of the ids."""
+    rng = np.random.default_rng(2)
+    columns = {"user": rng.integers(0, 40, 300), "rating": rng.integers(1, 6, 300)}
+    frame = pl.DataFrame({**columns, "item": rng.integers(0, 20, 300)})
+    unusable = {"user": None} if "on_bad" in how else {"rating": 1}
+    first = [pl.lit(value).alias(name) for name, value in unusable.items()]
+    folder = parts(tmp_path / "data", frame, [], "csv")
+    frame[:9].with_columns(first).write_csv(folder / "a.csv")
+    found = eq.cluster.read(folder, client=client, block_rows=CHUNK // 3, **how)
+    assert len(found.blocks) > 1
+    assert same(found.gather(), eq.read(folder, **how))
+
+
 def test_labels_are_those_of_the_library(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
     titles = {each: f"title {each}" for each in range(1, 31)}
@@ -197,6 +246,10 @@ def test_statistics_equal_those_of_one_machine(data, local):
     for name in ("homophily", "homophily_low", "homophily_high"):
         assert found.pop(name) == pytest.approx(wanted.pop(name), rel=1e-12)
     assert found == wanted
+    sampled, wanted = data.describe(exact=False), eq.describe(local, exact=False)
+    assert sampled.homophily == pytest.approx(wanted.homophily, rel=1e-12)
+    assert sampled.homophily_low == pytest.approx(wanted.homophily_low, rel=1e-9)
+    assert sampled.homophily_low < sampled.homophily_high
 
 
 @pytest.mark.parametrize(("min_user", "min_item"), [(5, 4), (0, 9), (6, 0), (0, 0)])
@@ -305,7 +358,20 @@ def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
     assert "u001" not in found.data_.user_index
 
 
+def test_a_budget_of_memory_says_who_solves(data):
+    found = eq.cluster.fit(eq.EASE(l2=5.0), data, memory=1000)
+    assert not mapped(found.inverse_)  # not by tiles on the disk of this machine
+
+
 def test_settings_without_a_meaning_are_refused(data, local):
+    with pytest.raises(eq.SettingError, match="tile_rows= is for a fit over the workers"):
+        eq.cluster.fit(eq.EASE(), data, where="here", tile_rows=8)
+    with pytest.raises(
+        eq.SettingError, match="a split on this machine; make it with where='here'"
+    ):
+        eq.cluster.tune(eq.EASE, data.split(where="workers"))
+    with pytest.raises(eq.SettingError, match="lists that are there already"):
+        eq.cluster.evaluate(pl.DataFrame({"user": [1]}), eq.split.strong(local).test)
     with pytest.raises(eq.SettingError, match="where='workers' is for linear autoencoders"):
         eq.cluster.fit(eq.Popularity(), data, where="workers")
     with pytest.raises(eq.SettingError, match="engine= is for a fit on this machine"):
@@ -323,8 +389,11 @@ def test_evaluation_equals_that_of_one_machine(data, local, tmp_path):
     assert found.per_user.equals(wanted.per_user)
     assert (found.name, found.settings) == (wanted.name, wanted.settings)
     model.save(tmp_path / "model")
-    saved = eq.cluster.evaluate(tmp_path / "model", split.test, [5, 10], client=data.client)
+    seen: list[tuple[int, int]] = []
+    call = {"client": data.client, "batch_size": 5, "progress": lambda *at: seen.append(at)}
+    saved = eq.cluster.evaluate(tmp_path / "model", split.test, [5, 10], **call)
     assert saved.table.equals(wanted.table)
+    assert seen == [(min(done, 18), 18) for done in (5, 10, 15, 20)]
 
 
 def test_a_split_that_stays_with_the_workers_is_that_of_one_machine(data, local, tmp_path):
@@ -383,6 +452,71 @@ def test_histories_and_targets_of_two_folders_are_evaluated(client, local, tmp_p
         eq.cluster.evaluate(model, (pair[0].filter(min_user=4), pair[1]), 5)
     with pytest.raises(eq.SettingError, match="both Partitioned or both not"):
         eq.cluster.evaluate(model, (pair[0], target), 5)
+    call = {"seed": -1, "progress": lambda *_: pytest.fail("it ranked")}
+    with pytest.raises(eq.SettingError, match="seed must be"):
+        eq.cluster.evaluate(model, tuple(pair), 5, **call)
+
+
+def test_sessions_that_stay_with_the_workers_are_evaluated(client, tmp_path):
+    """Their ids are text in the order of users who are numbers, so not in the order of text."""
+    frame = events().with_columns(pl.col("user_id").str.slice(1).cast(pl.Int64))
+    folder = parts(tmp_path / "data", frame, [300])
+    there = eq.cluster.read(folder, client=client, block_rows=100, gap="200d")
+    share = {"valid": 0, "test": 0.5}
+    split = eq.split.strong(eq.read(folder, gap="200d"), **share)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    found = eq.cluster.evaluate(model, there.split(where="workers", **share).test, 5)
+    assert found.table.equals(eq.evaluate(model, split.test, 5).table)
+
+
+FORMS = {
+    "one user": ("u001", {}),
+    "users": (["u001", "nobody", "u002", "u003"], {"unknown_users": "skip"}),
+    "names": ({"u001": [1, 2], "new": [3], "u002": [4]}, {"candidates": {"new": [1, 2, 5]}}),
+    "histories": ([[1, 2], [3], [4, 5]], {"exclude": np.array([1, 2])}),
+}
+
+
+@pytest.mark.parametrize(("wanted", "options"), FORMS.values(), ids=FORMS)
+def test_lists_are_those_of_any_form_of_users(data, local, tmp_path, wanted, options):
+    model = eq.EASE(l2=5.0).fit(local)
+    users = model.recommend_to(tmp_path / "lists.parquet", wanted, 4, **options)
+    call = {"client": data.client, "users_per_file": 1, **options}
+    assert eq.cluster.recommend_to(model, tmp_path / "lists", wanted, 4, **call) == users
+    found = pl.read_parquet(tmp_path / "lists" / "*.parquet")
+    assert found.equals(pl.read_parquet(tmp_path / "lists.parquet"))
+
+
+def test_a_list_of_items_for_each_user_is_refused(data, local, tmp_path):
+    model = eq.EASE(l2=5.0).fit(local)
+    call = {"client": data.client, "candidates": [[1, 2], [3]]}
+    with pytest.raises(eq.SettingError, match="give a mapping from users to lists"):
+        eq.cluster.recommend_to(model, tmp_path / "lists", ["u001", "u002"], 4, **call)
+    assert not (tmp_path / "lists").exists()
+    with pytest.raises(eq.DataError, match="there is no user to recommend to"):
+        eq.cluster.recommend_to(model, tmp_path / "lists", [], 4, client=data.client)
+
+
+def test_a_folder_goes_on_with_the_same_lists_alone(data, local, tmp_path):
+    model = eq.EASE(l2=5.0).fit(local)
+    rules = tmp_path / "rules.toml"
+    rules.write_text("exclude = [1]\n")
+    stock = np.arange(2000)  # numpy shows both ends of so many
+    call = {"client": data.client, "rules": rules, "candidates": stock, "unknown_items": "skip"}
+    out = tmp_path / "lists"
+    eq.cluster.recommend_to(model, out, k=4, **call)
+    (out / ".part-000000.parquet.0123").write_text("of a worker that was lost")
+    eq.cluster.recommend_to(model, out, k=4, **call)
+    assert {file.name for file in out.iterdir()} == {"lists.json", "part-000000.parquet"}
+    other = stock.copy()
+    other[1000] = 7
+    near = eq.EASE(l2=5.0).fit(local, engine="neighbourhood", neighbours=3)
+    for changed, options in ((model, {"candidates": other}), (near, {})):
+        with pytest.raises(eq.SettingError, match="holds lists of another model, of other users"):
+            eq.cluster.recommend_to(changed, out, k=4, **{**call, **options})
+    rules.write_text("exclude = [2]\n")
+    with pytest.raises(eq.SettingError, match="or with other settings"):
+        eq.cluster.recommend_to(model, out, k=4, **call)
 
 
 def test_lists_are_written_once_and_equal_those_of_one_machine(data, tmp_path):
@@ -421,6 +555,7 @@ def test_lists_of_histories_and_of_named_users(data, local, tmp_path, monkeypatc
     # histories that workers hold stay there
     monkeypatch.setattr(eq.cluster.Partitioned, "gather", None)
     model.recommend_to(tmp_path / "all.parquet", local, k=4)
+    del call["client"]  # that of the data
     assert eq.cluster.recommend_to(model, tmp_path / "blocks", data, 4, **call) == local.n_users
     found = pl.read_parquet(tmp_path / "blocks" / "*.parquet")
     assert found.equals(pl.read_parquet(tmp_path / "all.parquet"))
@@ -446,6 +581,73 @@ def test_a_search_with_early_stops_is_the_same(data, local):
     wanted = eq.tune(eq.EASE, split, **call)
     found = eq.cluster.tune(eq.EASE, split, client=data.client, **call)
     assert found.trials.equals(wanted.trials)
+
+
+def test_tiles_of_a_search_lie_apart_and_are_removed(data, local, tmp_path):
+    split = eq.split.strong(local, valid=0.2, test=0.2)
+    grid = {"l2": [1, 10, 100], "dropout": [0.0, 0.5]}
+    call = {"grid": grid, "engine": "tiled"}
+    wanted = eq.tune(eq.EASE, split, scratch=tmp_path / "here", **call)
+    found = eq.cluster.tune(eq.EASE, split, client=data.client, scratch=tmp_path / "there", **call)
+    assert found.trials.equals(wanted.trials)
+    assert not (tmp_path / "there" / "search").exists()
+
+
+def test_a_search_on_workers_of_several_threads_is_the_same(rng):
+    distributed = pytest.importorskip("distributed")
+    data = eq.Interactions(rng.random((300, 120)) < 0.1)
+    split = eq.split.strong(data, valid=0.2, test=0.2)
+    grid = {"l2": [1, 10, 50, 100], "dropout": [0.0, 0.5]}
+    wanted = eq.tune(eq.EASE, split, grid=grid)
+    how = {"n_workers": 1, "threads_per_worker": 4, "processes": False, "dashboard_address": ":0"}
+    with (
+        distributed.LocalCluster(**how) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        found = eq.cluster.tune(eq.EASE, split, grid=grid, client=client)
+    assert found.trials.equals(wanted.trials)
+
+
+def test_a_search_on_data_of_the_workers_has_all_of_them(data, local):
+    found = eq.cluster.tune(data, trials=2)
+    assert found.best == eq.tune(local, trials=2).best
+    assert found.model.data_fingerprint_ == local.fingerprint
+
+
+def slow(seconds: float) -> None:
+    time.sleep(seconds)
+    if not seconds:
+        raise ValueError("at once")
+
+
+def test_waiting_keeps_nothing_on_the_workers(client, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.workers.SECONDS", 0.02)
+    gc.collect()
+    gc.disable()  # so that only what nobody refers to goes
+    try:
+        before = len(client.futures)
+        results(client, [submit(client, slow, 0.1), submit(client, slow, 0.1)])
+        client.sync(asyncio.sleep, 0)  # what is dropped is known there
+        assert len(client.futures) == before
+    finally:
+        gc.enable()
+
+
+def test_a_task_that_fails_is_not_waited_for_with_others(client, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.workers.SECONDS", 0.05)
+    others = submit(client, slow, 1.5)
+    with pytest.raises(ValueError, match="at once"):
+        results(client, [others, submit(client, slow, 0)])
+    assert others.status == "pending"
+
+
+def test_data_of_a_closed_client_are_one_clear_error(client, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    other = distributed.Client(client.scheduler.address, set_as_default=False)
+    found = eq.cluster.read(parts(tmp_path / "data", events(), []), client=other)
+    other.close()
+    with pytest.raises(eq.ClusterError, match="dropped the work of a client that was closed"):
+        found.filter(min_user=2)
 
 
 def die_always() -> None:
@@ -491,9 +693,12 @@ def test_a_scheduler_that_goes_is_one_clear_error(tmp_path):
 
 def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
     model = eq.EASE(l2=5.0).fit(local)
-    wanted = [*local.users[:5].tolist(), "nobody"]
     call = {"client": data.client, "users_per_file": 3}
     with pytest.raises(eq.UnknownIdError, match="nobody"):
+        eq.cluster.recommend_to(model, tmp_path / "lists", ["u001", "nobody"], 4, **call)
+    assert not (tmp_path / "lists").exists()
+    wanted = [[1], [2], [3], [4], [999]]
+    with pytest.raises(eq.UnknownIdError, match="999"):
         eq.cluster.recommend_to(model, tmp_path / "lists", wanted, 4, **call)
     names = {file.name for file in (tmp_path / "lists").iterdir()}
     assert names <= {"lists.json", "part-000000.parquet"}

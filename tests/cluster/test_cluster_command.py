@@ -68,6 +68,32 @@ def test_a_fit_that_outgrows_the_memory_is_solved_by_the_workers(shop, there, tm
     assert found["residual"] < 1e-4
 
 
+def test_a_fit_by_the_workers_takes_no_option_that_it_would_ignore(shop, there, tmp_path):
+    large = ("fit", shop / "events", tmp_path / "model", "--memory", "1000", *there)
+    near = (*large[:3], "--l2", 5, "--engine", "neighbourhood", *there)
+    for call, word in (
+        ((*large, "--trials", 3), "--prefer, --trials and --budget"),
+        ((*large, "--l2", 5, "--threads", 1), "without --threads"),
+        ((*near, "--refine"), "without --refine"),
+        ((*near, "--memory", "6GB"), "without --memory"),
+    ):
+        done = CliRunner().invoke(app, [*map(str, call)])
+        assert done.exit_code == 2
+        assert word in done.stderr
+    done = CliRunner().invoke(app, [*map(str, large)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "one fit with automatic settings" in done.stderr
+
+
+def test_a_saved_split_is_read_here_and_fitted_there(shop, there, tmp_path):
+    near = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
+    found = answer("fit", shop / "split", tmp_path / "there", *near, *there)
+    wanted = answer("fit", shop / "split", tmp_path / "here", *near)
+    assert found["data_fingerprint"] == wanted["data_fingerprint"]
+    assert found["audit"] == pytest.approx(wanted["audit"], abs=1e-6)
+    assert answer("stats", shop / "split", *there) == answer("stats", shop / "split")
+
+
 def test_neighbourhoods_are_solved_for_by_the_workers(shop, there, tmp_path):
     near = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
     answer("fit", shop / "events", tmp_path / "here", *near)

@@ -222,3 +222,17 @@ def test_a_worker_of_this_machine_comes_back_however_late():
                 time.sleep(0.02)
             client.wait_for_workers(1, timeout=60)
             assert client.submit(abs, -3).result(timeout=60) == 3
+
+
+def test_workers_of_this_machine_end_without_a_word():
+    """The client holds a result when the process ends."""
+    script = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from equipoise.cluster import connect\n"
+        "if __name__ == '__main__':\n"
+        "    held = connect('local').submit(abs, -3)\n"
+        "    print(held.result())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "3\n")
+    assert ended.stderr.splitlines() == ["1 workers on this machine"]

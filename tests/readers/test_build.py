@@ -51,6 +51,21 @@ def test_factorize_agrees_with_numpy(values):
     assert codes.dtype == np.int32
 
 
+def test_a_table_in_pieces_is_read_like_a_whole_one(rng):
+    columns = {"user": (0, 9), "item": (0, 30), "time": (10**9, 2 * 10**9)}
+    whole = pl.DataFrame({name: rng.integers(*ends, 60) for name, ends in columns.items()})
+    pieces = pl.concat([whole[:7], whole[7:8], whole[8:]], rechunk=False)
+    assert pieces.n_chunks() == 3
+    assert eq.read(pieces).fingerprint == eq.read(whole).fingerprint
+
+
+@pytest.mark.parametrize("weight", [None, "n"])
+def test_a_matrix_of_few_pairs_has_narrow_positions(weight):
+    log = {"user": [1, 1, 2, 1], "item": [5, 6, 5, 5], "n": [1, 2, 3, 4]}
+    matrix = eq.read(log, weight=weight).matrix
+    assert (matrix.indices.dtype, matrix.indptr.dtype) == (np.int32, np.int32)
+
+
 def test_a_session_column_takes_the_place_of_the_user():
     log = {"session_id": [2, 1, 2, 2], "user_id": [9, 9, 9, 9], "item": ["x", "y", "z", "x"]}
     data = eq.read(log, session="session_id")
@@ -92,7 +107,7 @@ def test_sessions_are_numbered_in_order_of_time():
 
 @pytest.mark.parametrize(
     ("gap", "value"),
-    [(90, 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("2d", 172800.0)],
+    [(90, 90.0), ("90", 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)],
 )
 def test_gaps_have_units(gap, value):
     assert period("gap", gap) == value
@@ -150,9 +165,11 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
         pytest.param(lambda: period("gap", 0), SettingError, "gap must be", id="gap of zero"),
         pytest.param(lambda: period("gap", None), SettingError, "gap must be", id="no gap"),
         pytest.param(lambda: period("gap", -1), SettingError, "gap must be", id="negative gap"),
-        pytest.param(lambda: period("gap", "30"), SettingError, "gap must be", id="text, no unit"),
         pytest.param(
-            lambda: period("gap", "soon"), SettingError, "gap must be", id="gap in words"
+            lambda: period("gap", "soon"), SettingError, "gap must look like", id="gap in words"
+        ),
+        pytest.param(
+            lambda: period("gap", "30y"), SettingError, "gap must look like", id="unknown unit"
         ),
         pytest.param(lambda: period("gap", np.inf), SettingError, "gap must be", id="endless gap"),
         pytest.param(
@@ -160,6 +177,12 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
             DataError,
             "the labels: none of the items is labelled",
             id="labels of other items",
+        ),
+        pytest.param(
+            lambda: eq.read(COLUMNS, labels=[(10, "a"), (20, "b")]),
+            SettingError,
+            r"labels must be a table .*, got a list that starts with \(10, 'a'\); .*dict",
+            id="labels as pairs",
         ),
         pytest.param(
             lambda: eq.read(COLUMNS, labels={"item": [10]}),

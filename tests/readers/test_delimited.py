@@ -224,6 +224,26 @@ def test_carriage_returns_within_a_line_leave_it_ragged(tmp_path):
         eq.read(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("events.csv", "user,item,time\nann,tea,1\nbob,tea,2\ncy,milk,3\n"),
+        ("events.csv", "1,10,5\n2,10,6\n2,20,7"),
+        ("events.tsv", 'user\titem\nann\t"green\ntea"\nbob\tmilk\n'),
+        ("events.jsonl", '{"user": "ann", "item": 1}\n{"user": "bob", "item": 2}\n'),
+    ],
+)
+def test_lines_may_end_in_carriage_returns(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    expected = eq.read(tmp_path / name)
+    bare = text.replace("\n", "\r").encode()
+    (tmp_path / name).write_bytes(bare)
+    assert eq.read(tmp_path / name).fingerprint == expected.fingerprint
+    (tmp_path / name).write_bytes(bare.rstrip() + b"\rwrong\r")
+    with pytest.raises(DataError, match=f"line {text.strip().count(chr(10)) + 2}:"):
+        eq.read(tmp_path / name)
+
+
 def test_the_order_of_rows_does_not_matter(tmp_path):
     rows = [f"u{n % 50},{n * n % 97},{n}" for n in range(500)]
     path = tmp_path / "events.csv"

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
+import scipy.sparse as sp
 from tests.serve.conftest import SCRIPT, Api, Serve
 from tests.serve.test_store import TRICKS
 
 import equipoise as eq
+from equipoise.interactions import Interactions
 
 
 def items(answer: Any) -> list[Any]:
@@ -188,6 +191,21 @@ def test_attributes_change_lists_at_once(api: Api) -> None:
     assert items(api.get("/v1/recommend/u5?k=1")) == [first]
 
 
+def test_attributes_that_another_worker_changed_are_seen_everywhere(
+    served: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.serve.state.FRESH", -1.0)  # looked for at each request
+    one, other = served(), served()
+    first, second, *_ = items(other.get("/v1/similar?item=13&k=5"))
+    one.put(f"/v1/items/{first}", {"available": False})
+    assert items(other.get("/v1/similar?item=13&k=1")) == [second]
+    one.put(f"/v1/items/{first}", {"category": "winter"})
+    assert other.get(f"/v1/items/{first}").json()["attributes"]["category"] == "winter"
+    one.put(f"/v1/items/{first}", {"category": "summer"})
+    page = other.get("/v1/items?limit=80").json()["items"]
+    assert [i["item"] for i in page if i["attributes"].get("category") == "summer"] == [first]
+
+
 def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
     first, second, third, fourth, *_ = items(api.get("/v1/recommend/u5?k=8"))
     new = {"category": "new", "tags": ["a", "b"], "shelf": 1}
@@ -222,6 +240,29 @@ def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
         # sums of numbers given in double precision, in another order
         assert sum(parts) == pytest.approx(item["score"], rel=1e-12)
         assert parts == pytest.approx(expected.contributions, rel=1e-6)
+
+
+def test_items_that_no_user_has_explain_nothing(
+    shop_data: Interactions, served: Serve, tmp_path: Path
+) -> None:
+    wide = Interactions(
+        sp.hstack([shop_data.matrix, sp.csr_array((shop_data.n_users, 1))]).tocsr(),
+        shop_data.users,
+        [*shop_data.items.tolist(), 999],
+    )
+    eq.EASE(l2=20.0).fit(wide).save(tmp_path / "wide")
+    api = served(models={"default": str(tmp_path / "wide")})
+    refused = api.post("/v1/explain", {"history": [999], "item": 3})
+    assert refused.status_code == 422
+    assert "no user has its items" in refused.json()["detail"]
+    answer = api.post("/v1/recommend", {"history": [999], "k": 2, "explain": 2}).json()
+    assert answer["source"] == "popular"
+    assert [item["reasons"] for item in answer["items"]] == [[], []]
+    both = api.post("/v1/explain", {"history": [999, 13], "item": 3}).json()
+    assert (
+        both["score"]
+        == api.post("/v1/score", {"history": [999, 13], "items": [3]}).json()["scores"][0]["score"]
+    )
 
 
 def test_similar_and_score_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
@@ -263,6 +304,19 @@ def test_items_are_found_by_title_and_id(standing: Api) -> None:
     assert len({i["item"] for page in whole for i in page["items"]}) == 80
     script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
     assert [item["title"] for item in script] == [f"{SCRIPT} item"]
+
+
+def test_labels_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> None:
+    labels = pl.DataFrame({"title": ["Tea", "Milk"], "price": [float("nan"), float("inf")]})
+    data = Interactions(sp.csr_array([[1, 1], [1, 0]]), ["a", "b"], ["tea", "milk"], labels=labels)
+    eq.EASE(l2=1.0).fit(data).save(tmp_path / "m")
+    text = served(models={"default": str(tmp_path / "m")}).get("/v1/items").text
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    found = json.loads(text, parse_constant=refuse)["items"]
+    assert [item["attributes"]["price"] for item in found] == [None, None]
 
 
 def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
@@ -408,6 +462,39 @@ def test_metrics_and_overview_count_what_was_shown(api: Api) -> None:
     assert view["coverage"]["default"] > 0
     assert view["store"]["events"] == 1
     assert api.get("/healthz").json() == api.get("/readyz").json() == {"status": "ok"}
+
+
+def test_a_reload_leaves_models_alone_that_have_not_changed(models: Path, served: Serve) -> None:
+    api = served(models={"default": str(models / "dan"), "plain": str(models / "plain")})
+    before = api.get("/v1/models").json()["models"]
+    for array in (models / "plain").glob("*.npy"):
+        array.unlink()  # it could not be loaded again
+    eq.EASE(l2=5.0).fit(eq.load(models / "dan").interactions_).save(models / "dan")
+    assert api.post("/v1/admin/reload").status_code == 200
+    after = api.get("/v1/models").json()["models"]
+    assert after[0]["version"] != before[0]["version"]
+    assert after[1] == before[1]
+
+
+def test_numbers_of_a_replaced_model_leave_the_folder(
+    models: Path, served: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "numbers"
+    folder.mkdir()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    paths = {"default": str(models / "dan"), "plain": str(models / "plain")}
+    one, other = served(models=paths), served(models=paths)
+    for l2 in (5.0, 6.0, 7.0):
+        for api in (one, other):
+            items(api.get("/v1/recommend/u5"))
+            items(api.get("/v1/recommend/u5?model=plain&k=8"))
+        assert len(list(folder.glob("shown-*"))) == 2
+        eq.EASE(l2=l2).fit(eq.load(models / "dan").interactions_).save(models / "dan")
+        for api in (one, other):
+            assert api.post("/v1/admin/reload").status_code == 200
+        assert [each.name[:11] for each in folder.glob("shown-*")] == ["shown-plain"]
+        assert one.get("/v1/model").json()["shown"] == 0
+        assert one.get("/v1/model?name=plain").json()["shown"] == 0.1
 
 
 def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:

@@ -17,6 +17,7 @@ from tests.cli.conftest import call
 from tests.serve.conftest import READY, Process, Start
 
 import equipoise as eq
+from equipoise.serve.processes import make_folder
 
 
 def ask(address: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
@@ -112,7 +113,33 @@ def test_a_reload_and_a_killed_worker_under_load(
         start(models / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
 
 
-def test_accepted_events_survive_kill_9(saved: Path, start: Start, url: str) -> None:
+def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    running, held = make_folder()
+    killed, lock = make_folder()
+    (killed / "numbers").write_text("1")
+    os.close(lock)
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "equipoise-server-link").symlink_to(other)
+    new, last = make_folder()
+    assert {each.name for each in tmp_path.iterdir() if not each.is_symlink()} == {
+        running.name,
+        new.name,
+        "other",
+    }
+    os.close(held)
+    os.close(last)
+
+
+def test_accepted_events_survive_kill_9(
+    saved: Path, start: Start, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rooms = tmp_path / "rooms"
+    rooms.mkdir()
+    monkeypatch.setenv("TMPDIR", str(rooms))
     accepted: set[str] = set()
     lock = threading.Lock()
 
@@ -149,6 +176,7 @@ def test_accepted_events_survive_kill_9(saved: Path, start: Start, url: str) -> 
     assert len(accepted) >= 80
     assert accepted <= set(kept)
     assert len(kept) == len(set(kept))
+    assert len(list(rooms.glob("equipoise-server-*"))) == 1  # of the last one; the first is gone
 
 
 def test_slow_clients_are_not_waited_for_and_open_requests_are_finished(

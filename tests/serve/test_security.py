@@ -113,6 +113,31 @@ def test_no_other_site_may_ask_unless_it_is_named(served: Serve) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_a_page_of_another_site_may_not_tell_a_service_of_this_machine(served: Serve) -> None:
+    def sent(api: Any, origin: str) -> int:
+        # a browser sends this without asking first
+        return int(api.post("/v1/admin/reload", headers={"origin": origin}).status_code)
+
+    api = served()
+    for origin in ("https://evil.example", "http://127.0.0.1:81", "null"):
+        assert sent(api, origin) == 403
+    assert sent(api, "http://127.0.0.1") == 200
+    assert sent(served(cors=["https://shop.example"]), "https://shop.example") == 200
+
+
+def test_a_tenant_learns_nothing_of_others(served: Serve, saved: Path) -> None:
+    tokens = [*TOKENS, {"name": "other", "secret": OTHER, "role": "admin", "tenant": "other"}]
+    api = served(tokens=tokens, tenants={"other": {"own": str(saved / "plain")}})
+    assert api.get("/v1/recommend/u5", headers=bearer(SECRETS["read"])).status_code == 200
+    mine, theirs = bearer(SECRETS["admin"]), bearer(OTHER)
+    view = api.get("/v1/t/other/admin/overview", headers=theirs)
+    assert set(view.json()["coverage"]) == {"other/own"}
+    assert "default" not in view.text
+    assert set(api.post("/v1/t/other/admin/reload", headers=theirs).json()["models"]) == {"other"}
+    whole = api.get("/metrics", headers=mine).text
+    assert 'equipoise_lists_total{model="default/default",source="model"} 1.0' in whole
+
+
 def test_a_page_of_a_named_site_may_send_tokens(served: Serve) -> None:
     api = served(cors=["https://shop.example"], tokens=TOKENS)
     asks = {"origin": "https://shop.example", "access-control-request-method": "POST"}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import tracemalloc
 import weakref
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+import scipy.sparse as sp
 
 import equipoise as eq
 from equipoise.interactions import Interactions
@@ -50,19 +52,60 @@ def test_lists_are_those_of_the_model(
     assert listed(made, "u1", live) == made.model.recommend([together], k=8).items[0]
 
 
-def test_a_session_model_takes_clicks_in_their_order(tmp_path: Path) -> None:
-    visits = [["tea", "pot", "cup"] if n % 2 else ["pot", "jam", "tea"] for n in range(30)]
+@pytest.fixture
+def visits() -> Interactions:
+    """30 sessions of three clicks, not in the order of the items' positions."""
+    clicks = [["tea", "pot", "cup"] if n % 2 else ["pot", "jam", "tea"] for n in range(30)]
     rows = [
         (f"s{n}", item, n * 100 + step)
-        for n, visit in enumerate(visits)
+        for n, visit in enumerate(clicks)
         for step, item in enumerate(visit)
     ]
     frame = pl.DataFrame(rows, schema=["session", "item", "time"], orient="row")
-    data = eq.read(frame, session="session", item="item", time="time")
-    made = served(eq.SLIST(l2=1.0).fit(data), tmp_path)
+    return eq.read(frame, session="session", item="item", time="time")
+
+
+def test_a_session_model_takes_clicks_in_their_order(visits: Interactions, tmp_path: Path) -> None:
+    made = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
     live = Live([("tea", 1.0, 1.0, NEW, "view"), ("pot", 1.0, 2.0, NEW + 1, "view")], [], 0)
     expected = made.model.recommend([["tea", "pot"]], k=2, exclude=["tea", "pot"]).items[0]
     assert listed(made, "new", live, 2) == expected
+
+
+def test_a_training_session_is_asked_in_the_order_of_its_clicks(
+    visits: Interactions, tmp_path: Path
+) -> None:
+    made = served(eq.SLIST(l2=1.0, decay_inference=1.0).fit(visits), tmp_path)
+    whole = np.ones(made.n_items, np.bool_)
+    for session in ("s0", "s1"):
+        expected = made.model.recommend([session], k=4, exclude_seen=False)
+        found = made.top(made.live(session, Live([], [], 0)), 4, whole)
+        assert [made.ids[place] for place in found.places] == expected.items[0]
+        assert found.scores.tolist() == expected.scores[0].tolist()
+
+
+def test_rules_of_a_user_hold_whatever_the_model(visits: Interactions, tmp_path: Path) -> None:
+    made = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
+    whole = np.ones(made.n_items, np.bool_)
+    rules = Catalogue(made, {}).rules(
+        {"users": {"new": {"exclude": ["cup"]}, "0": {"exclude": ["jam"]}}}
+    )
+
+    def listed(user: str | None) -> set[object]:
+        found = made.top(made.given(["tea"]), 4, whole, rules=rules, user=user)
+        return {made.ids[place] for place in found.places}
+
+    assert listed("new") == {"tea", "pot", "jam"}
+    assert listed("0") == {"tea", "pot", "cup"}
+    assert listed("other") == listed(None) == {"tea", "pot", "jam", "cup"}
+
+
+def test_live_events_of_new_users_count_where_users_are_numbers(tmp_path: Path) -> None:
+    rows = [(n, item) for n in range(12) for item in ["tea", "milk", "salt"][: 2 + n % 2]]
+    data = eq.read(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
+    made = served(eq.EASE(l2=1.0, signals=eq.Signals(transform="log1p")).fit(data), tmp_path)
+    history = made.live("99", Live([("tea", 1.0, 1.0, NEW, "view")], [], 0))
+    assert [made.ids[place] for place in history.places] == ["tea"]
 
 
 def test_weighted_data_add_the_weights_of_events(toy: Interactions, tmp_path: Path) -> None:
@@ -91,6 +134,20 @@ def test_one_model_answers_many_threads(saved: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
+    n_items, length = 20_000, 1000
+    made = served(eq.Popularity().fit(sp.csr_array(np.ones((1, n_items)))), tmp_path)
+    history = made.given([str(item) for item in range(length)])
+    tracemalloc.start()
+    try:
+        (why,) = made.reasons(history, np.array([7]), None, 5)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(why) == 5
+    assert peak < 4 * n_items * length / 2  # half of what the history's rows of scores take
 
 
 def test_ids_are_found_under_their_text(saved: Path) -> None:

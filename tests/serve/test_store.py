@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.serve.conftest import empty
+from tests.serve.conftest import READY, empty
 from tests.serve.postgres import Postgres
 
 from equipoise.errors import DataError, SettingError
@@ -43,6 +43,67 @@ def test_events_are_kept_once_by_their_id(url: str) -> None:
     again = Store(url)
     assert again.live("a", "ann") == live
     again.close()
+
+
+def test_events_are_in_the_order_of_their_arrival_whatever_their_ids(url: str) -> None:
+    store = Store(url)
+    given = [("9", "tea"), ("10", "milk"), ("b", "salt"), ("a", "rice"), ("2", "jam")]
+    store.do(store.add("a", [event(number, item=item) for number, item in given]))
+    store.do(store.add("a", [event("1", item="pot"), event("a", item="cup")]))
+    arrived = ["tea", "milk", "salt", "rice", "jam", "pot"]
+    assert [row[0] for row in store.live("a", "ann").events] == arrived
+    assert [each.item for each in store.since("a", "none").events] == arrived
+    store.close()
+
+
+class Slow:
+    """A write that goes on until it may end."""
+
+    def __init__(self, store: Store) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.done = store.submit(self.write)
+        assert self.begun.wait(READY)
+
+    def write(self, _: sa.Connection) -> None:
+        self.begun.set()
+        assert self.may_end.wait(READY)
+
+
+def test_a_write_is_carried_out_or_refused_when_the_store_closes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    store = Store(url)
+    slow, closing = Slow(store), threading.Thread(target=store.close, daemon=True)
+    accepted = [store.submit(store.add("a", [event(0)]))]
+    closing.start()
+    refused = ""
+    while not refused and len(accepted) < 5000:
+        try:
+            accepted.append(store.submit(store.add("a", [event(len(accepted))])))
+            time.sleep(0.001)
+        except StoreError as error:
+            refused = str(error)
+    assert "send it again" in refused
+    slow.may_end.set()
+    assert [each.result(READY) for each in accepted] == [1] * len(accepted)
+    closing.join(READY)
+    store.close()
+    with pytest.raises(StoreError, match="takes no more writes"):
+        store.do(store.forget("a", "ann"))
+    again = Store(url)
+    assert again.counts("a")["events"] == len(accepted)
+    again.close()
+
+
+def test_a_write_that_was_given_up_stops_no_other(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/store.db")
+    slow = Slow(store)
+    given_up = store.submit(store.add("a", [event(1)]))
+    assert given_up.cancel()
+    assert not slow.done.cancel()  # it is being carried out
+    slow.may_end.set()
+    assert store.submit(store.add("a", [event(2)])).result(READY) == 1
+    assert [each.id for each in store.since("a", "none").events] == ["2"]
+    store.close()
 
 
 def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_the_model_keeps_its_figures_when_saved(synthetic: Interactions, tmp_pat
     assert again.estimate_ is None
 
 
+def test_no_model_keeps_figures_of_other_data(synthetic: Interactions) -> None:
+    model = eq.Popularity().fit(synthetic)
+    model.estimate_ = figures = {"values": {}}
+    assert model.update(added=synthetic.rows([0])).estimate_ is figures  # nothing changed
+    assert model.update(removed=synthetic.users[:2].tolist()).estimate_ is None
+
+
 def test_the_estimate_is_that_of_users_who_had_no_part_in_the_choice() -> None:
     rng = np.random.default_rng(0)
     data = eq.Interactions(rng.random((400, 30)) < 0.2)
@@ -139,7 +146,9 @@ def test_refit_on_all_uses_train_and_valid(split: Split) -> None:
     assert every.estimate is None
 
 
-def test_what_makes_no_sense_is_refused(synthetic: Interactions, split: Split) -> None:
+def test_what_makes_no_sense_is_refused(
+    synthetic: Interactions, split: Split, solves: list[int]
+) -> None:
     with pytest.raises(SettingError, match="GFCF is tuned on a split"):
         eq.tune(eq.GFCF, synthetic)
     with pytest.raises(SettingError, match="leave out refit"):
@@ -152,5 +161,6 @@ def test_what_makes_no_sense_is_refused(synthetic: Interactions, split: Split) -
         eq.tune(synthetic, prefer="head")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="no value per user"):
         eq.tune(eq.EASE, synthetic, metric="coverage@20", grid={"l2": [5.0]})
+    assert not solves
     with pytest.raises(SettingError, match="needs a split or Interactions"):
         eq.tune(eq.EASE)

@@ -23,7 +23,6 @@ from equipoise.solve import dense, gpu
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.split import Split
 from equipoise.tuning import SearchProgress
-from equipoise.tuning.search import parse_budget
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
 
@@ -236,11 +235,6 @@ def test_no_solve_is_begun_that_would_outlast_the_budget(
         found = eq.tune(model, split, grid=grid, budget=budget)
         assert found.seconds <= budget < found.seconds + one or found.complete
     assert found.complete
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("1.5h", 5400), (3, 3), ("2 s", 2)])
-def test_budgets_are_read(text: Any, seconds: float) -> None:
-    assert parse_budget(text) == seconds
 
 
 def test_progress_ends_at_its_total(split: Split) -> None:

@@ -74,3 +74,16 @@ def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
         filter_viewed=True,
     )
     assert 0 <= found["metrics"][0]["recall"] <= 1
+
+
+def test_nobody_gets_no_lists(frame: pd.DataFrame) -> None:
+    dataset = Dataset.construct(frame)
+    model = EquipoiseModel(eq.EASE(l2=20, dropout=0)).fit(dataset)
+    nobody = np.empty(0, np.int64)
+    # what RecTools asks of a model
+    for triplet in (
+        model._recommend_u2i(nobody, dataset, 3, True, None),
+        model._recommend_i2i(nobody, dataset, 3, None),
+    ):
+        assert [len(each) for each in triplet] == [0, 0, 0]
+    assert model.recommend(nobody, dataset, k=3, filter_viewed=True).empty

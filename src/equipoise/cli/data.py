@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import json
@@ -20,6 +19,7 @@ from equipoise.cli.framework import (
     legend,
     note,
     option,
+    refuse_given,
     say,
     show,
     told,
@@ -40,6 +40,7 @@ DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 FILTERS = ("min_user", "min_item")  # reading options that any interactions can follow
+ALWAYS = (*FILTERS, "cluster")  # and those that do not depend on how they are read
 LEGEND = {
     "Gini": "how concentrated the interactions are: 0 all equal, near 1 a few have all",
     "homophily": "how alike items are that share users, 0 to 1, pairs with more users count more",
@@ -219,7 +220,7 @@ class ReadOptions:
     def open(self, source: str) -> Interactions | Partitioned:
         """Return the interactions, on the cluster where one is named."""
         with working(f"reading {source}"):
-            data = self._load(source) if self.cluster is None else self._partitioned(source)
+            data = self._load(source)
             if self.min_user or self.min_item:
                 data = data.filter(min_user=self.min_user, min_item=self.min_item)
         return data
@@ -228,31 +229,30 @@ class ReadOptions:
         """Return the split in a folder, or None; options that it would ignore are refused."""
         found = open_split(source)
         if found is not None:
-            self.refuse(f"{source} is a saved split", *allowed)
+            refuse_given(self, f"{source} is a saved split", *allowed)
         return found
 
-    def _partitioned(self, source: str) -> Partitioned:
-        from equipoise import cluster
-
-        data = cluster.read(source, client=self.cluster, **self._settings())
-        for sentence in data.notes:
-            note(f"{source}: {told(sentence)}")
-        return data
-
-    def _load(self, source: str) -> Interactions:
-        from equipoise import readers
+    def _load(self, source: str) -> Interactions | Partitioned:
+        """Return what DATA names; what the library saved or knows by name is read here."""
+        from equipoise import datasets, readers
         from equipoise.interactions import KIND as SAVED
         from equipoise.storage import is_directory_of
 
-        if not Path(source).exists() and not set(source) & set("*?["):
-            data = self._named(source)
-        elif (split := open_split(source)) is not None:
-            self.refuse(f"{source} is a saved split", *FILTERS)
+        if (split := open_split(source)) is not None:
+            refuse_given(self, f"{source} is a saved split", *ALWAYS)
             note(f"{source}: a split; its train part is used")
             return split.train
-        elif is_directory_of(source, SAVED):
-            self.refuse(f"{source} is saved data", *FILTERS)
+        if is_directory_of(source, SAVED):
+            refuse_given(self, f"{source} is saved data", *ALWAYS)
             return readers.read(source)
+        absent = not Path(source).exists() and not set(source) & set("*?[")
+        data: Interactions | Partitioned
+        if absent and (self.cluster is None or source in datasets.names()):
+            data = self._named(source)
+        elif self.cluster is not None:
+            from equipoise import cluster
+
+            data = cluster.read(source, client=self.cluster, **self._settings())
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
@@ -273,15 +273,8 @@ class ReadOptions:
                 f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
         why = f"{source} is a data set with its own reader"
-        self.refuse(why, "min_rating", *FILTERS)
+        refuse_given(self, why, "min_rating", *ALWAYS)
         return datasets.load(source, min_rating=self.min_rating)
-
-    def refuse(self, why: str, *allowed: str) -> None:
-        """Refuse reading options that would have no effect: all but those allowed."""
-        for field in dataclasses.fields(self):
-            if field.name not in allowed and getattr(self, field.name) != field.default:
-                option = field.name.replace("_", "-")
-                raise SettingError(f"{why}: leave out --{option}")
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
@@ -461,7 +454,7 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
     from equipoise import split as splits
 
     if protocol == "given":
-        reading.refuse("--protocol given takes a split as it was published")
+        refuse_given(reading, "--protocol given takes a split as it was published")
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}

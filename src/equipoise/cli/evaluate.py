@@ -17,6 +17,7 @@ from equipoise.cli.framework import (
     note,
     number,
     option,
+    refuse_given,
     say,
     show,
     working,
@@ -67,7 +68,7 @@ def evaluate(
     left_out: Annotated[
         bool, option("Of MODEL alone: on its own users, left out one by one.", "--leave-one-out")
     ] = False,
-    users: Annotated[int, option("With --leave-one-out: how many users.")] = 2000,
+    users: Annotated[int | None, option("With --leave-one-out: how many users. [2000]")] = None,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
@@ -88,9 +89,13 @@ def evaluate(
                 "them out"
             )
         settings = {"k": k or [20], "alpha": dial, "bootstrap": bootstrap}
-        result, saved = _left_out(paths, chosen, options, users, settings)
+        if users is not None:
+            settings["users"] = users
+        result, saved = _left_out(paths, chosen, options, settings)
         _tell(result, saved.summary(), save, as_json)
         return
+    if users is not None:
+        raise SettingError("--users is for --leave-one-out; leave it out")
     split, model = _loaded(paths, chosen, options)
     title = str(model) if isinstance(model, Path) else model.summary()
     if not isinstance(model, Path) and model.data_fingerprint_ != split.train.fingerprint:
@@ -124,7 +129,6 @@ def _left_out(
     paths: list[str],
     chosen: ModelOptions,
     options: FitOptions,
-    users: int,
     settings: dict[str, Any],
 ) -> tuple[Result, Recommender]:
     """Evaluate a saved model on its own users."""
@@ -133,11 +137,10 @@ def _left_out(
 
     if len(paths) != 1 or chosen.given:
         raise SettingError("--leave-one-out takes MODEL alone, without a split and --model")
+    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:
-        result = leave_one_out(
-            model, users, threads=options.threads, progress=progress, **settings
-        )
+        result = leave_one_out(model, threads=options.threads, progress=progress, **settings)
     return result, model
 
 
@@ -180,6 +183,7 @@ def _loaded(
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")
     if chosen.given:
         raise SettingError("a saved model has its settings; leave out --model and its options")
+    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
     if Path(paths[0]).is_file():
         return require_split(paths[1]), Path(paths[0])
     from equipoise.models import load

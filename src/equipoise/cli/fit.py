@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gathered
-from equipoise.cli.framework import Json, Saved, Yes, declare, emit, option, say, working
+from equipoise.cli.framework import Json, Saved, Yes, declare, emit, note, option, say, working
 from equipoise.cli.settings import (
     FitOptions,
     ModelOptions,
@@ -107,17 +107,16 @@ def fit(
     if reading.cluster is not None and options.on_workers(model, found):
         from equipoise.cluster import fit as fit_there
 
-        near: dict[str, Any] = chosen.solving(model)
-        near |= {"engine": options.engine} if options.engine != "auto" else {}
-        with working(f"fitting {model.summary()} on the workers"):
-            model = fit_there(
-                model,
-                found,
-                where="workers",
-                dtype=options.dtype,
-                scratch=options.scratch,
-                **near,
+        if any(value is not None for value in searching.values()):
+            raise SettingError(
+                "--prefer, --trials and --budget are for solves that fit into the memory of this "
+                "machine; leave them out for one fit by the workers"
             )
+        if not plain:
+            note("one fit with automatic settings: a search needs solves on this machine")
+        near: dict[str, Any] = chosen.solving(model) | options.of_workers()
+        with working(f"fitting {model.summary()} on the workers"):
+            model = fit_there(model, found, where="workers", client=reading.cluster, **near)
         _save(model, out, perf_counter() - start, as_json, half=half)
         return
     interactions = gathered(found)

@@ -354,6 +354,13 @@ def in_options(text: str, options: Options) -> str:
     return SETTING.sub(option, text)
 
 
+def refuse_given(options: Any, why: str, *allowed: str) -> None:
+    """Refuse options of a group that would have no effect: all but those allowed."""
+    for field in dataclasses.fields(options):
+        if field.name not in allowed and getattr(options, field.name) != field.default:
+            raise SettingError(f"{why}: leave out {field.name}=")
+
+
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:
     """Register a function as a command, with an example that ``--help`` shows and the tests run.
 

@@ -92,13 +92,13 @@ def experiment(
 ) -> None:
     """Compare the models of an experiment by the clicks on their lists."""
     require_extra()
-    from equipoise.serve.config import seconds
+    from equipoise.checks import period
     from equipoise.serve.experiment import compare_clicks
     from equipoise.serve.store import Store
 
     url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
     with closing(Store(url)) as held:
-        found = compare_clicks(held, tenant, name, seconds("within", within))
+        found = compare_clicks(held, tenant, name, period("within", within))
     if as_json:
         emit(found)
         return

@@ -251,8 +251,16 @@ class FitOptions(PlanOptions):
         if self.engine != "auto":
             return self.engine == "neighbourhood"
         size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
-        found = plan(**size, dtype=self.dtype, memory=self.memory)
-        return found.engine == "tiled" or not found.fits
+        return plan(**size, dtype=self.dtype, memory=self.memory).outgrown
+
+    def of_workers(self) -> dict[str, Any]:
+        """Return what is set for a fit by workers; options that these would ignore are refused."""
+        near = self.engine == "neighbourhood"  # else a budget says that workers are needed
+        for name in ("threads", "refine", *(["memory"] if near else [])):
+            if getattr(self, name) not in (None, False):
+                raise SettingError(f"workers solve this one without --{name}; leave it out")
+        taken = {"dtype": self.dtype, "scratch": self.scratch}
+        return taken | ({"engine": self.engine} if near else {})
 
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line; what the library plans and finds on the way is noted."""

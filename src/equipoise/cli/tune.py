@@ -209,9 +209,10 @@ def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
 def _line(progress: SearchProgress, metric: str) -> str:
     from equipoise.machine import duration
 
+    left = "" if progress.left is None else f", about {duration(progress.left)} left"
     return (
         f"{progress.done} of {progress.total} solves, best {metric} {progress.best_value:.4f} "
-        f"({_settings(progress.best)}), about {duration(max(progress.left, 0))} left"
+        f"({_settings(progress.best)}){left}"
     )
 
 

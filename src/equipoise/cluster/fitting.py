@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import secrets
 from collections.abc import Sequence
-from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 from equipoise.checks import choice
 from equipoise.cluster.neighbours import NeighbourhoodSolver
 from equipoise.cluster.partitioned import Partitioned
+from equipoise.cluster.parts import PartitionedSplit
 from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.spread import Spread
-from equipoise.cluster.workers import connect, results, submit, task
+from equipoise.cluster.workers import connect, forget, results, submit, task
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
 from equipoise.solve.planning import plan
 from equipoise.tuning import Tuned
+from equipoise.tuning import tune as tune_here
 from equipoise.tuning.ledger import key_of
 from equipoise.tuning.proposals import Point
 from equipoise.tuning.search import Solve, Solves, search_with
@@ -64,8 +67,8 @@ def fit(
     scratch
         Folder for the inverse and the data where they do not fit into the memory of this machine.
     **options
-        Other options of the model's `fit`; the workers take ``engine="neighbourhood"`` and
-        `neighbours`.
+        Other options of the model's `fit`, for one on this machine; the workers take
+        ``engine="neighbourhood"`` and `neighbours`. With `memory` the plan has this budget.
     """
     choice("where", where, WHERE)
     if isinstance(data, Partitioned):
@@ -78,19 +81,26 @@ def fit(
         raise SettingError(f"where='workers' is for linear autoencoders, not {kind}; use 'here'")
     size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
     near = options.get("engine") == "neighbourhood"
+    if where == "here" and tile_rows is not None:
+        raise SettingError("tile_rows= is for a fit over the workers; leave it out")
     if where == "auto":
         free = linear and not {"engine", "device"} & set(options)
-        beyond = free and plan(**size, dtype=dtype).engine == "tiled"
+        budget = options.get("memory")
+        beyond = free and plan(**size, dtype=dtype, memory=budget).outgrown
         where = "workers" if beyond or (linear and near) else "here"
+        if beyond:
+            options.pop("memory", None)
     fitted = copy.copy(model)
     if where == "here":
         chosen: dict[str, Any] = {} if dtype == "float32" else {"dtype": dtype}
         chosen |= {} if scratch is None else {"scratch": scratch}
-        return fitted.fit(_here(data, None), **chosen, **options)
+        return fitted.fit(_here(data, scratch), **chosen, **options)
     solving = {name: options.pop(name, None) for name in ("engine", "neighbours") if near}
     if options:
         name = next(iter(options))
-        raise SettingError(f"{name}= is for a fit on this machine; leave it out, or where='here'")
+        raise SettingError(
+            f"{name}= is for a fit on this machine, and workers solve this one; leave it out"
+        )
     assert isinstance(fitted, LinearAutoencoder)
     require_strength([fitted], "neighbourhood" if near else "auto")
     given = _here(data, scratch)
@@ -121,14 +131,23 @@ def tune(model: Any = None, split: Any = None, *, client: Any = "local", **optio
     Parameters
     ----------
     model, split
-        As for `equipoise.tune`.
+        As for `equipoise.tune`; `Partitioned` data are gathered, and every solve has all of them.
     client
-        As for `equipoise.cluster.read`.
+        As for `equipoise.cluster.read`; that of `Partitioned` data.
     **options
-        As for `equipoise.tune`; `memory`, `device` and `scratch` are those of a worker.
+        As for `equipoise.tune`. `device`, `memory` and `scratch` are those of a worker, and of
+        this machine for the last fit, `threads` those of the last fit.
     """
+    if split is None and isinstance(model, Partitioned):
+        model, split = None, model
+    if isinstance(split, PartitionedSplit):
+        raise SettingError("a search needs a split on this machine; make it with where='here'")
+    if isinstance(split, Partitioned):
+        client, split = split.client, split.gather()
+    asked = inspect.signature(tune_here).bind(model, split, **options)
+    asked.apply_defaults()
     connected = connect(client)
-    return search_with(lambda *given: _WorkerSolves(connected, *given), model, split, **options)
+    return search_with(lambda *given: _WorkerSolves(connected, *given), **asked.arguments)
 
 
 class _WorkerSolves(Solves):
@@ -159,12 +178,12 @@ class _WorkerSolves(Solves):
         self.client.cancel(list(self._under_way.values()), force=True)
         self._under_way.clear()
         self._given = None
+        forget(self.client, drop_solves)
+        super().release()
 
 
-@lru_cache(maxsize=1)
-def _kept(token: str) -> list[Solves]:
-    """Return room for the solves of one search, whose Gram matrices stay between tasks."""
-    return []
+_alone = Lock()  # solves of a search share arrays, and a worker may have several threads
+_kept: dict[str, Solves] = {}  # those of one search, whose Gram matrices stay between tasks
 
 
 def held_solves(solves: Solves, token: str) -> tuple[Solves, str]:
@@ -175,7 +194,33 @@ def held_solves(solves: Solves, token: str) -> tuple[Solves, str]:
 @task
 def solve_there(given: tuple[Solves, str], outer: Point) -> Solve:
     """Make one solve of a search."""
-    kept = _kept(given[1])
-    if not kept:
-        kept.append(given[0])
-    return kept[0](outer)
+    held, token = given
+    with _alone:
+        if token not in _kept:
+            _drop()
+            _kept[token] = copy.copy(held)
+            if held.scratch is not None:  # workers may share the folder
+                _kept[token].scratch = held.scratch / secrets.token_hex(6)
+        solves = _kept[token]
+        try:
+            return solves(outer)
+        finally:
+            if token not in _kept:  # the search has ended
+                solves.release()
+
+
+def drop_solves() -> None:
+    """Give back what this worker keeps for a search; a solve under way does so at its end."""
+    if not _alone.acquire(blocking=False):
+        _kept.clear()
+        return
+    try:
+        _drop()
+    finally:
+        _alone.release()
+
+
+def _drop() -> None:
+    for each in _kept.values():
+        each.release()
+    _kept.clear()

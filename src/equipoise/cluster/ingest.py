@@ -24,13 +24,15 @@ import polars as pl
 from equipoise.checks import count
 from equipoise.cluster.partitioned import Partitioned, total
 from equipoise.cluster.workers import connect, reduced, results, submit, task
-from equipoise.errors import DataError, EquipoiseError, MissingExtraError
+from equipoise.errors import DataError, EquipoiseError, MissingExtraError, SettingError
+from equipoise.interactions import KIND as SAVED
 from equipoise.interactions import Interactions
 from equipoise.readers import (
     check_one_kind,
     labels_source,
     part_files,
     part_notes,
+    table_files,
     table_kind,
     table_source,
 )
@@ -53,12 +55,16 @@ from equipoise.readers.build import (
 from equipoise.readers.columns import choose_columns
 from equipoise.readers.files import as_type, is_blank
 from equipoise.readers.frames import object_source
-from equipoise.readers.options import ReadOptions, Source, check_one_schema
+from equipoise.readers.options import TABLES, ReadOptions, Source, check_one_schema
+from equipoise.readers.research import recognised
+from equipoise.split.parts import KIND as SPLIT
+from equipoise.storage import is_directory_of
 
 BLOCK_ROWS = 4_000_000  # of a block, unless there were too many
 MOST_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
 SAMPLES, MOST_SAMPLES = 512, 16_384  # users of a part, and of all, that blocks are cut by first
 AXES = ("user", "item")
+FETCHING = (ImportError, OSError, ValueError)  # of fsspec: no such protocol, no such file
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
@@ -73,8 +79,10 @@ def read(
     ----------
     source
         Files of one schema: a folder, a pattern such as ``events/part-*.parquet``, a URL that
-        fsspec knows such as ``s3://bucket/part-*.parquet``, or a list of those; Parquet, CSV and
-        JSON lines. Each file is a part, and workers have to reach it. Or a Dask DataFrame.
+        fsspec knows such as ``s3://bucket/part-*.parquet``, or a list of those; Parquet, CSV,
+        JSON lines and Excel. Each file is a part, and workers have to reach it; a relative path
+        starts from the folder of this process. Or a Dask DataFrame. Research formats and saved
+        data are for `equipoise.read`.
     client
         A `distributed.Client`, the address of a scheduler, or "local" for the processors of this
         machine.
@@ -94,6 +102,8 @@ def read(
     labels = options.pop("labels", None)
     settings = ReadOptions(**options)
     settings.refuse(("users", "items"), "a table")
+    if settings.format not in (None, *TABLES):
+        raise SettingError(_only_tables(f"format={settings.format!r}"))
     on_workers = settings
     if labels is not None:
         plain = replace(settings, separator=None, header=None, quote=None, sheet=None, format=None)
@@ -105,7 +115,7 @@ def read(
         given = list(zip(names, frames, strict=True))
         ingest = _Ingest(client, "the frame", settings, block_rows)
     else:
-        given = [(name, None) for name in _files(source)]
+        given = [(name, None) for name in _files(source, settings)]
         ingest = _Ingest(client, _name(source), settings, block_rows)
     return ingest.run([submit(client, load_part, *each, on_workers) for each in given])
 
@@ -114,7 +124,7 @@ def _name(source: Any) -> str:
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the list of files"
 
 
-def _files(source: Any) -> list[str]:
+def _files(source: Any, options: ReadOptions) -> list[str]:
     """Return the files that a path, a pattern, a URL or a list of them names."""
     if not isinstance(source, (str, os.PathLike)):
         if not isinstance(source, Iterable):
@@ -122,12 +132,24 @@ def _files(source: Any) -> list[str]:
                 f"cannot read a {type(source).__name__} on a cluster; give files, a pattern or a "
                 "Dask DataFrame"
             )
-        return [file for each in source for file in _files(each)]
+        return [file for each in source for file in _files(each, options)]
     text = os.fspath(source)
     if "://" in text:
         return _remote_files(text)
-    found = part_files(text)
-    return [text] if found is None else list(map(str, found))
+    place = Path(text).absolute()  # workers are in folders of their own
+    if any(is_directory_of(place, kind) for kind in (SAVED, SPLIT)):
+        raise DataError(_only_tables(f"{text}, which the library saved,"))
+    if options.format is None and recognised(place) is not None:
+        raise DataError(_only_tables(f"{text}, a research format ({recognised(place)}),"))
+    found = part_files(str(place))
+    return list(map(str, [place] if found is None else found))
+
+
+def _only_tables(what: str) -> str:
+    return (
+        f"{what} is not read by workers, which read tables; give it to equipoise.read, without a "
+        "cluster, or name a table with format='csv'"
+    )
 
 
 def _remote_files(url: str) -> list[str]:
@@ -139,12 +161,16 @@ def _remote_files(url: str) -> list[str]:
         ) from error
     try:
         system, path = fsspec.core.url_to_fs(url)
-        names = system.find(path) if system.isdir(path) else system.glob(path)
-    except (ImportError, OSError, ValueError) as error:
+        folder = system.isdir(path)
+        names = sorted(system.find(path) if folder else system.glob(path))
+    except FETCHING as error:
         raise DataError(f"{url} cannot be listed: {error}; check the address") from error
+    if folder:
+        below = path.rstrip("/") + "/"
+        names = [below + name for name in table_files([n.removeprefix(below) for n in names], url)]
     if not names:
-        raise DataError(f"no file matches {url}; check the pattern")
-    return [str(system.unstrip_protocol(name)) for name in sorted(names)]
+        raise DataError(f"no table matches {url}; check the pattern")
+    return [str(system.unstrip_protocol(name)) for name in names]
 
 
 @dataclass
@@ -194,7 +220,7 @@ def load_part(name: str, frame: Any, options: ReadOptions) -> Held:
         try:
             system, path = fsspec.core.url_to_fs(name)
             system.get_file(path, copy)
-        except OSError as error:
+        except FETCHING as error:
             raise DataError(f"{name} cannot be fetched: {error}; check the address") from error
         try:
             return replace(_from_file(copy, options), name=name)
@@ -264,14 +290,15 @@ class _Ingest:
         """Make blocks of parts."""
         client, options = self.client, self.options
         facts: list[Facts] = results(client, [submit(client, facts_of, each) for each in parts])
-        full = [at for at, each in enumerate(facts) if each.rows is not None]
-        read = part_notes(self.name, len(facts), len(full))
-        held = [facts[at] for at in full]
+        held = [each for each in facts if each.rows is not None]
+        read = part_notes(self.name, len(facts), len(held))
         _check_alike(held)
-        parts = self._of_one_kind([parts[at] for at in full], held)
         total = _total(held)
         n_rows = sum(each.n_rows for each in held)
         total.require_some(n_rows, self.name, options)
+        # a part of which no row is left has no say in the kind of the ids
+        full = [(part, each) for part, each in zip(parts, facts, strict=True) if each.n_rows]
+        parts = self._of_one_kind([part for part, _ in full], [each for _, each in full])
         if held[0].kind != "frame":
             total.notes[total.found : total.found] = read
         notes = total.said(self.name, options)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.cluster.spread import Spread, one_matrix, same
-from equipoise.cluster.workers import Ahead, least_memory, results, submit, task
+from equipoise.cluster.spread import Spread, one_matrix
+from equipoise.cluster.workers import Ahead, least_memory, results, same, submit, task
 from equipoise.errors import TooBigError
 from equipoise.interactions import Interactions
 from equipoise.kernels import Offsets, Positions

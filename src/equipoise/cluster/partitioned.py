@@ -16,17 +16,27 @@ import scipy.sparse as sp
 from equipoise import split as splits
 from equipoise.checks import choice, count
 from equipoise.cluster.room import rooms
-from equipoise.cluster.workers import FAN_IN, reduced, results, submit, task
+from equipoise.cluster.workers import FAN_IN, Ahead, reduced, results, same, submit, task
 from equipoise.errors import DataError, SettingError
 from equipoise.events import COLUMNS
 from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions, core_note
-from equipoise.statistics import Statistics, check_delta, pair_ratio, pair_sums, statistics_of
+from equipoise.statistics import (
+    Statistics,
+    check_delta,
+    draw_items,
+    many_pairs,
+    pair_ratio,
+    pair_sums,
+    sampled_ratio,
+    statistics_of,
+)
 
 Counts = npt.NDArray[np.int64]
 
 PROTOCOLS = ("strong", "weak", "leave_last_out", "time_cut", "sessions")
-STRIP = 512  # items whose shared users are counted at a time
+STRIP = 512  # items at most whose shared users are counted at a time
+STRIP_ENTRIES = 32_000_000  # counts of shared users that a task makes at most
 MATRIX = ("data", "indices")  # values of a sparse matrix, one for each pair
 
 
@@ -97,22 +107,34 @@ class Partitioned:
         counts = [submit(self.client, user_counts_of, block) for block in self.blocks]
         return np.concatenate(results(self.client, counts))
 
-    def describe(self, *, delta: float = 1.5) -> Statistics:
-        """Return what `equipoise.describe` says of the same data."""
+    def describe(self, *, delta: float = 1.5, exact: bool | None = None) -> Statistics:
+        """Return what `equipoise.describe` says of the same data; options as there."""
         check_delta(delta)
-        return statistics_of(self, self._homophily(delta), delta)
+        if exact is None:
+            exact = not many_pairs(self.user_counts)
+        if exact:
+            sums = self._pair_sums(np.arange(self.n_items), delta, whole=False)
+            return statistics_of(self, pair_ratio(sums), delta)
+        drawn, chance = draw_items(self.item_counts)
+        items, place = np.unique(drawn, return_inverse=True)
+        sums = self._pair_sums(items, delta, whole=True)
+        ratio, *interval = sampled_ratio(sums / chance[items], place)
+        return statistics_of(self, ratio, delta, interval)
 
-    def _homophily(self, delta: float) -> float:
-        """Count the users that items share, a strip of items at a time, and weigh the pairs."""
-        counts = self.item_counts
+    def _pair_sums(
+        self, items: npt.NDArray[np.int64], delta: float, *, whole: bool
+    ) -> npt.NDArray[np.float64]:
+        """Count the users that items share with others, some items at a time, and weigh them."""
+        counts, ahead = submit(self.client, same, self.item_counts), Ahead(self.client)
+        step = max(min(STRIP, STRIP_ENTRIES // max(self.n_items, 1)), 1)
         sums = []
-        for low in range(0, self.n_items, STRIP):
-            span = (low, min(low + STRIP, self.n_items))
-            shared = [submit(self.client, shared_users, block, span) for block in self.blocks]
-            whole = reduced(self.client, total, shared)
-            sums.append(submit(self.client, strip_sums, whole, low, counts, delta))
-        found = results(self.client, sums)
-        return pair_ratio(np.concatenate(found, axis=1))
+        for at in range(0, len(items), step):
+            some = items[at : at + step]
+            shared = [submit(self.client, shared_users, block, some) for block in self.blocks]
+            found = reduced(self.client, total, shared)
+            sums.append(submit(self.client, strip_sums, found, some, counts, delta, whole))
+            ahead.begun(sums[-1])
+        return np.concatenate(results(self.client, sums), axis=1)
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Partitioned:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
@@ -120,8 +142,9 @@ class Partitioned:
         count("min_item", min_item, 0)
         fine = np.ones(self.n_items, bool)
         while True:
+            held = submit(self.client, same, fine)
             counted = [
-                submit(self.client, core_counts, block, fine, min_user) for block in self.blocks
+                submit(self.client, core_counts, block, held, min_user) for block in self.blocks
             ]
             left: Counts = results(self.client, reduced(self.client, total, counted))
             still = fine & (left >= min_item)
@@ -131,7 +154,7 @@ class Partitioned:
         if not left.any():
             asked = f"min_user={min_user} and min_item={min_item}"
             raise DataError(f"nothing is left with {asked}; lower them")
-        blocks = [submit(self.client, core_of, block, fine, min_user) for block in self.blocks]
+        blocks = [submit(self.client, core_of, block, held, min_user) for block in self.blocks]
         users = results(self.client, [submit(self.client, n_users_of, each) for each in blocks])
         full = [at for at, size in enumerate(users) if size]
         kept = Partitioned(
@@ -286,20 +309,24 @@ def total(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 @task
-def shared_users(block: Interactions, span: tuple[int, int]) -> npt.NDArray[np.int32]:
-    """Count the users that each item of a span shares with each item."""
+def shared_users(block: Interactions, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Count the users that each of these items shares with each item."""
     used: Any = block.matrix.astype(np.int32)
     used.data[:] = 1
-    found: npt.NDArray[np.int32] = (used[:, span[0] : span[1]].T @ used).toarray()
+    found: npt.NDArray[np.int32] = (used[:, items].T @ used).toarray()
     return found
 
 
 @task
 def strip_sums(
-    shared: npt.NDArray[np.int32], low: int, counts: Counts, delta: float
+    shared: npt.NDArray[np.int32],
+    items: npt.NDArray[np.int64],
+    counts: Counts,
+    delta: float,
+    whole: bool,
 ) -> npt.NDArray[np.float64]:
-    """Return the sums of `pair_sums` for the items of a strip."""
-    return pair_sums(shared, low, counts, delta)
+    """Return the sums of `pair_sums` for these items."""
+    return pair_sums(shared, items, counts, delta, whole=whole)
 
 
 def _core(block: Interactions, fine: npt.NDArray[np.bool_], min_user: int) -> tuple[Any, Any]:

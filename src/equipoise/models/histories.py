@@ -247,12 +247,19 @@ def cold_rows(history: Csr, item_counts: npt.NDArray[Any]) -> Mask:
     return np.asarray(~found | (np.diff(history.indptr) == 0))
 
 
-def history_events(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Events:
-    """Return the items of each history in their order, repeats included, without times."""
-    rows = [unknown.item_positions(as_list(history), items) for history in histories]
+def history_events(
+    histories: Iterable[Any], items: IdIndex, unknown: Unknowns
+) -> tuple[Events, list[Any]]:
+    """Return the items of each history in their order, repeats included; and those left out."""
+    listed = [as_list(history) for history in histories]
+    rows = [unknown.item_positions(each, items) for each in listed]
+    skipped = [
+        each[at] for each, row in zip(listed, rows, strict=True) for at in np.flatnonzero(row < 0)
+    ]
     rows = [row[row >= 0] for row in rows]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
+    found = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32)
+    return Events(found, offsets), skipped
 
 
 def _item_positions(listed: Any, items: IdIndex, unknown: Unknowns) -> Positions:

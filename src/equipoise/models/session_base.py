@@ -13,7 +13,13 @@ from equipoise.events import Events
 from equipoise.ids import SHOWN, as_list
 from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
-from equipoise.models.histories import Request, Unknowns, parse_asked, rows_or_empty
+from equipoise.models.histories import (
+    Request,
+    Unknowns,
+    history_events,
+    parse_asked,
+    rows_or_empty,
+)
 from equipoise.models.recommendations import Recommendations
 from equipoise.models.snapshots import on_snapshot
 from equipoise.ranking.ranker import Ranked
@@ -72,7 +78,8 @@ class SessionModel(Recommender):
             rows = rows_or_empty(own, np.where(known, np.cumsum(known) - 1, -1))
             return Request(asked.users, asked.kind, rows, asked.answered)
         else:
-            clicks = _clicks(asked.source, train, unknown)
+            clicks, skipped = history_events(asked.source, train.item_index, unknown)
+            _warn_of_skipped(len(skipped), skipped)
         return Request(asked.users, asked.kind, self._weigh(clicks), asked.answered)
 
     @on_snapshot
@@ -113,19 +120,6 @@ class SessionModel(Recommender):
             raise SettingError("give either session=[...] or users or histories")
         wanted = users_or_histories if session is None else [as_list(session)]
         return super().recommend(wanted, k, **options)
-
-
-def _clicks(sessions: list[Any], train: Interactions, unknown: Unknowns) -> Events:
-    """Return the clicks of each session in their order, repeats included."""
-    rows, skipped = [], []
-    for listed in sessions:
-        clicks = as_list(listed)
-        place = unknown.item_positions(clicks, train.item_index)
-        skipped += [clicks[at] for at in np.flatnonzero(place < 0)]
-        rows.append(place[place >= 0])
-    _warn_of_skipped(len(skipped), skipped)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    return Events(np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32), offsets)
 
 
 def _warn_of_skipped(count: int, items: list[Any]) -> None:

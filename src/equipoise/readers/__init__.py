@@ -194,6 +194,12 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
         return table_source(labels, options)
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
+    if isinstance(labels, (list, tuple)):
+        first = f" that starts with {labels[0]!r}" if labels else ""
+        raise SettingError(
+            "labels must be a table with a column of items, or a dictionary from items to "
+            f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
+        )
     return object_source(labels, "the labels")
 
 
@@ -250,18 +256,25 @@ def matching(pattern: Path) -> list[Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the table files below a folder; names that start with . or _ are not data."""
-    found: dict[tuple[str, ...], list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
-        hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
+    """Return the table files below a folder."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    names = [str(file.relative_to(folder)) for file in files]
+    return [folder / name for name in table_files(names, str(folder))]
+
+
+def table_files(names: Iterable[str], folder: str) -> list[str]:
+    """Return the tables among the files of a folder; names with . or _ in front are not data."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        hidden = any(part[0] in "._" for part in Path(name).parts)
         for family in (PARQUET, JSON, EXCEL, TEXT):
-            if _suffix(file) in family and not hidden and file.is_file():
-                found.setdefault(family, []).append(file)
+            if _suffix(Path(name)) in family and not hidden:
+                found.setdefault(family, []).append(name)
     if len(found) > 1:
-        kinds = " and ".join(files[0].name for files in found.values())
+        kinds = " and ".join(Path(files[0]).name for files in found.values())
         raise DataError(
             f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
-            f"{folder / '*.parquet'}"
+            f"{folder}/*.parquet"
         )
     return next(iter(found.values()), [])
 

@@ -9,12 +9,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import scipy.sparse as sp
 
 from equipoise.checks import period
 from equipoise.errors import DataError
@@ -22,7 +22,7 @@ from equipoise.events import MOST_TYPES, Events, pair_up
 from equipoise.interactions import Interactions
 from equipoise.kernels import compiled
 from equipoise.machine import count, run
-from equipoise.matrix import Csr, entry_rows
+from equipoise.matrix import Csr, compact, entry_rows
 from equipoise.pairs import summed
 from equipoise.readers.columns import (
     Columns,
@@ -259,9 +259,11 @@ def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
 
 def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
     """Refuse sums of weights that single precision cannot hold."""
+    if log.weights is None:
+        return
     with np.errstate(over="ignore"):
         large = ~np.isfinite(matrix.data.astype(np.float32))
-    if log.weights is None or not large.any():
+    if not large.any():
         return
     place = int(np.flatnonzero(large)[0])
     row, column = int(entry_rows(matrix)[place]), int(matrix.indices[place])
@@ -415,7 +417,8 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
         low, high = int(values.min() or 0), int(values.max() or 0)  # type: ignore[arg-type]
         # A table over the whole range beats hashing unless it is much larger than the data.
         if high - low < max(2 * len(values), 1 << 16):
-            codes, seen = _by_table(values.to_numpy(), low, high - low + 1)
+            pieces = [each.to_numpy() for each in values.get_chunks()]
+            codes, seen = _by_table(pieces, low, high - low + 1)
             return codes, np.flatnonzero(seen).astype(np.int64) + low
     distinct = values.unique().sort()
     places = pl.int_range(len(distinct), eager=True, dtype=pl.Int32)
@@ -446,23 +449,17 @@ def gathered(
     Of a repeated pair the weights add up. There are events where they say more than the matrix:
     times, weights, kinds, repeats, or the order of a session; or `always`.
     """
-    empty = np.empty(0, np.float64)
-    weights, times = (empty if each is None else _own(each) for each in (log.weights, log.times))
-    types = np.empty(0, np.int16) if log.types is None else _own(log.types)
-    rows = _own(log.users), _own(log.items)
-    offsets, items, weights, times, types = dealt(*rows, shape[0], weights, times, types)
-    columns = {
-        "weights": None if log.weights is None else weights,
-        "times": None if log.times is None else times,
-        "types": None if log.types is None else types,
-        "type_names": type_names,
-        "ordered": in_sessions or log.times is not None,
-    }
+    held = log._asdict()
+    rows = _own(held.pop("users"))
+    present = {name: _own(each) for name, each in held.items() if each is not None}
+    offsets, columns = dealt(rows, shape[0], present)
+    items = columns.pop("items")
+    columns |= {"type_names": type_names, "ordered": in_sessions or log.times is not None}
     if log.weights is None:
         indptr, indices, _ = pair_up(offsets, items, places=False)
         repeats = len(items) - len(indices)
         ones = np.ones(len(indices), np.float32)
-        matrix: Csr = sp.csr_array((ones, indices, indptr), shape=shape)
+        matrix = compact(ones, indices, indptr, shape)
         matrix.has_canonical_format = True
         plain = log.times is None and log.types is None
         if plain and not (repeats or in_sessions or always):
@@ -478,63 +475,63 @@ def _own(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values if values.flags.writeable and values.flags.c_contiguous else values.copy()
 
 
-@compiled
-def _by_table(values: Ints, low: int, span: int) -> tuple[Codes, npt.NDArray[np.bool_]]:
+def _by_table(pieces: list[Ints], low: int, span: int) -> tuple[Codes, npt.NDArray[np.bool_]]:
+    """Return the positions of numbers among the distinct ones, and which of the span there are."""
     seen = np.zeros(span, np.bool_)
-    for value in values:
-        seen[value - low] = True
-    place = np.empty(span, np.int32)
-    known = 0
-    for offset in range(span):
-        place[offset] = known
-        known += seen[offset]
-    codes = np.empty(values.size, np.int32)
-    for row in range(values.size):
-        codes[row] = place[values[row] - low]
+    for piece in pieces:
+        _mark(piece, low, seen)
+    place = np.cumsum(seen, dtype=np.int32) - np.int32(1)
+    codes = np.empty(sum(map(len, pieces)), np.int32)
+    start = 0
+    for piece in pieces:
+        _look_up(piece, low, place, codes[start : start + len(piece)])
+        start += len(piece)
     return codes, seen
 
 
-def dealt(
-    users: Codes, items: Codes, n_users: int, weights: Floats, times: Floats, types: Kinds
-) -> tuple[Ints, Codes, Floats, Floats, Kinds]:
-    """Deal the rows to their users, in the order they come; each thread has some of the users."""
-    starts = np.concatenate([[0], np.cumsum(np.bincount(users, minlength=n_users))])
-    columns = items, weights, times, types
-    out: Any = [np.empty_like(column) for column in columns]
-    parts = min(count(), max(n_users, 1))
-    ends = np.searchsorted(starts, np.linspace(0, len(users), parts + 1)[1:-1])
-    bounds = [0, *ends.tolist(), n_users]
-    filled = starts[:-1].copy()
-    run(lambda at: _deal(users, bounds[at], bounds[at + 1], filled, *columns, *out), parts)
-    return starts, *out
+@compiled
+def _mark(values: Ints, low: int, seen: npt.NDArray[np.bool_]) -> None:
+    for value in values:
+        seen[value - low] = True
 
 
 @compiled
-def _deal(
-    users: Codes,
-    first: int,
-    stop: int,
-    filled: Ints,
-    items: Codes,
-    weights: Floats,
-    times: Floats,
-    types: Kinds,
-    dealt: Codes,
-    dealt_weights: Floats,
-    dealt_times: Floats,
-    dealt_types: Kinds,
-) -> None:
-    """Deal the rows of the users from `first` to `stop`; `filled` is each one's next place."""
+def _look_up(values: Ints, low: int, place: Codes, codes: Codes) -> None:
+    for row in range(values.size):
+        codes[row] = place[values[row] - low]
+
+
+def dealt(users: Codes, n_users: int, columns: dict[str, Any]) -> tuple[Ints, dict[str, Any]]:
+    """Deal the rows to their users, in the order they come; each thread has some of the rows."""
+    parts = max(1, min(count(), len(users) // max(n_users, 1)))
+    cuts = np.linspace(0, len(users), parts + 1).astype(int)
+    shares = [slice(*ends) for ends in pairwise(cuts)]
+    counts = np.zeros((parts, n_users), np.int64)
+    run(lambda at: _tally(users[shares[at]], counts[at]), parts)
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
+    filled = offsets[:-1] + np.cumsum(counts, axis=0) - counts
+    out = {name: np.empty_like(column) for name, column in columns.items()}
+    tasks = [(name, part) for part in range(parts) for name in columns]
+
+    def deal(number: int) -> None:
+        name, part = tasks[number]
+        rows = shares[part]
+        _deal(users[rows], filled[part].copy(), columns[name][rows], out[name])
+
+    run(deal, len(tasks))
+    return offsets, out
+
+
+@compiled
+def _tally(users: Codes, counts: Ints) -> None:
+    for user in users:
+        counts[user] += 1
+
+
+@compiled
+def _deal(users: Codes, filled: Ints, column: Any, out: Any) -> None:
+    """Put each value at the next place of its user, which `filled` tells."""
     for row in range(users.size):
         user = users[row]
-        if not first <= user < stop:
-            continue
-        place = filled[user]
+        out[filled[user]] = column[row]
         filled[user] += 1
-        dealt[place] = items[row]
-        if weights.size:
-            dealt_weights[place] = weights[row]
-        if times.size:
-            dealt_times[place] = times[row]
-        if types.size:
-            dealt_types[place] = types[row]

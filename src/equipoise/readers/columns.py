@@ -377,14 +377,16 @@ def _refuse_unusable(
 def _is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:
     """Mark the cells without a value; in text these are also the blank ones."""
     if column.dtype != pl.String:
-        return column.is_null().to_numpy()
+        return column.is_null().to_numpy() if column.null_count() else np.zeros(len(column), bool)
     return column.str.contains(BLANK).fill_null(True).to_numpy()
 
 
 def _filled(column: pl.Series) -> Floats:
     """Return floats of their own, NaN where there is no number."""
-    values: Floats = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-    return values if values.flags.writeable else values.copy()
+    if column.dtype != pl.Int64 or column.null_count():  # numpy copies and converts in one pass
+        column = column.cast(pl.Float64).fill_null(float("nan"))
+    pieces = [piece.to_numpy() for piece in column.get_chunks()]
+    return np.concatenate(pieces, dtype=np.float64)
 
 
 def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:

@@ -34,7 +34,7 @@ from equipoise.readers.options import (
 T = TypeVar("T")
 
 SAMPLE = 1 << 16
-NEWLINE = b"\n"
+NEWLINE, CARRIAGE = b"\n", b"\r"
 GZIP = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
 FOREIGN = {
@@ -109,10 +109,17 @@ def contents(path: Path) -> bytes | Path:
 
 
 def text_contents(path: Path, encoding: str) -> bytes | Path:
-    """Return the content as UTF-8 without a byte-order mark; the path itself if it is that."""
+    r"""Return the content as UTF-8 without a byte-order mark; the path itself if it is that.
+
+    Where lines end in \r alone, they end in \n afterwards.
+    """
     data = _as_utf8(path, contents(path), encoding)
-    if not first_bytes(data).strip():
+    sample = first_bytes(data)
+    if not sample.strip():
         raise DataError(f"{path} holds only blank lines; it needs at least one row")
+    if CARRIAGE in sample and NEWLINE not in sample:
+        whole = all_bytes(data)
+        return data if NEWLINE in whole else whole.replace(CARRIAGE, NEWLINE)
     return data
 
 

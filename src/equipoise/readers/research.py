@@ -59,7 +59,7 @@ ADJACENCY = re.compile(rb"\d+( \d+)*\s*")
 
 def from_research(path: Path, options: ReadOptions) -> Interactions | None:
     """Read a research format, or return None where the path holds none."""
-    kind = options.format or _recognised(path)
+    kind = options.format or recognised(path)
     if kind in ("multvae", "strong", "weak"):
         options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
         whole = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
@@ -79,7 +79,7 @@ def from_research(path: Path, options: ReadOptions) -> Interactions | None:
     return None
 
 
-def _recognised(path: Path) -> str | None:
+def recognised(path: Path) -> str | None:
     """Return the research format of a file or folder, or None."""
     if path.is_dir():
         present = part_names(path)

@@ -34,6 +34,7 @@ class Answers:
     """Answers the requests of one tenant."""
 
     def __init__(self, state: State, tenant: Tenant, telemetry: Telemetry) -> None:
+        self._state = state
         self._config: Config = state.config
         self._store: Store = state.store
         self._tenant, self._telemetry = tenant, telemetry
@@ -42,15 +43,8 @@ class Answers:
     def _limits(self) -> Any:
         return self._config.limits
 
-    def key(self, served: Served) -> str:
-        """Return the name of a model in metrics: with its tenant, where there are several."""
-        alone = len(self._config.folders) == 1
-        return served.name if alone else f"{self._tenant.name}/{served.name}"
-
     def live(self, who: schemas.Who) -> Live:
         """Ask the store about the user of a request; the only part that waits for it."""
-        if self._tenant.attributes_are_old():
-            self._tenant.renew_attributes()
         if who.user is None:
             return NO_USER
         return self._store.live(self._tenant.name, str(who.user))
@@ -111,7 +105,8 @@ class Answers:
             reasons = served.reasons(history, listed.places, asked.alpha, asked.explain)
             for item, why in zip(items, reasons, strict=True):
                 item["reasons"] = self._reasons(served, why)
-        self._telemetry.listed(served, self.key(served), listed.places, listed.source)
+        key = self._state.key(self._tenant, served)
+        self._telemetry.listed(served, key, listed.places, listed.source)
         number = secrets.token_hex(8)
         answer = {
             "list_id": number,
@@ -204,8 +199,11 @@ class Answers:
         served, _ = self._served(asked)
         place = self._place(served, str(asked.item))
         history = self._history(served, asked, live)
-        if not len(history.places):
-            raise DataError("the history is empty, so there is nothing to explain")
+        if served.is_cold(history):
+            raise DataError(
+                "the history is empty, or no user has its items, so there is nothing to explain; "
+                "lists for it are of popular items"
+            )
         (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
         score = served.scores(history, np.array([place]), asked.alpha)[0]
         own = {"item": served.ids[place], "title": served.titles[place], "score": score}
@@ -326,7 +324,7 @@ class Answers:
             "ordered": model.ordered,
             "head": int(served.head.sum()),
             "curve": served.curve(),
-            "shown": self._telemetry.share(served, self.key(served)),
+            "shown": self._telemetry.share(served, self._state.key(self._tenant, served)),
         }
 
     def models(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from equipoise.serve.answers import Answers
 from equipoise.serve.config import Config
 from equipoise.serve.guard import Guard, as_refused, problem
 from equipoise.serve.security import Refused
-from equipoise.serve.state import Served, State
-from equipoise.serve.store import Live, Store, StoreError
+from equipoise.serve.state import State
+from equipoise.serve.store import Store, StoreError
 from equipoise.serve.telemetry import Telemetry
 
 logger = logging.getLogger("equipoise.serve")
@@ -165,25 +165,30 @@ def _description(app: FastAPI) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Response:
-    return Response(to_json(value), media_type="application/json")
+    # labels may hold numbers that JSON has no word for
+    return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
 
 
 def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     store = state.store
     answers = {name: Answers(state, each, telemetry) for name, each in state.tenants.items()}
 
-    def mine(request: Request) -> Answers:
-        return answers[request.scope["state"]["tenant"]]
+    async def ask(work: Callable[..., Any], *given: Any) -> Any:
+        """Wait for the store; a file answers faster than a thread starts to wait for it."""
+        return work(*given) if store.is_local else await run_in_threadpool(work, *given)
 
-    async def live(own: Answers, who: schemas.Who) -> Live:
-        # a file answers faster than a thread starts to wait for it
-        return own.live(who) if store.is_local else await run_in_threadpool(own.live, who)
+    async def mine(request: Request) -> Answers:
+        """Return who answers a request, with attributes that other workers have changed."""
+        name = request.scope["state"]["tenant"]
+        if state.tenants[name].attributes_are_old():
+            await ask(state.tenants[name].renew_attributes)
+        return answers[name]
 
     async def write(work: Any) -> Any:
         return await asyncio.wrap_future(store.submit(work))
 
     async def listed(own: Answers, body: schemas.Recommend) -> Response:
-        answer, first = own.recommend(body, await live(own, body))
+        answer, first = own.recommend(body, await ask(own.live, body))
         if first is not None:
             await write(first)
         return _json(answer)
@@ -191,7 +196,7 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.post("/v1/recommend", response_model=schemas.Recommended, tags=["lists"])
     async def recommend(body: schemas.Recommend, request: Request) -> Response:
         """Return the best items for a user, a history or a session."""
-        return await listed(mine(request), body)
+        return await listed(await mine(request), body)
 
     @app.get("/v1/recommend/{user:path}", response_model=schemas.Recommended, tags=["lists"])
     async def recommend_user(
@@ -207,12 +212,12 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         body = schemas.Recommend(
             user=user, k=k, offset=offset, alpha=alpha, model=model, explain=explain
         )
-        return await listed(mine(request), body)
+        return await listed(await mine(request), body)
 
     @app.post("/v1/recommend:batch", response_model=schemas.BatchAnswer, tags=["lists"])
     async def batch(body: schemas.Batch, request: Request) -> Response:
         """Return several lists; an entry that cannot be answered has a problem in its place."""
-        own, number = mine(request), request.scope["state"]["request"]
+        own, number = await mine(request), request.scope["state"]["request"]
         if len(body.requests) > state.config.limits.batch:
             raise SettingError(f"a batch has at most {state.config.limits.batch} requests")
 
@@ -244,26 +249,26 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         model: ModelName = None,
     ) -> Response:
         """Return the items that most follow from one."""
-        return _json(mine(request).similar(item, k, model, alpha))
+        return _json((await mine(request)).similar(item, k, model, alpha))
 
     @app.post("/v1/explain", response_model=schemas.Explained, tags=["lists"])
     async def explain(body: schemas.Explain, request: Request) -> Response:
         """Return what each item of a history adds to the score of an item."""
-        own = mine(request)
-        found = await live(own, body)
+        own = await mine(request)
+        found = await ask(own.live, body)
         return _json(await run_in_threadpool(own.explain, body, found))
 
     @app.post("/v1/score", response_model=schemas.Scored, tags=["lists"])
     async def score(body: schemas.Score, request: Request) -> Response:
         """Return the scores of some items."""
-        own = mine(request)
-        return _json(own.score(body, await live(own, body)))
+        own = await mine(request)
+        return _json(own.score(body, await ask(own.live, body)))
 
     @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
     async def events(body: schemas.Events, request: Request) -> Response:
         """Take events; once this has answered they are on disk and count for the next list."""
         tenant = request.scope["state"]["tenant"]
-        given, marks, ids = mine(request).events(body)
+        given, marks, ids = (await mine(request)).events(body)
         fresh = await write(store.add(tenant, given, marks))
         telemetry.events.labels("event").inc(fresh)
         telemetry.events.labels("seen").inc(len(marks))
@@ -278,13 +283,14 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         model: ModelName = None,
     ) -> Response:
         """Return some training users."""
-        return _json(mine(request).users(q, limit, model))
+        own = await mine(request)
+        return _json(await run_in_threadpool(own.users, q, limit, model))
 
     @app.get("/v1/users/{user:path}", response_model=schemas.UserHistory, tags=["users"])
     async def user_history(user: UserPath, request: Request, model: ModelName = None) -> Response:
         """Return the history of a user."""
-        own = mine(request)
-        return _json(own.user(user, await live(own, schemas.Who(user=user)), model))
+        own = await mine(request)
+        return _json(own.user(user, await ask(own.live, schemas.Who(user=user)), model))
 
     @app.delete("/v1/users/{user:path}", response_model=schemas.Forgotten, tags=["users"])
     async def forget(user: UserPath, request: Request) -> Response:
@@ -301,12 +307,13 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         model: ModelName = None,
     ) -> Response:
         """Search items by title or id, most popular first."""
-        return _json(mine(request).items(q, limit, offset, model))
+        own = await mine(request)
+        return _json(await run_in_threadpool(own.items, q, limit, offset, model))
 
     @app.get("/v1/items/{item:path}", response_model=schemas.Found, tags=["items"])
     async def item_facts(item: ItemPath, request: Request, model: ModelName = None) -> Response:
         """Return an item and its attributes."""
-        return _json(mine(request).item(item, model))
+        return _json((await mine(request)).item(item, model))
 
     @app.put("/v1/items/{item:path}", response_model=schemas.Attributes, tags=["items"])
     async def describe(item: ItemPath, body: schemas.Attributes, request: Request) -> Response:
@@ -319,24 +326,16 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/v1/models", response_model=schemas.Models, tags=["models"])
     async def models(request: Request) -> Response:
         """Return all models, the default one first, and the experiment."""
-        return _json(mine(request).models())
+        return _json((await mine(request)).models())
 
     @app.get("/v1/model", response_model=schemas.ModelFacts, tags=["models"])
     async def model(request: Request, name: ModelName = None) -> Response:
         """Return one model."""
         tenant = state.tenants[request.scope["state"]["tenant"]]
-        return _json(mine(request).facts(tenant.model(name)))
+        return _json((await mine(request)).facts(tenant.model(name)))
 
 
 def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
-    def served() -> list[tuple[str, Served]]:
-        alone = len(state.tenants) == 1
-        return [
-            (name if alone else f"{tenant.name}/{name}", each)
-            for tenant in state.tenants.values()
-            for name, each in tenant.models.items()
-        ]
-
     @app.get("/healthz", response_model=schemas.Health, tags=["operation"])
     async def healthz() -> Response:
         """Tell that the process lives."""
@@ -351,22 +350,23 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics() -> Response:
         """Return the numbers of all workers in the text format of Prometheus."""
-        text = await run_in_threadpool(telemetry.exposition, served())
+        text = await run_in_threadpool(telemetry.exposition, state.served())
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
     async def overview(request: Request) -> Response:
         """Return the numbers that the operator's view draws."""
-        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, served())
+        tenant = request.scope["state"]["tenant"]
+        models = state.served(tenant)
+        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, models)
         try:
-            tenant = request.scope["state"]["tenant"]
             found["store"] = await run_in_threadpool(state.store.counts, tenant)
         except EquipoiseError:
             found["store"] = None
         return _json({"time": time.time(), **found})
 
     @app.post("/v1/admin/reload", response_model=schemas.Reloaded, tags=["operation"])
-    async def reload() -> Response:
+    async def reload(request: Request) -> Response:
         """Load changed models beside the old ones, check them and swap, in every worker."""
         try:
             found = await run_in_threadpool(reloaded(state, telemetry))
@@ -375,7 +375,8 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         parent = os.environ.get("EQUIPOISE_SUPERVISOR")
         if parent == str(os.getppid()):
             os.kill(int(parent), signal.SIGHUP)  # the others
-        return _json({"models": found})
+        tenant = request.scope["state"]["tenant"]
+        return _json({"models": {tenant: found[tenant]}})  # others' are not this tenant's to know
 
     reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
     app.routes[-1].responses |= reload_errors  # type: ignore[attr-defined]
@@ -390,6 +391,7 @@ def reloaded(state: State, telemetry: Telemetry) -> Callable[[], dict[str, dict[
         except EquipoiseError:
             telemetry.reloads.labels("refused").inc()
             raise
+        telemetry.keep(state.served())
         telemetry.reloads.labels("done").inc()
         logger.info("models loaded", extra={"fields": {"models": found}})
         return found

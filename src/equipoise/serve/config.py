@@ -16,26 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equipoise.checks import count, non_negative, number, positive
+from equipoise.checks import count, non_negative, number, period, positive
 from equipoise.errors import DataError, SettingError
 
 PREFIX = "EQUIPOISE_"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 DEFAULT = "default"  # the tenant of requests that name none, and the model of a bare path
 ROLES = ("read", "write", "admin")
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def seconds(name: str, value: Any) -> float:
-    """Return a duration such as "30m", "1.5h", "90d" or a number of seconds.
-
-    >>> seconds("refresh", "1h"), seconds("refresh", 90)
-    (3600.0, 90.0)
-    """
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([smhdw]?)\s*", str(value))
-    if isinstance(value, bool) or found is None:
-        raise SettingError(f"{name} must look like '30m', '1h' or '90d', got {value!r}")
-    return positive(name, float(found[1]) * SECONDS[found[2]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +66,9 @@ class Token:
     Parameters
     ----------
     name
-        What logs call its bearer.
+        What logs and limits call its bearer; no two tokens share it.
     secret
-        At least 16 characters; "env:NAME" takes it from the environment.
+        At least 16 characters, no other token's; "env:NAME" takes it from the environment.
     role
         "read" asks, "write" also sends events and attributes, "admin" also reloads.
     tenant
@@ -189,7 +176,7 @@ class Config:
         count("workers", self.workers, 1, 256)
         for name in ("refresh", "keep"):
             if getattr(self, name) is not None:
-                seconds(name, getattr(self, name))
+                period(name, getattr(self, name))
         names = [*self.models, *self.tenants, *(n for each in self.tenants.values() for n in each)]
         marked: list[Token | Experiment] = [*self.tokens, *self.experiments]
         names += [each.name for each in marked]
@@ -200,11 +187,13 @@ class Config:
                 )
         for name, weight in self.weights.items():
             number(f"weights of {name!r}", weight)
+        _check_distinct(self.tokens)
         if DEFAULT in self.tenants:
             raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
         for each in marked:
             if each.tenant not in self.folders:
                 raise SettingError(f"{each.name!r} is for an unknown tenant {each.tenant!r}")
+        self._check_folders()
         for experiment in self.experiments:
             known = self.folders[experiment.tenant]
             for name in experiment.models:
@@ -222,6 +211,18 @@ class Config:
                 "give tokens, or leave host out"
             )
 
+    def _check_folders(self) -> None:
+        """Refuse to fold the events of two tenants into one model."""
+        owners: dict[str, str] = {}
+        for tenant, own in self.folders.items() if self.refresh is not None else ():
+            for folder in own.values():
+                other = owners.setdefault(os.path.realpath(folder), tenant)
+                if other != tenant:
+                    raise SettingError(
+                        f"tenants {other!r} and {tenant!r} have a model in one folder, into which "
+                        "refresh would put the events of both; give each a copy of its own"
+                    )
+
     @property
     def folders(self) -> dict[str, dict[str, str]]:
         """Folders of the models of every tenant, the default one first."""
@@ -230,7 +231,7 @@ class Config:
     @property
     def keep_seconds(self) -> float | None:
         """Age at which events leave the store."""
-        return None if self.keep is None else seconds("keep", self.keep)
+        return None if self.keep is None else period("keep", self.keep)
 
     @classmethod
     def read(
@@ -251,6 +252,21 @@ class Config:
         found.setdefault("models", {})
         made: Self = _made(cls, found, "")
         return made
+
+
+def _check_distinct(tokens: Iterable[Token]) -> None:
+    """Refuse two tokens that limits and logs could not tell apart."""
+    owners: dict[str, str] = {}  # names by their secret
+    for token in tokens:
+        if token.name in owners.values():
+            raise SettingError(
+                f"two tokens have the name {token.name!r}, by which limits and logs go; "
+                "give each its own"
+            )
+        if token.secret in owners:
+            both = f"{owners[token.secret]!r} and {token.name!r}"
+            raise SettingError(f"tokens {both} have the same secret; give each its own")
+        owners[token.secret] = token.name
 
 
 @functools.lru_cache(1024)

@@ -87,12 +87,12 @@ class Guard:
             raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
         client = (scope.get("client") or ("", 0))[0]
         tenant, path = self._gate.tenant_and_path(scope["path"])
-        names = (b"authorization", b"host")
-        authorization, host = (headers.get(name, b"").decode("latin-1") for name in names)
+        names = ("authorization", "host", "origin")
+        given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in names}
         scope["path"] = path
         scope["raw_path"] = path.encode()
         scope.setdefault("state", {}).update(tenant=tenant, request=call.id)
-        bearer = self._gate.enter(scope["method"], path, tenant, authorization, client, host)
+        bearer = self._gate.enter(scope["method"], path, tenant, client, **given)
         call.bearer = bearer.name if bearer is not None else ""
         if scope["method"] in BODIED:
             length = headers.get(b"content-length", b"0")

@@ -14,6 +14,12 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; fields come in `extra={"fields": {...}}`."""
+        try:
+            self._write(record)
+        except Exception:  # who reads the log has gone; the request is answered all the same
+            self.handleError(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         line: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),

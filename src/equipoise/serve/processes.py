@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import json
@@ -24,17 +25,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from equipoise.checks import period
 from equipoise.errors import DataError, EquipoiseError
-from equipoise.serve.config import Config, seconds
+from equipoise.serve.config import Config
 from equipoise.serve.logs import write_lines
 
 logger = logging.getLogger("equipoise.serve")
 
 GRACE = 15.0  # seconds to finish open requests
 PAUSE = 1.0  # seconds before a worker that died at once is started again
+FOLDERS = "equipoise-server-"  # in the folder for temporary files, one for each server
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 Ready = Callable[[str], None]
 # What takes long to import and starts no threads, which would not survive a fork; BLAS is held to
@@ -75,6 +79,34 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
+def make_folder() -> tuple[Path, int]:
+    """Make a folder for the numbers of workers; return it and the lock on it.
+
+    Workers inherit the lock, so it is held until the last of them is gone, however that ended.
+    Folders of other servers that nobody holds any more are removed.
+    """
+    root = Path(tempfile.gettempdir())
+    for left in root.glob(f"{FOLDERS}*"):
+        with contextlib.suppress(OSError):  # another user's
+            end = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if _lock(end):
+                shutil.rmtree(left, ignore_errors=True)
+            os.close(end)
+    new = Path(tempfile.mkdtemp(prefix="equipoise-new-"))
+    held = os.open(new, os.O_RDONLY)
+    _lock(held)  # before it gets the name by which others find it
+    return new.rename(root / new.name.replace("equipoise-new-", FOLDERS)), held
+
+
+def _lock(end: int) -> bool:
+    """Lock a folder; False where another process has, or the file system has no locks."""
+    try:
+        fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 class Supervisor:
     """The parent of the workers."""
 
@@ -95,8 +127,8 @@ class Supervisor:
         listening = listen(config.host, config.port)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        folder = tempfile.mkdtemp(prefix="equipoise-serve-")
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        folder, held = make_folder()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
         os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
@@ -116,9 +148,9 @@ class Supervisor:
             for each, handler in before.items():
                 signal.signal(each, handler)
             listening.close()
-            for end in (*self._pipe, self._wake_read, self._wake_write):
-                os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
+            for end in (*self._pipe, self._wake_read, self._wake_write, held):
+                os.close(end)
         return code
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
@@ -155,7 +187,7 @@ class Supervisor:
         self._fresh.add(process)
 
     def _watch(self, listening: socket.socket, address: str) -> int:
-        every = None if self._config.refresh is None else seconds("refresh", self._config.refresh)
+        every = None if self._config.refresh is None else period("refresh", self._config.refresh)
         due = None if every is None else time.monotonic() + every
         started = False
         while not self._stopping:

@@ -334,7 +334,7 @@ class Models(BaseModel):
 
 
 class Reloaded(BaseModel):
-    """Versions of the models of all tenants after a reload."""
+    """Versions of the tenant's models after a reload."""
 
     models: dict[str, dict[str, str]]
 

@@ -87,13 +87,24 @@ class Gate:
         return found[1], f"/v1{found[2]}"
 
     def enter(
-        self, method: str, path: str, tenant: str, authorization: str, client: str, host: str
+        self,
+        method: str,
+        path: str,
+        tenant: str,
+        client: str,
+        *,
+        authorization: str,
+        host: str,
+        origin: str,
     ) -> Bearer | None:
         """Return who asks, None for what is open to all; anything else is refused."""
         if not self._tokens:
             # a page of another site could name this machine by a name of its own
             if not is_loopback(client) or not HOSTS.fullmatch(host):
                 raise Refused(403, "forbidden", "without tokens only this machine may ask")
+            known = ("", f"http://{host}", f"https://{host}", *self._config.cors)
+            if origin not in known and "*" not in known:
+                raise Refused(403, "forbidden", "without tokens pages of other sites may not ask")
             bearer = Bearer("local", "admin", tenant)
         elif path in OPEN or path.startswith("/page/") or method == "OPTIONS":
             return None  # a browser sends no token when it asks whether a page may call

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from equipoise.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
-from equipoise.ranking.ranker import Ranked, score, top_k
+from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
@@ -82,6 +82,14 @@ class Listed:
     source: str
 
 
+def saved_version(name: str, folder: str) -> str:
+    """Return a text that stands for what is saved in a folder."""
+    try:
+        return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise DataError(f"model {name!r} has no manifest to load; fit and save it") from error
+
+
 class Served:
     """A loaded model, ready to answer; never changed after it was made."""
 
@@ -112,11 +120,7 @@ class Served:
     @classmethod
     def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:
         """Load a model and see that it answers."""
-        manifest = Path(folder) / MANIFEST
-        try:
-            version = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
-        except OSError as error:
-            raise DataError(f"model {name!r} has no manifest to load; fit and save it") from error
+        version = saved_version(name, folder)
         model = load(folder)
         found = cls(name, folder, model, version)
         if store is not None:
@@ -136,6 +140,9 @@ class Served:
         if user < 0:
             nothing = np.empty(0, np.int64)
             return History(nothing, np.empty(0, np.float32), nothing)
+        if self.model.ordered and self.data.sequences is not None:
+            clicks = self.data.sequences.take(np.array([user])).items.astype(np.int64)
+            return History(clicks, np.ones(len(clicks), np.float32), clicks, user)
         X = self.data.matrix
         low, high = X.indptr[user], X.indptr[user + 1]
         places = X.indices[low:high].astype(np.int64)
@@ -183,7 +190,7 @@ class Served:
         """Return what the training history and later events count together."""
         if self.model.ordered:
             clicks = [place for place, event in zip(found, events, strict=True) if event[1] > 0]
-            places = np.concatenate([self._clicks(base.user), np.array(clicks, np.int64)])
+            places = np.concatenate([base.places, np.array(clicks, np.int64)])
             return places, np.ones(len(places), np.float32)
         if self.model.signals is not None:
             return self._weighed(base, events)
@@ -196,7 +203,7 @@ class Served:
 
     def _weighed(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
         """Return what the model's signals make of training events and later ones together."""
-        user = "" if base.user < 0 else str(self.users.values[base.user])
+        user = str(self.users.values[base.user]) if base.user >= 0 else "0"  # any id will do
         named = [
             Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events
         ]
@@ -207,12 +214,6 @@ class Served:
         whole = added if base.user < 0 else data.rows(np.array([base.user])).union(added)
         row = self.model._rows_of(whole, SKIP)
         return row.indices.astype(np.int64), row.data
-
-    def _clicks(self, user: int) -> Positions:
-        """Return the clicks of a training session in their order."""
-        if user < 0 or self.data.sequences is None:
-            return np.empty(0, np.int64)
-        return self.data.sequences.take(np.array([user])).items.astype(np.int64)
 
     def row(self, history: History) -> Any:
         """Return the history as a sparse row."""
@@ -231,11 +232,16 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
     ) -> Listed:
-        """Return the k best items among those allowed; an empty history gets popular ones."""
+        """Return the k best items among those allowed; an empty history gets popular ones.
+
+        `user` is whose rules hold; a history of no user has none of its own.
+        """
         k = min(k, max(self.n_items, 1))
+        if rules is not None and user is None:
+            rules = replace(rules, users={})
         if not self.is_plain and not self.is_cold(history):
             lists = self.model.recommend(
-                self._asked(history),
+                self._asked(history, user),
                 k,
                 exclude_seen=False,
                 candidates=allowed,
@@ -270,11 +276,11 @@ class Served:
         """Whether the model knows nothing of a history: it is empty, or no user has its items."""
         return not self.counts[history.places].any()
 
-    def _asked(self, history: History) -> list[Any]:
+    def _asked(self, history: History, user: str | None = None) -> Any:
         """Return a history as other models take it: clicks in order, or the id of a user."""
         if not self.model.fold_in and history.user >= 0:
             return [self.users.values[history.user]]
-        return [[self.ids[place] for place in history.places]]
+        return {user: [self.ids[place] for place in history.places]}
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
         """Return the scores of some items for a history; None where only popularity is known."""
@@ -291,15 +297,16 @@ class Served:
         """Return the items of the history that add most to the score of each of some items."""
         if not self.model.explains or not self.is_plain:
             raise DataError(f"model {self.name!r} cannot give reasons; take a linear one for that")
-        if not len(history.places) or not len(places):
+        if self.is_cold(history) or not len(places):
             return [[] for _ in places]
-        sources, each = history.places.astype(np.int32), np.arange(len(history.places) + 1)
-        shape = (len(sources), self.n_items)
+        terms, sources = self.terms(alpha), history.places.astype(np.int32)
+        shape, each = (len(sources), self.n_items), np.arange(len(sources) + 1)
         alone = sp.csr_array((history.weights, sources, each), shape=shape)
-        parts = score(self.terms(alpha), alone)[:, places].astype(np.float64)
-        totals = score(self.terms(alpha), self.row(history))[0, places].astype(np.float64)
+        pairs = np.tile(each[:-1], len(places)), np.repeat(places, len(sources))
+        parts = score_items(terms, alone, *pairs).astype(np.float64).reshape(len(places), -1)
+        totals = score(terms, self.row(history))[0, places].astype(np.float64)
         found = []
-        for column, total in zip(parts.T, totals, strict=True):
+        for column, total in zip(parts, totals, strict=True):
             order = np.argsort(-np.abs(column), kind="stable")
             shares = add_up(column[order], float(total))
             found.append([(int(sources[n]), float(s)) for n, s in zip(order, shares, strict=True)])
@@ -410,7 +417,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(32)  # each holds vectors over the catalogue
 def read_rules(text: str) -> Rules | ItemRules | None:
     """Return rules from the JSON of a request; equal ones are one object, looked up once."""
     return as_rules(json.loads(text))
@@ -440,11 +447,12 @@ class Tenant:
         self._store = store
         self._folders = config.folders[name]
         self.experiment = next((e for e in config.experiments if e.tenant == name), None)
-        self.models = {n: Served.open(n, f, store, name) for n, f in self._folders.items()}
+        self.models = {each: self._open(each, at) for each, at in self._folders.items()}
         self._version = store.attribute_version(name)  # first: what changes now is seen later
         self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
         self._looked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
+        self._renewing = threading.Lock()
 
     def model(self, name: str | None) -> Served:
         """Return a model by name; the first one where none is named."""
@@ -454,24 +462,34 @@ class Tenant:
             raise UnknownIdError(f"no model {name!r} here; known are {', '.join(self.models)}")
         return self.models[name]
 
-    def reload(self) -> dict[str, str]:
-        """Load changed models beside the old ones, check them and swap; all or none."""
+    def load_changed(self) -> dict[str, Served]:
+        """Return the models as they are on disk; those that have not changed are not loaded."""
         fresh = {}
         for name, folder in self._folders.items():
-            old, new = self.models[name], Served.open(name, folder, self._store, self.name)
-            if new.version == old.version:
-                new = old
-            fresh[name] = new
-        self.models, self._catalogues = fresh, {}
-        return {name: each.version for name, each in fresh.items()}
+            known = self.models[name]
+            is_known = saved_version(name, folder) == known.version
+            fresh[name] = known if is_known else self._open(name, folder)
+        return fresh
+
+    def swap(self, models: dict[str, Served]) -> None:
+        """Answer by these models from now on."""
+        self.models, self._catalogues = models, {}
+
+    def _open(self, name: str, folder: str) -> Served:
+        return Served.open(name, folder, self._store, self.name)
 
     def attributes_are_old(self) -> bool:
         """Whether it is time to look whether another process has changed attributes."""
         return time.monotonic() - self._looked > FRESH
 
     def renew_attributes(self, *, at_once: bool = False) -> None:
-        """Take over attributes that have changed; a store that is silent changes nothing."""
+        """Take over attributes that have changed; a store that is silent changes nothing.
+
+        One thread at a time: what was read before a change is never set after it.
+        """
         self._looked = time.monotonic()
+        if not self._renewing.acquire(blocking=at_once):
+            return  # another thread is looking
         try:
             version = self._store.attribute_version(self.name)
             if version != self._version or at_once:
@@ -480,6 +498,8 @@ class Tenant:
         except StoreError:
             if at_once:
                 raise
+        finally:
+            self._renewing.release()
 
     def catalogue(self, served: Served) -> Catalogue:
         """Return the attributes of a model's items."""
@@ -501,16 +521,26 @@ class State:
     def reload(self) -> dict[str, dict[str, str]]:
         """Swap in what has changed on disk; a failure leaves every model as it was."""
         with self._reloading:
-            before = {name: (each.models, each._catalogues) for name, each in self.tenants.items()}
             try:
-                found = {name: each.reload() for name, each in self.tenants.items()}
+                fresh = {name: each.load_changed() for name, each in self.tenants.items()}
             except (EquipoiseError, OSError, ValueError) as error:
-                for name, (models, catalogues) in before.items():
-                    tenant = self.tenants[name]
-                    tenant.models, tenant._catalogues = models, catalogues
                 logger.error("reload refused: %s", error)
                 raise DataError("a model could not be loaded; the old ones go on") from error
-            return found
+            for name, models in fresh.items():
+                self.tenants[name].swap(models)
+            return {
+                name: {each.name: each.version for each in models.values()}
+                for name, models in fresh.items()
+            }
+
+    def served(self, name: str | None = None) -> list[tuple[str, Served]]:
+        """Return the models of a tenant, or of all of them, with their names in metrics."""
+        tenants = self.tenants.values() if name is None else [self.tenants[name]]
+        return [(self.key(own, each), each) for own in tenants for each in own.models.values()]
+
+    def key(self, tenant: Tenant, served: Served) -> str:
+        """Return the name of a model in metrics: with its tenant, where there are several."""
+        return served.name if len(self.tenants) == 1 else f"{tenant.name}/{served.name}"
 
 
 def allowed_items(

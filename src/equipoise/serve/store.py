@@ -295,8 +295,6 @@ class Store:
     ) -> Callable[[sa.Connection], int]:
         """Return the write that adds events and marks; it gives the number of events not known."""
         rows = [{"tenant": tenant, **asdict(each)} for each in given]
-        if not self.is_local:  # one order everywhere, so none waits in a circle
-            rows.sort(key=lambda row: str(row["id"]))
         shown = [{"tenant": tenant, **asdict(each)} for each in marks]
         shown.sort(key=lambda row: (row["user"], row["item"]))
 
@@ -304,7 +302,8 @@ class Store:
             fresh = 0
             if rows:
                 insert = self._insert(events).on_conflict_do_nothing().returning(events.c.seq)
-                fresh = len(connection.execute(insert, rows).all())
+                numbered = rows if self.is_local else _numbered(connection, rows)
+                fresh = len(connection.execute(insert, numbered).all())
             if shown:
                 connection.execute(self._insert(seen).on_conflict_do_nothing(), shown)
             return fresh
@@ -469,25 +468,29 @@ class Writer:
         self._store = store
         self._waiting: queue.SimpleQueue[tuple[Write, Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._stopped = False
+        self._changing = threading.Lock()
 
     def submit(self, write: Write) -> Future[Any]:
-        """Add a write to the next transaction."""
-        with self._starting:
+        """Add a write to the next transaction; once it is stopped, refuse it."""
+        done: Future[Any] = Future()
+        with self._changing:  # nothing is added behind the end
+            if self._stopped:
+                raise StoreError("the service stops and takes no more writes; send it again")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="store", daemon=True)
                 self._thread.start()
-        done: Future[Any] = Future()
-        self._waiting.put((write, done))
+            self._waiting.put((write, done))
         return done
 
     def stop(self) -> None:
         """Finish what is waiting."""
-        with self._starting:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._waiting.put(None)
-            thread.join()
+        with self._changing:
+            if not self._stopped:
+                self._waiting.put(None)
+            self._stopped = True
+        if self._thread is not None:
+            self._thread.join()
 
     def _work(self) -> None:
         going = True
@@ -499,6 +502,8 @@ class Writer:
             self._carry_out([each for each in batch if each is not None])
 
     def _carry_out(self, batch: list[tuple[Write, Future[Any]]]) -> None:
+        # who has given up waiting is not written for, and can no longer give up from here on
+        batch = [each for each in batch if each[1].set_running_or_notify_cancel()]
         if not batch:
             return
         try:
@@ -570,6 +575,19 @@ def _begin_immediate(connection: sa.Connection) -> None:
 def _upsert(connection: sa.Connection, insert: Any, key: list[str]) -> None:
     new = {each.name: each for each in insert.excluded if each.name not in key}
     connection.execute(insert.on_conflict_do_update(index_elements=key, set_=new))
+
+
+def _numbered(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return events with the numbers of their arrival, in the order of their ids.
+
+    PostgreSQL lets one who adds an id wait for another who does: one order everywhere, so that
+    none waits in a circle.
+    """
+    sequence = sa.func.pg_get_serial_sequence(events.name, events.c.seq.name)
+    dealt = sa.select(sa.func.nextval(sequence)).select_from(sa.func.generate_series(1, len(rows)))
+    numbers = connection.execute(dealt).scalars()
+    numbered = [{**row, "seq": n} for row, n in zip(rows, sorted(numbers), strict=True)]
+    return sorted(numbered, key=lambda row: str(row["id"]))
 
 
 def _may_pass(error: DBAPIError) -> bool:

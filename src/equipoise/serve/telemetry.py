@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from equipoise.serve.state import Served
 
 BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+SHOWN = "shown-"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where workers keep numbers; set before this is imported
+
+
+def _bitmap_name(served: Served, key: str) -> str:
+    return f"{SHOWN}{key.replace('/', '+')}+{served.version}"  # no name has a plus
 
 
 class Telemetry:
@@ -96,16 +101,31 @@ class Telemetry:
 
     def _bitmap(self, served: Served, key: str) -> npt.NDArray[np.uint8]:
         """Return a byte for each item, in a file that all workers map."""
-        name = f"shown-{key.replace('/', '-')}-{served.version}"
-        if name not in self._shared:
+        name = _bitmap_name(served, key)
+        found = self._shared.get(name)
+        if found is None:
             if self._folder is None or not served.n_items:
-                self._shared[name] = np.zeros(served.n_items, np.uint8)
+                found = np.zeros(served.n_items, np.uint8)
             else:
                 path = self._folder / name
                 with open(path, "ab") as file:
                     file.truncate(served.n_items)
-                self._shared[name] = np.memmap(path, np.uint8, "r+", shape=(served.n_items,))
-        return self._shared[name]
+                found = np.memmap(path, np.uint8, "r+", shape=(served.n_items,))
+            self._shared[name] = found
+        return found
+
+    def keep(self, models: Iterable[tuple[str, Served]]) -> None:
+        """Let go of what was listed by any other models; call it when models were replaced.
+
+        A worker that still has an old one writes to a file without a name, or makes it anew and
+        removes it when its own model is replaced.
+        """
+        kept = {_bitmap_name(served, key) for key, served in models}
+        for name in [each for each in list(self._shared) if each not in kept]:
+            self._shared.pop(name, None)
+        for path in [] if self._folder is None else self._folder.glob(f"{SHOWN}*"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
 
     def registry(self, models: Iterable[tuple[str, Served]]) -> CollectorRegistry:
         """Return the numbers of all workers."""
@@ -122,8 +142,9 @@ class Telemetry:
         """Return all numbers in the text format of Prometheus."""
         return generate_latest(self.registry(models))
 
-    def summary(self, models: Iterable[tuple[str, Served]]) -> dict[str, dict[str, float]]:
-        """Return the numbers that the operator's view draws."""
+    def summary(self, models: Sequence[tuple[str, Served]]) -> dict[str, dict[str, float]]:
+        """Return the numbers that the operator's view draws; of models, those of these alone."""
+        keys = {None, *(key for key, _ in models)}
         wanted = {
             "equipoise_requests_total": ("requests", "status"),
             "equipoise_request_seconds_sum": ("seconds", "route"),
@@ -137,7 +158,7 @@ class Telemetry:
         found: dict[str, dict[str, float]] = {name: {} for name, _ in wanted.values()}
         for metric in self.registry(models).collect():
             for sample in metric.samples:
-                if sample.name not in wanted:
+                if sample.name not in wanted or sample.labels.get("model") not in keys:
                     continue
                 name, labels = wanted[sample.name]
                 names = (labels,) if isinstance(labels, str) else labels

@@ -14,7 +14,6 @@ thread in a fixed order, so the bits depend on neither threads nor stripes.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -329,14 +328,13 @@ def _reporter(
 ) -> Callable[[], None] | None:
     if progress is None:
         return None
-    start, done, lock = time.perf_counter(), 0, Lock()
+    pace, done, lock = machine.Pace(), 0, Lock()
 
     def report() -> None:
         nonlocal done
         with lock:
             done += 1
-            left = (time.perf_counter() - start) * (steps - done) / done
-            progress(SolveProgress(done, steps, done / steps, left))
+            progress(SolveProgress(done, steps, done / steps, pace.left(done, steps)))
 
     return report
 

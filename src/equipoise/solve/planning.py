@@ -20,9 +20,10 @@ import numpy as np
 
 from equipoise import machine, svd
 from equipoise.checks import count as whole
+from equipoise.checks import period
 from equipoise.errors import SettingError, TooBigError
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, gigabytes, parse_memory, parse_time
+from equipoise.machine import duration, free_memory, gigabytes, parse_memory
 from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
 
 ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
@@ -261,6 +262,11 @@ class Plan:
         """Whether the peaks of memory and disk lie within what is there."""
         return self.peak_bytes <= self.budget_bytes and self.disk_bytes <= self.disk_free_bytes
 
+    @property
+    def outgrown(self) -> bool:
+        """Whether no engine in the memory of this machine has room."""
+        return self.engine == "tiled" or not self.fits
+
     def require(self) -> None:
         """Raise `TooBigError` with the size, the budget and the remedy if it does not fit."""
         if self.fits:
@@ -436,7 +442,7 @@ def _near(
     if neighbours is None:
         return best(largest(lambda plan: plan.fits) or 1)
     if isinstance(neighbours, str):
-        limit = parse_time("neighbours", neighbours)
+        limit = period("neighbours", neighbours)
         number = largest(lambda plan: plan.fits and plan.seconds <= limit)
         if not number:
             least = duration(best(1).seconds)

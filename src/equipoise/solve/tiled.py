@@ -33,7 +33,7 @@ from scipy.linalg import get_blas_funcs
 from equipoise import machine
 from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
 from equipoise.kernels import compiled
-from equipoise.machine import gigabytes
+from equipoise.machine import Pace, gigabytes
 from equipoise.matrix import Csr
 from equipoise.solve import blocked, dense
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
@@ -66,13 +66,13 @@ class SolveProgress:
     share
         Share of the operations that are done.
     seconds_left
-        Expected time to the end.
+        Expected time to the end; None after the first step, which may have compiled kernels.
     """
 
     step: int
     steps: int
     share: float
-    seconds_left: float
+    seconds_left: float | None
 
 
 def invert(
@@ -517,19 +517,17 @@ class _Work:
         """Do what is left, telling how far it is."""
         tiles, tasks = self.tiles, self.tiles.tasks
         cost = np.cumsum([task.operations(tiles.rows) for task in tasks])
-        begun = logged = time.perf_counter()
-        before = cost[tiles.done - 1] if tiles.done else 0.0
+        pace, logged = Pace(), time.perf_counter()
         if tiles.done:
             logger.info("going on after step %d of %d", tiles.done, len(tasks))
         while tiles.done < len(tasks):
             self._do(tasks[tiles.done])
             now, done = time.perf_counter(), cost[tiles.done - 1]
-            left = (now - begun) / max(done - before, 1.0) * (cost[-1] - done)
-            state = SolveProgress(tiles.done, len(tasks), float(done / cost[-1]), float(left))
+            share, left = float(done / cost[-1]), pace.left(float(done), float(cost[-1]))
             if progress is not None:
-                progress(state)
-            if now - logged > LOG_SECONDS:
-                logger.info("%.0f%% of the solve, %.0f s left", 100 * state.share, left)
+                progress(SolveProgress(tiles.done, len(tasks), share, left))
+            if now - logged > LOG_SECONDS and left is not None:
+                logger.info("%.0f%% of the solve, %.0f s left", 100 * share, left)
                 logged = now
         tiles.clear()
 

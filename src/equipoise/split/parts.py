@@ -10,13 +10,12 @@ import math
 import os
 from collections import ChainMap
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import choice
+from equipoise.checks import choice, fraction
 from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
 from equipoise.ids import Unknown
@@ -282,18 +281,10 @@ def _aligned(
     return Part(history, target, protocol, name)
 
 
-def check_share(name: str, share: Any, *, zero: bool) -> None:
-    """Refuse a share outside (0, 1), or outside [0, 1) where zero is allowed."""
-    fine = isinstance(share, Real) and 0 <= float(share) < 1
-    if not fine or (share == 0 and not zero):
-        lower = ">= 0" if zero else "> 0"
-        raise SettingError(f"{name} must be {lower} and < 1, got {share!r}")
-
-
 def check_shares(valid: float, test: float) -> None:
     """Refuse shares of valid and test that leave nothing to train on."""
-    check_share("valid", valid, zero=True)
-    check_share("test", test, zero=False)
+    fraction("valid", valid, one=False)
+    fraction("test", test, zero=False, one=False)
     if valid + test >= 1:
         raise SettingError(f"valid and test must sum to less than 1, got {valid} + {test}")
 

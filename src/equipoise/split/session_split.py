@@ -44,9 +44,10 @@ def sessions(
         s3  c a b                     s3:1  c        a
                                       s3:2  c a      b
 
-    Used by SLIST, GRU4Rec and most papers on sessions ("iterative revealing"). Events on items
-    that train lacks are removed from held-out sessions, then sessions shorter than two events;
-    `Split.notes` counts both. Results are averages over events, not sessions.
+    Used by SLIST, GRU4Rec and most papers on sessions ("iterative revealing"). Returns (events of
+    a weight of 0 or less) and events on items that train lacks are removed from held-out sessions,
+    then sessions shorter than two events; `Split.notes` counts each. Results are averages over
+    events, not sessions.
 
     Parameters
     ----------
@@ -98,7 +99,8 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
 
     A session of L events gives L - 1 rows with ids "session:1", "session:2", ...; the history of
     row t has the first t events and their distinct items as its matrix row. Time
-    and memory grow with the size of the result. Times and weights of the data are left out.
+    and memory grow with the size of the result. Times and weights of the data are left out, and so
+    are returns (events of a weight of 0 or less), which are neither seen nor to be found.
 
     Examples
     --------
@@ -138,9 +140,12 @@ def _revealed(
 ) -> Part:
     """Return the steps of the held-out sessions; what is left out of them is noted."""
     kept = held_out.columns(known)
+    assert held_out.events is not None
     assert held_out.sequences is not None
     assert kept.sequences is not None
-    n_events = len(held_out.sequences.items) - len(kept.sequences.items)
+    returns = held_out.events.n_events - held_out.sequences.n_events
+    notes += counted(returns, "return", f"of {name} left out: a return is no click")
+    n_events = held_out.sequences.n_events - kept.sequences.n_events
     notes += counted(n_events, "event", f"of {name} left out: train lacks the item")
     too_short = int((kept.sequences.lengths < 2).sum())
     why = f"of {name} left out: fewer than two events remain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import Moment, choice, moment
+from equipoise.checks import Moment, choice, count, fraction, moment
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split.parts import (
@@ -13,7 +13,6 @@ from equipoise.split.parts import (
     Part,
     Repeats,
     Split,
-    check_share,
     check_shares,
     counted,
     first_events,
@@ -68,9 +67,8 @@ def leave_last_out(
     >>> split.train.history(0), split.valid.target.history(0), split.test.target.history(0)
     ([1], [2], [0])
     """
-    for name, number, least in (("valid", valid, 0), ("test", test, 1)):
-        if not isinstance(number, (int, np.integer)) or number < least:
-            raise SettingError(f"{name} must be an integer >= {least}, got {number!r}")
+    count("valid", valid, 0)
+    count("test", test)
     choice("repeats", repeats, REPEATS)
     events = timed_events(data, "leave_last_out")
     first = first_events(data, events)
@@ -193,7 +191,7 @@ def _cuts(
     if test_from is None:
         check_shares(0.0 if valid_from is not None else valid, test)
     else:
-        check_share("valid", valid, zero=True)
+        fraction("valid", valid, one=False)
     if not len(times):
         raise DataError("time_cut needs interactions, and the data have none")
     ordered = np.sort(times)

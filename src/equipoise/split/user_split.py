@@ -7,14 +7,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import choice
+from equipoise.checks import choice, fraction
 from equipoise.errors import DataError
 from equipoise.interactions import Interactions, generator
 from equipoise.matrix import entry_rows
 from equipoise.split.parts import (
     Part,
     Split,
-    check_share,
     check_shares,
     counted,
     first_events,
@@ -102,7 +101,7 @@ def strong(
 def check_strong(valid: float, test: float, history: float, order: str) -> None:
     """Refuse settings that a split of whole users cannot have."""
     check_shares(valid, test)
-    check_share("history", history, zero=False)
+    fraction("history", history, zero=False, one=False)
     choice("order", order, ("random", "time"))
 
 
@@ -184,8 +183,8 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
     >>> split.train.n_interactions, split.test.target.n_interactions
     (12, 3)
     """
-    check_share("valid", valid, zero=True)
-    check_share("test", test, zero=False)
+    fraction("valid", valid, one=False)
+    fraction("test", test, zero=False, one=False)
     rng = generator(seed)
     counts = data.user_counts
     n_test = _n_hidden(test, counts)

@@ -19,6 +19,7 @@ from equipoise.errors import DataError, SettingError
 from equipoise.estimation import left_out_part
 from equipoise.evaluation import GivenPart, ListMetrics
 from equipoise.interactions import Interactions
+from equipoise.metrics import AGGREGATE, at_cutoff
 from equipoise.models.leaving_out import lists_without
 from equipoise.split.parts import Split
 from equipoise.tuning.proposals import Point
@@ -103,8 +104,10 @@ class OnLeftOut:
         self, train: Interactions, goals: Goals, prefer: Prefer, users: int, seed: int
     ) -> None:
         self.train, self.prefer = train, prefer
-        self.part: GivenPart = left_out_part(train, users, 0.8, seed)
         self._metric, *others = goals
+        if at_cutoff(self._metric)[0].base in AGGREGATE:
+            raise SettingError(f"{self._metric} has no value per user; tune it on a split")
+        self.part: GivenPart = left_out_part(train, users, 0.8, seed)
         kept = [self._metric, *(name for name in others if self._has_targets(name))]
         self.goals: Goals = {name: goals[name] for name in kept}
         self._metrics = ListMetrics.of(self.part, train.item_counts, kept)
@@ -132,10 +135,8 @@ class OnLeftOut:
             per_user, exposure = self._metrics.per_user([found])
             summaries = self._metrics.summaries(per_user, exposure)
             point: Point = {named.at(k): value for (named, k), (value, _) in summaries}
-            values = per_user.get(self._metric)
-            if values is None:
-                raise SettingError(f"{self._metric} has no value per user; tune it on a split")
-            means = np.bincount(self._block, np.nan_to_num(values)) / np.bincount(self._block)
+            values = np.nan_to_num(per_user[self._metric])
+            means = np.bincount(self._block, values) / np.bincount(self._block)
             out.append(point | dict(zip(self.columns, means.tolist(), strict=True)))
         return out
 

@@ -28,7 +28,8 @@ class SearchProgress:
     best, best_value
         Best settings of all.
     seconds, left
-        Time spent, and about how much is left.
+        Time spent, and about how much is left: None after the first solve, whose time says little,
+        as kernels may have been compiled in it.
     """
 
     done: int
@@ -38,7 +39,7 @@ class SearchProgress:
     best: dict[str, Any]
     best_value: float
     seconds: float
-    left: float
+    left: float | None
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import polars as pl
 
-from equipoise.checks import choice, count
+from equipoise.checks import choice, count, period
 from equipoise.errors import DataError, SettingError
 from equipoise.estimation import leave_one_out, summary_of
 from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, limited, parse_time
+from equipoise.machine import Pace, duration, free_memory, limited
 from equipoise.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
@@ -148,23 +148,23 @@ def tune(
 
 def search_with(
     solves: Callable[..., Solves],
-    model: Any = None,
-    split: Split | Interactions | None = None,
     *,
-    trials: int | None = None,
-    metric: str = "ndcg@20",
-    objectives: Sequence[str] = ("tail_ndcg@20",),
-    grid: Any = None,
-    budget: str | float | None = None,
-    early_stop: bool = False,
-    storage: Any = None,
-    resume: bool = True,
-    seed: int = 0,
-    refit: Refit = "train",
-    prefer: Prefer | None = None,
-    users: int = USERS,
-    threads: int | None = None,
-    progress: Callable[[SearchProgress], None] | None = None,
+    model: Any,
+    split: Any,
+    trials: int | None,
+    metric: str,
+    objectives: Sequence[str],
+    grid: Any,
+    budget: str | float | None,
+    early_stop: bool,
+    storage: Any,
+    resume: bool,
+    seed: int,
+    refit: Refit,
+    prefer: Prefer | None,
+    users: int,
+    threads: int | None,
+    progress: Callable[[SearchProgress], None] | None,
     **how: Any,
 ) -> Tuned:
     """Search as `tune` does; `solves` says who makes the solves."""
@@ -187,7 +187,7 @@ def search_with(
     options = {name: value for name, value in options.items() if value != FIT_DEFAULTS.get(name)}
     if "valid" in space.models[0].fit_options:
         options["valid"] = cast(Split, split).valid  # a neural model stops where it is best there
-    limit = parse_budget(budget)
+    limit = None if budget is None else period("budget", budget)
     header = {
         **criterion.identity,
         "metrics": [*criterion.goals, *criterion.columns],
@@ -282,6 +282,8 @@ class Solves:
         self, space: Space, criterion: OnPart | OnLeftOut, options: dict[str, Any]
     ) -> None:
         self.space, self.criterion, self.options = space, criterion, options
+        # for the tiles of the search; those of the last fit are beside it
+        self.scratch = Path(options["scratch"]) / "search" if "scratch" in options else None
         self.last: Any = None  # a model of the last solve, valid until the next one
         self._fit: Callable[[Sequence[Any]], None] | None = None
 
@@ -294,8 +296,8 @@ class Solves:
         numbers, models = zip(*self.space.variants(outer), strict=True)
         if self._fit is None:
             options = dict(self.options)
-            if "scratch" in options:
-                options["scratch"] = self._scratch
+            if self.scratch is not None:
+                options["scratch"] = self.scratch
             self._fit = models[0].shared_fit(models, self.criterion.train, **options)
         self._fit(models)
         fit_seconds = time.perf_counter() - start
@@ -311,13 +313,8 @@ class Solves:
     def release(self) -> None:
         """Give back the memory and the disk of the solves."""
         self._fit = self.last = None
-        if "scratch" in self.options:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    @property
-    def _scratch(self) -> Path:
-        """Folder for the tiles of the search; that of the last fit is beside it."""
-        return Path(self.options["scratch"]) / "search"
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 class Search:
@@ -344,6 +341,7 @@ class Search:
         # of most models only a first fit can tell how long they take
         self._fit_seconds = space.models[0].fit_seconds(self.train, **options)
         self._longest = self._fit_seconds  # solve or fit, with the lists read off it
+        self._pace, self._last_fit = Pace(), 0.0
         self._kept: tuple[Point, Any] | None = None  # a fitted model of the chosen solve so far
         self._places: dict[str, int] = {}  # of every solve on the grid
         self._walk: CoordinateSearch | None = None
@@ -428,7 +426,7 @@ class Search:
         """Make a solve and keep what it gave."""
         found = self.made(outer)
         self._fit_seconds = max(self._fit_seconds, found.fit_seconds)
-        self._longest = max(self._longest, found.seconds)
+        self._longest, self._last_fit = max(self._longest, found.seconds), found.fit_seconds
         self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
         self.solves += 1
         by_users = isinstance(self.criterion, OnLeftOut)
@@ -477,20 +475,12 @@ class Search:
         assert self.progress is not None
         last, best = self._best_of(outer), self.best()
         spent = time.perf_counter() - self.started
-        left = spent / self.solves * max(total - done, 0) + self._fit_seconds
-        if self.limit is not None:
-            left = min(left, self.limit - spent)
+        left = self._pace.left(done, total)
+        if left is not None:
+            left += self._last_fit
+            left = left if self.limit is None else min(left, max(self.limit - spent, 0.0))
         values = last[self.metric], best[self.metric]
         self.progress(SearchProgress(done, total, last, values[0], best, values[1], spent, left))
-
-
-def parse_budget(budget: str | float | None) -> float | None:
-    """Read a time such as "10m", "90s", "1.5h" or a number of seconds.
-
-    >>> parse_budget("10m"), parse_budget(90)
-    (600.0, 90.0)
-    """
-    return None if budget is None else parse_time("budget", budget)
 
 
 def _sign(name: str) -> float:

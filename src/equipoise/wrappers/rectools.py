@@ -79,6 +79,7 @@ class EquipoiseModel(ModelBase):
 
 
 def _triplet(targets: npt.NDArray[Any], found: Recommendations) -> Triplet:
-    lengths = [len(items) for items in found.items]
+    lengths = np.array([len(items) for items in found.items], np.int64)
     items = np.fromiter((item for row in found.items for item in row), np.int64)
-    return np.repeat(targets, lengths), items, np.concatenate(found.scores)
+    scores = np.concatenate([*found.scores, np.empty(0, np.float32)])
+    return np.repeat(targets, lengths), items, scores
