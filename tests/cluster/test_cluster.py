@@ -113,6 +113,10 @@ def test_empty_parts_are_counted(client, tmp_path):
 
 def test_a_table_without_rows_is_refused(client, tmp_path):
     folder = parts(tmp_path / "data", events()[:0], [])
+    with pytest.raises(eq.DataError, match=r"data has no rows; nothing can be read"):
+        eq.cluster.read(folder, client=client)
+    (folder / "part-00.parquet").unlink()
+    (folder / "part-00.csv").write_text("")
     with pytest.raises(eq.DataError, match=r"all 1 parts of .* are empty"):
         eq.cluster.read(folder, client=client)
 
@@ -189,7 +193,7 @@ def test_what_is_no_table_is_refused(client, local, tmp_path):
 
 
 @pytest.mark.parametrize("how", [{"min_rating": 4}, {"on_bad": "skip"}], ids=["low", "bad"])
-def test_a_part_of_which_no_row_is_left_changes_nothing(client, tmp_path, how):
+def test_parts_of_which_no_row_is_left_change_nothing(client, tmp_path, how):
     """Neither where blocks are cut nor the kind of the ids."""
     rng = np.random.default_rng(2)
     columns = {"user": rng.integers(0, 40, 300), "rating": rng.integers(1, 6, 300)}
@@ -198,6 +202,7 @@ def test_a_part_of_which_no_row_is_left_changes_nothing(client, tmp_path, how):
     first = [pl.lit(value).alias(name) for name, value in unusable.items()]
     folder = parts(tmp_path / "data", frame, [], "csv")
     frame[:9].with_columns(first).write_csv(folder / "a.csv")
+    (folder / "z.csv").write_text(",".join(frame.columns) + "\n" + "1\n" * ("on_bad" in how))
     found = eq.cluster.read(folder, client=client, block_rows=CHUNK // 3, **how)
     assert len(found.blocks) > 1
     assert same(found.gather(), eq.read(folder, **how))

@@ -64,7 +64,7 @@ COLUMNS = "the columns are 'user_id', 'item_id', 'rating', 'ts'"
     ("content", "settings", "said"),
     [
         (b"\n\n\n", {}, ["holds only blank lines"]),
-        (b"user_id,item_id\n", {}, ["events.csv has a header but no rows"]),
+        (b"user_id,item_id\n", {}, ["events.csv has no rows"]),
         (GOOD, {"item": "itm_id"}, ["no column 'itm_id'; did you mean 'item_id'?", COLUMNS]),
         (b"userr,thing\na,b\nc,d\n", {}, ["the user; perhaps user='userr'; pass user='...'"]),
         (b"userr,thing\na,b\nc,d\n", {}, ["the columns are 'userr', 'thing'"]),

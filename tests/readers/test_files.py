@@ -128,7 +128,7 @@ PAIRS = pl.DataFrame({"user": [1, 2], "item": [1, 2], "ts": [1, 2]})
         ({"notes.pdf": "x"}, "is a folder without Parquet, CSV or JSON lines files"),
         ({"a.csv": "user,item\n1,2\n", "b.parquet": PAIRS}, "holds files of several kinds"),
         ({"a.csv": "", "b.csv": ""}, "all 2 parts of .* are empty"),
-        ({"a.csv": "user,item\n", "b.csv": "user,item\n"}, "has a header but no rows"),
+        ({"a.csv": "user,item\n", "b.csv": "user,item\n"}, "has no rows"),
         ({"a.csv": "user,item\n1,2\n", "b.csv": "user,at\n1,2\n"}, "parts need one schema"),
         (
             {"a.csv": "user,item\n1,5\n2,6\n", "b.csv": "user,item\n3,5\n,6\n"},

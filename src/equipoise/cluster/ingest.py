@@ -55,7 +55,7 @@ from equipoise.readers.build import (
 from equipoise.readers.columns import choose_columns
 from equipoise.readers.files import as_type, is_blank
 from equipoise.readers.frames import object_source
-from equipoise.readers.options import TABLES, ReadOptions, Source, check_one_schema
+from equipoise.readers.options import TABLES, ReadOptions, Source, check_one_schema, reasons_text
 from equipoise.readers.research import recognised
 from equipoise.split.parts import KIND as SPLIT
 from equipoise.storage import is_directory_of
@@ -178,7 +178,7 @@ class Held:
     """What a worker knows of a part.
 
     `rows` has the ids that occur, sorted, in place of the ids of the rows, whose places among them
-    are in `codes`; None for a part without rows.
+    are in `codes`, which is None where no row is left; both are None for a blank file.
     """
 
     name: str
@@ -238,8 +238,8 @@ def _from_file(name: str, options: ReadOptions) -> Held:
 
 def _held(source: Source, kind: str, options: ReadOptions) -> Held:
     rows = usable_rows(source, choose_columns(source, options), options)
-    if not rows.height:
-        return Held(source.name, kind, source.columns)
+    if rows.users.is_empty():
+        return Held(source.name, kind, source.columns, rows)
     held = Held(source.name, kind, source.columns, rows, {})
     for axis in AXES:
         ids = held.ids(axis)
@@ -293,10 +293,10 @@ class _Ingest:
         held = [each for each in facts if each.rows is not None]
         read = part_notes(self.name, len(facts), len(held))
         _check_alike(held)
-        total = _total(held)
+        # a part of which no row is left has no say in the kinds of columns
+        total = _total(sorted(held, key=lambda each: not each.n_rows))
         n_rows = sum(each.n_rows for each in held)
         total.require_some(n_rows, self.name, options)
-        # a part of which no row is left has no say in the kind of the ids
         full = [(part, each) for part, each in zip(parts, facts, strict=True) if each.n_rows]
         parts = self._of_one_kind([part for part, _ in full], [each for _, each in full])
         if held[0].kind != "frame":
@@ -418,11 +418,12 @@ def _total(facts: Sequence[Facts]) -> Rows:
     for each in rows[1:]:
         total.notes = list(dict.fromkeys([*total.notes, *each.notes]))
         total.skipped.update(each.skipped)
-        total.reasons = total.reasons or each.reasons
+        total.height += each.height
         total.rated, total.low = total.rated + each.rated, total.low + each.low
         total.idle += each.idle
         if total.types is not None and each.types is not None:
             total.types = pl.concat([total.types, each.types]).unique()
+    total.reasons = reasons_text(total.skipped)
     return total
 
 

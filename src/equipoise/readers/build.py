@@ -34,7 +34,14 @@ from equipoise.readers.columns import (
     time_column,
 )
 from equipoise.readers.delimited import WHOLE
-from equipoise.readers.options import BadRows, Mask, ReadOptions, Source, skipped_notes
+from equipoise.readers.options import (
+    BadRows,
+    Mask,
+    ReadOptions,
+    Source,
+    reasons_text,
+    skipped_notes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +107,13 @@ class Rows:
         """Refuse a table of which no row is left."""
         if n_rows:
             return
+        if not self.height and self.skipped:
+            reasons = reasons_text(self.skipped)
+            raise DataError(
+                f"{name}: no row is left after the bad ones ({reasons}); correct the file"
+            )
+        if not self.height:
+            raise DataError(f"{name} has no rows; nothing can be read from it")
         remedy = "check the columns"
         if self.skipped:
             remedy = f"skipped were {self.reasons}; correct them or name another column"
@@ -111,8 +125,6 @@ class Rows:
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     """Load the columns that a source has for the roles and make the matrix."""
     table = usable_rows(source, choose_columns(source, options), options)
-    if not table.height:
-        raise DataError(f"{source.name} has no rows; nothing can be read from it")
     table.require_some(len(table.users), source.name, options)
     notes = table.said(source.name, options)
     (rows, user_ids), (places, item_ids) = factorize_both(table.users, table.items)
@@ -135,7 +147,7 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
     others = [column for column in extra if column is not None]
     table = source.load((columns.user, columns.item), others)
     if table.frame.height == 0:
-        return Rows(table.frame[columns.user], table.frame[columns.item])
+        return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else table.frame[columns.type].cast(pl.String)

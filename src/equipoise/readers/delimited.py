@@ -40,7 +40,7 @@ from equipoise.readers.options import (
     bad_row,
     check_one_schema,
     located,
-    reasons_text,
+    row_of,
 )
 from equipoise.readers.records import (
     BAD,
@@ -262,11 +262,8 @@ def _load(
     skipped: Counter[str] = sum((part.skipped for part in parts), Counter())
     full = [place for place, part in enumerate(parts) if part.n_rows > 0]
     parts, guesses = [parts[place] for place in full], [guesses[place] for place in full]
-    if not parts and skipped:
-        reasons = reasons_text(skipped)
-        raise DataError(f"{name}: no row is left after the bad ones ({reasons}); correct the file")
     if not parts:
-        raise DataError(f"{name} has a header but no rows; nothing can be read from it")
+        return Table(pl.DataFrame(schema=dict.fromkeys(wanted, pl.String)), row_of(name), skipped)
     exact = not counts[ZERO]
     plain = [column for column in wanted if not _agreed(guesses, column, column in ids, exact)]
     typed = [

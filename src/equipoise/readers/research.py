@@ -270,7 +270,10 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
         source = delimited_source(path, ReadOptions(separator=",", header=True))
         if not {"uid", "sid"} <= set(source.columns):
             raise DataError(f"{path} needs the columns uid and sid, found {source.columns}")
-        bad = BadRows(source.load(["uid", "sid"], []), "error")
+        table = source.load(["uid", "sid"], [])
+        if not table.frame.height:
+            raise DataError(f"{path} has no rows; nothing can be read from it")
+        bad = BadRows(table, "error")
         pairs[name] = _checked_pairs(bad, "uid", "sid")
         places = pairs[name]["item"]
         outside = ((places < 0) | (places >= len(items))).to_numpy()
