@@ -88,7 +88,7 @@ def with_earlier(rows: pl.DataFrame, earlier: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of this run, and earlier ones of what it did not measure, set by set."""
     both = pl.concat([earlier, rows], how="diagonal_relaxed").select(COLUMNS)
     kept = both.unique(KEY, keep="last", maintain_order=True)
-    order = {name: place for place, name in enumerate(kept["data"].unique(maintain_order=True))}
+    order = {name: place for place, name in enumerate(both["data"].unique(maintain_order=True))}
     return kept.sort(pl.col("data").replace_strict(order), maintain_order=True)
 
 
