@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gathered
-from equipoise.cli.framework import Json, Saved, Yes, declare, emit, note, option, say, working
+from equipoise.cli.framework import (
+    Json,
+    Saved,
+    Yes,
+    declare,
+    emit,
+    note,
+    option,
+    refuse_given,
+    say,
+    working,
+)
 from equipoise.cli.settings import (
     FitOptions,
     ModelOptions,
@@ -153,20 +164,28 @@ def update(
     from_store: Annotated[
         str | None, option("URL of the service's store, whose new events are added.")
     ] = None,
-    tenant: Annotated[str, option("Whose events; with --from-store.")] = "default",
+    tenant: Annotated[
+        str | None, option("With --from-store: whose events, if not the default ones.")
+    ] = None,
     out: Annotated[Path | None, option("Folder to write; MODEL if left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add and remove interactions without a new fit; the result equals one."""
     from equipoise.models import load
 
-    if from_store is not None:
-        if add or remove or forget:
-            raise SettingError("--from-store stands alone; leave out --add, --remove and --forget")
-        _update_from_store(model, out, from_store, tenant, as_json)
-        return
-    if not (add or remove or forget):
+    if from_store is not None and (add or remove or forget):
+        raise SettingError("--from-store stands alone; leave out --add, --remove and --forget")
+    if not (add or remove or forget or from_store):
         raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
+    if replace and not add:
+        raise SettingError("--replace is for --add; leave it out")
+    if tenant is not None and from_store is None:
+        raise SettingError("--tenant is for --from-store; leave it out")
+    if not (add or remove):
+        refuse_given(reading, "no table is read")
+    if from_store is not None:
+        _update_from_store(model, out, from_store, tenant or "default", as_json)
+        return
     check_out(out or model)
     fitted = load(model)
     added = reading.load(add) if add is not None else None
