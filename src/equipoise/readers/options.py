@@ -219,8 +219,9 @@ def skipped_notes(counts: Counter[str], name: str) -> list[str]:
 
 
 def reasons_text(counts: Counter[str]) -> str:
-    """Return how many rows were left out for which reason."""
-    return "; ".join(f"{count:,} where {reason}" for reason, count in counts.items())
+    """Return how many rows were left out for which reason, most first, in whatever order found."""
+    most_first = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return "; ".join(f"{count:,} where {reason}" for reason, count in most_first)
 
 
 def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
