@@ -352,9 +352,9 @@ TILES = ("changed", "tile_of")
 
 
 def peak_bytes() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # VmHWM, because ru_maxrss of a child starts at the peak of its parent
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":
