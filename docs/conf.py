@@ -5,8 +5,10 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
+from docutils import nodes
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
@@ -114,8 +116,25 @@ def plain(text: str) -> str:
     return html.escape(bare, quote=False)
 
 
+def unlink_look_alikes(app: Sphinx, page: nodes.document) -> None:
+    """Docutils takes "ndcg@20" for a mail address and "tcp://host" for a link: keep the text."""
+    for link in list(page.findall(nodes.reference)):
+        if link.get("refuri", "").startswith(("mailto:", "tcp:")):
+            link.replace_self(nodes.Text(link.astext()))
+
+
+def remove_links_back(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Source pages link back by the module of an object, the reference names it `equipoise.X`."""
+    if page.startswith("_modules/"):
+        context["body"] = re.sub(r'<a class="viewcode-back".*?</a>', "", context["body"])
+
+
 def setup(app: Sphinx) -> None:
     """Register what the pages need."""
+    app.connect("doctree-read", unlink_look_alikes)
+    app.connect("html-page-context", remove_links_back)
     app.connect("source-read", name_files_outside)
     app.connect("source-read", list_other_pages)
     app.connect("source-read", list_commands)

@@ -7,7 +7,9 @@ import runpy
 import shlex
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -86,3 +88,36 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     missing = [n for n in eq.__all__ if n[0] != "_" and f'id="equipoise.{n}"' not in html]
     modules = {"cluster", "datasets", "metrics", "plot", "split"}
     assert set(missing) <= modules
+    assert dead_links(tmp_path / "site") == []
+
+
+class Anchors(HTMLParser):
+    """The ids and the links of a page."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids |= {value for name, value in attrs if name == "id" and value}
+        self.links += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+def dead_links(site: Path) -> list[tuple[str, str]]:
+    """Return pages and their links to missing files or anchors, and links that are no web page."""
+    pages = {page: Anchors(page) for page in site.rglob("*.html") if "_static" not in page.parts}
+    dead = []
+    for page, anchors in pages.items():
+        for link in anchors.links:
+            target = urlsplit(link)
+            if target.scheme in ("http", "https", "data"):
+                continue
+            file = (page.parent / target.path).resolve() if target.path else page
+            missing_anchor = (
+                target.fragment and file in pages and target.fragment not in pages[file].ids
+            )
+            if target.scheme or not file.exists() or missing_anchor:
+                dead.append((page.name, link))
+    return dead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.paper.conftest import PAPER
 
@@ -64,3 +65,14 @@ def test_only_the_generated_part_is_renewed(paper: Path) -> None:
     assert "old" not in text.split(START)[1].splitlines()
     write_overview(paper)
     assert file.read_text() == text
+
+
+def test_the_claim_about_noise_agrees_with_the_numbers_drawn() -> None:
+    drops = pl.read_csv(PAPER / "figures" / "figure7.csv").filter(pl.col("noise") == 20)
+    most = drops.sort("drop").group_by("data").last()
+    lae_drops_most = most.filter(pl.col("model") == "LAE")["data"].to_list()
+    readme = (PAPER / "README.md").read_text(encoding="utf-8")
+    (claim,) = [row for row in readme.splitlines() if row.startswith("| DAN keeps more under")]
+    assert lae_drops_most == ["ML-1M (for ML-20M), tail items"]
+    assert most.height == 6
+    assert "holds in one of six cases, the tail of ML-1M" in claim
