@@ -150,6 +150,15 @@ class Interactions:
             return np.bincount(row, minlength=self.n_users).astype(np.int64)
         return np.diff(self.matrix.indptr).astype(np.int64)
 
+    @property
+    def empty_users(self) -> npt.NDArray[np.bool_]:
+        """Mark the users without any value or event.
+
+        A user whose purchases were all returned has events, but no item in `user_counts`.
+        """
+        empty = np.diff(self.matrix.indptr) == 0
+        return empty if self.events is None else empty & (self.events.lengths == 0)
+
     @cached_property
     def fingerprint(self) -> str:
         """Twelve hex digits that change when any pair, weight, time or id does."""
@@ -425,16 +434,22 @@ class Interactions:
         return weights or bool((self.matrix.data != 1).any())
 
     def difference(self, other: Interactions) -> Interactions:
-        """Return the pairs that `other` does not hold; users and items stay."""
+        """Return the pairs that `other` holds neither a value nor an event of.
+
+        The events of a pair go with it; users and items stay.
+        """
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")
         gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
-        out = self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
-        if out.events is None or theirs.events is None:
+        if theirs.events is not None:
+            # pairs whose weights add up to nothing have events alone
+            keys = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
+            gone = np.concatenate([gone, keys])
+        gone.sort()
+        out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
+        if out.events is None:
             return out
-        # pairs whose weights add up to nothing have events alone
-        gone = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
-        left = ~in_ascending(out.events.keys(self.n_items), np.sort(gone))
+        left = ~in_ascending(out.events.keys(self.n_items), gone)
         return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
