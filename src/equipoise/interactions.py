@@ -7,6 +7,7 @@ are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from equipoise.matrix import (
 from equipoise.notebook import fragment, table
 from equipoise.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
 from equipoise.storage import Fields, Stored, load_directory, write_directory
+
+logger = logging.getLogger(__name__)
 
 KIND = "equipoise-interactions"
 VERSION = 1
@@ -391,8 +394,9 @@ class Interactions:
 
         Weights of a pair that both have add up; where neither side has weights, it counts 1. With
         `replace` the other's values and events of such a pair take the place of this side's. New
-        users and items are appended. Times need both sides to have them, and so does the order of
-        events; `notes` say what was left out.
+        users and items are appended, as ids of this side's kind; integer ids become text where the
+        other side has text that is no integer. Times need both sides to have them, and so does the
+        order of events. `notes` say what was left out, and that ids became text.
         """
         users = self.user_index.extended(other.users)
         items = self.item_index.extended(other.items)
@@ -400,6 +404,7 @@ class Interactions:
         parts = [part.with_items(items) for part in (mine, other)]
         rows = [users.positions(part.users) for part in parts]
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
+        notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
         events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
         shape = (len(users), len(items))
         signed = self.signed or other.signed
@@ -559,6 +564,16 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if len(index) != size:
         raise DataError(f"{len(index)} {axis} ids for {size} {axis}s; give one each")
     return index
+
+
+def _kind_note(before: IdIndex, after: IdIndex) -> list[str]:
+    """Say that integer ids became text, which is also logged as a warning."""
+    if not len(before) or after.kind == before.kind:
+        return []
+    why = "because some of those added are no integers"
+    note = f"the {after.axis} ids were integers and are text now, {why}"
+    logger.warning("%s", note)
+    return [note]
 
 
 def _joined_events(

@@ -170,8 +170,9 @@ def changed_data(
         raise DataError("the update would leave no interactions; keep some")
     if removed is None:
         return new
+    touched = new.user_index.positions(removed.users, unknown="skip")
     emptied = np.zeros(new.n_users, np.bool_)
-    emptied[new.user_index.positions(removed.users)] = True
+    emptied[touched[touched >= 0]] = True
     emptied &= new.empty_users
     return new.rows(~emptied) if emptied.any() else new
 

@@ -15,7 +15,6 @@ import scipy.sparse as sp
 
 from equipoise.errors import EquipoiseError
 from equipoise.events import Events, as_types
-from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions
 from equipoise.models import Recommender, load
 from equipoise.pairs import summed
@@ -30,8 +29,7 @@ def fold(model: Recommender, change: Change) -> bool:
     Users who asked to be forgotten leave it, with all they had before.
     """
     before, users = model.data_fingerprint_, model.data_.user_index
-    gone = [raw for user in change.users if (raw := raw_id(users, user)) is not None]
-    gone = [user for user in dict.fromkeys(gone) if user in users]
+    gone = [user for user in dict.fromkeys(change.users) if user in users]
     if gone:
         model.update(removed=gone)
     added = as_interactions(model, change.events)
@@ -43,22 +41,22 @@ def fold(model: Recommender, change: Change) -> bool:
 def as_interactions(model: Recommender, events: Sequence[Event]) -> Interactions | None:
     """Return events as data that a model can add to its own; None where there are none.
 
-    They have what the training data have: times, kinds, weights. Where these count each item once,
-    a pair whose weights sum to nothing or less is left out. Where the model's signals weigh kinds
-    of events, they do so here too, and a kind that they do not know is left out.
+    Ids are text on their way through the service; an update compares them by the kind that the
+    training data have. The events have what these have: times, kinds, weights. Where the training
+    data count each item once, a pair whose weights sum to nothing or less is left out. Where the
+    model's signals weigh kinds of events, they do so here too, and a kind that they do not know is
+    left out.
     """
     data, signals = model.data_, model.signals
     own = data.events
     typed = own is not None and own.types is not None
     by_kind = typed and signals is not None and signals.weights is not None
-    users = [raw_id(data.user_index, event.user) for event in events]
-    items = [raw_id(data.item_index, event.item) for event in events]
+    users = [event.user for event in events]
+    items = [event.item for event in events]
     kept = [
         n
         for n, event in enumerate(events)
-        if users[n] is not None
-        and items[n] is not None
-        and (not by_kind or event.type in cast(Any, signals).weights)
+        if not by_kind or event.type in cast(Any, signals).weights
     ]
     if not (by_kind or data.weighted):
         total: dict[tuple[Any, Any], float] = {}
@@ -105,20 +103,6 @@ def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
     return data.labels[pl.Series(wanted, dtype=pl.UInt32).fill_null(0).to_list()].with_columns(
         pl.when(pl.Series([place is not None for place in wanted])).then(pl.all())
     )
-
-
-def raw_id(index: IdIndex, text: str) -> Any:
-    """Return an id of the kind the data have; None where the text cannot be one.
-
-    Ids are text on their way through the service. Where the data's are integers, "7" is 7, and
-    "07" is none.
-    """
-    if index.values.dtype == object:
-        return text
-    if len(text) > 20 or not text.lstrip("-").isdecimal():
-        return None
-    found = int(text)
-    return found if str(found) == text and -(2**63) <= found < 2**63 else None
 
 
 def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> dict[str, Any]:

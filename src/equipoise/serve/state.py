@@ -29,7 +29,7 @@ from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
-from equipoise.serve.folding import as_interactions, raw_id
+from equipoise.serve.folding import as_interactions
 from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
 from equipoise.storage import MANIFEST
 
@@ -47,7 +47,7 @@ def find(index: IdIndex, texts: Sequence[str]) -> Positions:
     """Return the positions of ids given as text, -1 for those that are not known."""
     if not texts:
         return np.empty(0, np.int64)
-    return index.positions([raw_id(index, text) for text in texts], unknown="skip")
+    return index.positions(texts, unknown="skip")
 
 
 @dataclass(frozen=True, eq=False)
