@@ -159,7 +159,7 @@ class Interactions:
 
         A user whose purchases were all returned has events, but no item in `user_counts`.
         """
-        empty = np.diff(self.matrix.indptr) == 0
+        empty = np.asarray(np.diff(self.matrix.indptr) == 0)
         return empty if self.events is None else empty & (self.events.lengths == 0)
 
     @cached_property
@@ -432,7 +432,7 @@ class Interactions:
             signed=signed,
         )
 
-    @property
+    @cached_property
     def weighted(self) -> bool:
         """Whether any pair or event counts something else than 1."""
         weights = self.events is not None and self.events.weights is not None

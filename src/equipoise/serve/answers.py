@@ -284,12 +284,13 @@ class Answers:
         """Return what is known of a user."""
         served, experiment = self._served(schemas.Who(user=user, model=model))
         history = served.live(user, live)
+        used = history.places[history.weights > 0]  # below 0 is what the user does not want
         return {
             "user": user,
             "known": bool(len(history.places) or live.events),
             "experiment": experiment,
             "model": served.name,
-            "items": [self.found(served, place) for place in history.places.tolist()],
+            "items": [self.found(served, place) for place in used.tolist()],
             "events": len(live.events),
             "seen": len(live.seen),
         }
