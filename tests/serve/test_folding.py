@@ -348,3 +348,27 @@ def test_what_users_did_before_counts_the_same_after_a_fold(shop: Shop) -> None:
     shop.dislike("u0", "milk")
     shop.fold()
     assert shop.values("u5") == pytest.approx(before)
+
+
+def test_types_of_events_are_those_of_the_settings_and_of_the_models(
+    tmp_path: Path, served: Serve
+) -> None:
+    for kind in ("kinds", "adds weights"):
+        model, columns = LOGS[kind]
+        copy.copy(model).fit(_log(*columns)).save(tmp_path / kind.replace(" ", "-"))
+    own = {"kinds": str(tmp_path / "kinds"), "plain": str(tmp_path / "adds-weights")}
+    api = served(models=own, weights={"view": 1.0, "share": 2.0})
+    for kind in ("buy", "share"):
+        sent = {"user": "new", "item": "rice", "type": kind}
+        assert api.post("/v1/events", {"events": [sent]}).status_code == 200
+    for name, value in (("kinds", 6.0), ("plain", 7.0)):
+        opened = Served.open(name, own[name])
+        history = opened.live("new", api.state.store.live("default", "new"))
+        assert history.weights.tolist() == [value]
+    refused = api.post("/v1/events", {"events": [{"user": "a", "item": "tea", "type": "stare"}]})
+    assert refused.status_code == 422
+    assert "known are buy, dislike, share, view" in refused.json()["detail"]
+    assert api.post("/v1/events", {"events": [{**sent, "type": "dislike"}]}).status_code == 200
+    for name in own:
+        assert api.get(f"/v1/users/new?model={name}").json()["items"] == []
+        assert "rice" not in str(api.get(f"/v1/recommend/new?model={name}").json()["items"])
