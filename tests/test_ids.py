@@ -120,10 +120,17 @@ def test_an_index_grows_by_ids_of_its_own_kind() -> None:
     text, whole = IdIndex(["1", "x"], "item"), IdIndex([1, 5], "item")
     assert text.extended(whole.values).values.tolist() == ["1", "x", "5"]
     assert whole.extended(np.array(["5", "8"], object)).values.tolist() == [1, 5, 8]
-    with pytest.raises(DataError, match=r"such as 'x'; read the first with ids='text'"):
-        whole.extended(text.values)
     assert IdIndex([], "item").extended(text.values).values.tolist() == ["1", "x"]
     assert text.extended(text.values) is text
+
+
+@pytest.mark.parametrize("new", ["x", "05", "-0", "", str(2**63), "9" * 5000])
+def test_integer_ids_become_text_where_a_new_id_is_no_integer(new: str) -> None:
+    whole = IdIndex([1, -5], "item")
+    wider = whole.extended(np.array(["8", new, "-5"], object))
+    assert wider.values.tolist() == ["1", "-5", "8", new]
+    assert wider.positions([1, "1", -5, 8, new]).tolist() == [0, 0, 1, 2, 3]
+    assert whole.positions([new, "8"], unknown="skip").tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(

@@ -325,8 +325,12 @@ def test_data_put_together_have_ids_of_the_kind_of_the_first() -> None:
     assert whole.difference(text).n_interactions == 1
     named = eq.read([("ann", "20"), ("2", "x")])
     assert named.union(whole).n_interactions == 4
-    with pytest.raises(DataError, match=r"user ids are integers .* 'ann'; .* ids='text'"):
-        whole.union(named)
+    wider = whole.union(named)
+    assert wider.users.tolist() == ["1", "2", "ann"]
+    assert wider.items.tolist() == ["10", "20", "x"]
+    assert content_of(wider) == content_of(named.union(whole))
+    told = "ids were integers and are text now, because some of those added are no integers"
+    assert wider.notes[-2:] == (f"the user {told}", f"the item {told}")
     nothing = Interactions(np.zeros((0, 0)))
     assert nothing.union(text).fingerprint == text.fingerprint
     assert text.union(nothing).fingerprint == text.fingerprint

@@ -337,3 +337,14 @@ def test_time_cut_takes_seconds_text_and_dates(moment: Any) -> None:
     assert both.valid is not None
     assert pairs(both.valid.target) == {(0, 1)}
     assert pairs(both.test.history) == {(1, 1)}
+
+
+def test_time_cut_keeps_the_events_of_users_who_returned_everything() -> None:
+    rows = [("ann", "tea", 1.0, 1), ("ann", "tea", -1.0, 2), ("ann", "milk", 1.0, 9)]
+    rows += [("bob", "tea", 1.0, 1), ("bob", "milk", 1.0, 3), ("bob", "rice", 1.0, 9)]
+    rows += [("cleo", "rice", 1.0, 4), ("late", "tea", 1.0, 9)]
+    train = eq.split.time_cut(eq.read(rows), test_from=8, valid=0).train
+    assert train.users.tolist() == ["ann", "bob", "cleo"]
+    for returns, value in (("net", 0), ("ignore", 1), ("negative", -1)):
+        weighed = eq.Signals(returns=returns).apply(train).matrix.toarray()
+        assert weighed[0].tolist() == [0, 0, value]

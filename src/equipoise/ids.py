@@ -1,7 +1,8 @@
 """Raw ids of users and items, and their positions in the matrix.
 
 Ids are what the user's table holds: integers or text, one kind per axis, never silently changed.
-Ids of another kind are compared by the kind that is there: "7" is 7, but "007" is not.
+Ids of another kind are compared by the kind that is there: "7" is 7, but "007" is not. Where
+data with text ids are added to data with integer ids, these become text (`IdIndex.extended`).
 """
 
 from __future__ import annotations
@@ -230,24 +231,32 @@ class IdIndex:
     def _translated(self, value: Any) -> Any:
         """Return an id of the other kind as one of this kind; None where it is no such id."""
         if self._are_integers:
-            return int(value) if isinstance(value, str) and WHOLE.fullmatch(value) else None
+            # an int64 has 20 characters at most, and Python refuses to read much longer numbers
+            if not isinstance(value, str) or len(value) > 20 or not WHOLE.fullmatch(value):
+                return None
+            whole = int(value)
+            return whole if -(2**63) <= whole < 2**63 else None
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return str(int(value)) if is_whole else None
 
     def extended(self, values: npt.NDArray[Any]) -> IdIndex:
-        """Return the index with those of the ids appended that it lacks, as ids of its kind."""
+        """Return the index with those of the ids appended that it lacks, as ids of its kind.
+
+        Integers become text where one of the others is text that is no integer: 7 is then "7",
+        and is still found by either.
+        """
         if not len(self):
             return IdIndex(values, self.axis)
-        fresh = values[self.positions(values, unknown="skip") < 0]
-        if fresh.dtype != self.values.dtype:
-            own = [self._translated(value) for value in fresh.tolist()]
-            if None in own:
-                raise DataError(
-                    f"the {self.axis} ids are integers on one side and text on the other, such as "
-                    f"{fresh[own.index(None)]!r}; read the first with ids='text'"
-                )
-            fresh = as_ids(own, self.axis)
-        return IdIndex(np.concatenate([self.values, fresh]), self.axis) if len(fresh) else self
+        known, fresh = self.values, values[self.positions(values, unknown="skip") < 0]
+        if not len(fresh):
+            return self
+        if fresh.dtype != known.dtype:
+            translated = [self._translated(value) for value in fresh.tolist()]
+            if None in translated:
+                known = np.array([str(value) for value in known.tolist()], dtype=object)
+            else:
+                fresh = as_ids(translated, self.axis)
+        return IdIndex(np.concatenate([known, fresh]), self.axis)
 
     def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64], hint: str) -> str:
         places = np.flatnonzero(found < 0)

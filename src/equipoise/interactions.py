@@ -7,6 +7,7 @@ are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from equipoise.matrix import (
 from equipoise.notebook import fragment, table
 from equipoise.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
 from equipoise.storage import Fields, Stored, load_directory, write_directory
+
+logger = logging.getLogger(__name__)
 
 KIND = "equipoise-interactions"
 VERSION = 1
@@ -149,6 +152,15 @@ class Interactions:
             row = entry_rows(self.matrix)[self.matrix.data > 0]
             return np.bincount(row, minlength=self.n_users).astype(np.int64)
         return np.diff(self.matrix.indptr).astype(np.int64)
+
+    @property
+    def empty_users(self) -> npt.NDArray[np.bool_]:
+        """Mark the users without any value or event.
+
+        A user whose purchases were all returned has events, but no item in `user_counts`.
+        """
+        empty = np.asarray(np.diff(self.matrix.indptr) == 0)
+        return empty if self.events is None else empty & (self.events.lengths == 0)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -382,8 +394,9 @@ class Interactions:
 
         Weights of a pair that both have add up; where neither side has weights, it counts 1. With
         `replace` the other's values and events of such a pair take the place of this side's. New
-        users and items are appended. Times need both sides to have them, and so does the order of
-        events; `notes` say what was left out.
+        users and items are appended, as ids of this side's kind; integer ids become text where the
+        other side has text that is no integer. Times need both sides to have them, and so does the
+        order of events. `notes` say what was left out, and that ids became text.
         """
         users = self.user_index.extended(other.users)
         items = self.item_index.extended(other.items)
@@ -391,6 +404,7 @@ class Interactions:
         parts = [part.with_items(items) for part in (mine, other)]
         rows = [users.positions(part.users) for part in parts]
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
+        notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
         events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
         shape = (len(users), len(items))
         signed = self.signed or other.signed
@@ -418,23 +432,29 @@ class Interactions:
             signed=signed,
         )
 
-    @property
+    @cached_property
     def weighted(self) -> bool:
         """Whether any pair or event counts something else than 1."""
         weights = self.events is not None and self.events.weights is not None
         return weights or bool((self.matrix.data != 1).any())
 
     def difference(self, other: Interactions) -> Interactions:
-        """Return the pairs that `other` does not hold; users and items stay."""
+        """Return the pairs that `other` holds neither a value nor an event of.
+
+        The events of a pair go with it; users and items stay.
+        """
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")
         gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
-        out = self.entries(~in_ascending(cell_keys(self.matrix), np.sort(gone)))
-        if out.events is None or theirs.events is None:
+        if theirs.events is not None:
+            # pairs whose weights add up to nothing have events alone
+            keys = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
+            gone = np.concatenate([gone, keys])
+        gone.sort()
+        out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
+        if out.events is None:
             return out
-        # pairs whose weights add up to nothing have events alone
-        gone = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
-        left = ~in_ascending(out.events.keys(self.n_items), np.sort(gone))
+        left = ~in_ascending(out.events.keys(self.n_items), gone)
         return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
@@ -544,6 +564,16 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
     if len(index) != size:
         raise DataError(f"{len(index)} {axis} ids for {size} {axis}s; give one each")
     return index
+
+
+def _kind_note(before: IdIndex, after: IdIndex) -> list[str]:
+    """Say that integer ids became text, which is also logged as a warning."""
+    if not len(before) or after.kind == before.kind:
+        return []
+    why = "because some of those added are no integers"
+    note = f"the {after.axis} ids were integers and are text now, {why}"
+    logger.warning("%s", note)
+    return [note]
 
 
 def _joined_events(

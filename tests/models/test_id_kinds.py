@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.errors import DataError
 
 PAIRS = [(1, 10), (1, 20), (2, 20), (2, 30), (3, 10), (3, 30), (4, 20)]
 TEXT = [(str(user), str(item)) for user, item in PAIRS]
@@ -40,8 +39,23 @@ def test_users_and_histories_of_the_other_kind_are_known(rows, other):
     assert type(history.items[0][0]) is own
 
 
-def test_text_that_is_no_number_cannot_join_integers():
-    model = eq.EASE(l2=1.0).fit(eq.read(PAIRS))
-    with pytest.raises(DataError, match=r"such as 'ann'; read the first with ids='text'"):
-        model.update(eq.read([("ann", "10"), ("1", "30")]))
-    assert model.interactions_.n_users == 4
+@pytest.mark.parametrize("added", [[("ann", "10"), ("1", "30")], [("1", "x-9"), ("9", "x-9")]])
+def test_text_that_is_no_number_makes_the_ids_text(added, tmp_path, caplog):
+    model = eq.EASE(l2=1.0, dropout=0.0).fit(eq.read(PAIRS), dtype="float64")
+    model.update(eq.read(added))
+    assert "ids were integers and are text now" in caplog.text
+    again = eq.EASE(l2=1.0, dropout=0.0).fit(eq.read([*TEXT, *added]), dtype="float64")
+    model.save(tmp_path / "model")
+    for found in (model, eq.load(tmp_path / "model")):
+        order = found.item_index_.positions(again.item_index_.values)
+        expected = again.score([["10"], ["30"]])
+        # scores of order 1 from few equations in double precision, told in single precision
+        np.testing.assert_allclose(
+            found.score([[10], ["30"]])[:, order], expected, rtol=0, atol=1e-6
+        )
+        for user, item in added:
+            assert item in map(str, found.data_.history(user))
+            assert found.recommend([user], k=1).source == ["model"]
+        assert found.recommend([1], k=2).items == found.recommend(["1"], k=2).items
+        found.update(removed=[2])
+        assert "2" not in found.data_.user_index

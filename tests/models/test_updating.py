@@ -338,3 +338,86 @@ def test_single_updates_of_a_fresh_solve_are_accurate_enough_to_stay(
             model = eq.EASE(l2=l2).fit(synthetic.rows(np.arange(295)), dtype=dtype)
             model.update(synthetic.rows(np.arange(295, 300)), removed=["u1", "u2"])
     assert "solving again" not in caplog.text
+
+
+RETURNED = [
+    ("ann", "tea", 5.0, 1),
+    ("bob", "tea", 1.0, 2),
+    ("bob", "milk", 1.0, 3),
+    ("cleo", "milk", 1.0, 4),
+    ("cleo", "rice", 1.0, 5),
+]
+LATER = [("ann", "tea", -8.0, 9), ("ann", "tea", 5.0, 10)]
+RETURNS = [None, *(eq.Signals(transform="sum", returns=each) for each in ("net", "ignore"))]
+RETURNS += [eq.Signals(transform="sum", returns="negative")]
+
+
+@pytest.mark.parametrize("signals", RETURNS, ids=["none", "net", "ignore", "negative"])
+def test_users_whose_purchases_were_returned_keep_their_events(
+    signals: eq.Signals | None, path: str
+) -> None:
+    model = eq.EASE(l2=1.0, signals=signals).fit(eq.read(RETURNED), dtype="float64")
+    for stop in (1, 2):
+        model.update(eq.read([LATER[stop - 1]]))
+        everything = eq.read([*RETURNED, *LATER[:stop]])
+        assert sorted(model.data_.to_frame(events=True).rows()) == sorted(
+            everything.to_frame(events=True).rows()
+        )
+        fresh = eq.EASE(l2=1.0, signals=signals).fit(everything, dtype="float64")
+        order = model.item_index_.positions(fresh.item_index_.values)
+        np.testing.assert_allclose(
+            model.score([["tea"], ["milk"]])[:, order],
+            fresh.score([["tea"], ["milk"]]),
+            rtol=0,
+            atol=1e-6,  # scores of order 1, told in single precision
+        )
+        assert model.recommend(["ann"], k=2).source == fresh.recommend(["ann"], k=2).source
+
+
+EVERY_MODEL = [eq.EASE(l2=1.0), eq.LAE(l2=1.0, normalizer=eq.DAN(0.2, 0.4)), eq.RLAE(l2=1.0)]
+EVERY_MODEL += [eq.GFCF(n_factors=2), eq.BSPM(n_factors=2), eq.SVDAE(n_factors=2), eq.TurboCF()]
+EVERY_MODEL += [eq.SGFCF(n_factors=2), eq.ItemKNN(), eq.Popularity(), eq.SLIST(), eq.VSKNN()]
+
+
+@pytest.mark.parametrize("model", EVERY_MODEL, ids=lambda model: type(model).__name__)
+def test_every_model_updates_with_users_who_returned_everything(model: eq.Recommender) -> None:
+    fresh = copy.copy(model).fit(eq.read([*RETURNED, LATER[0]]))
+    model.fit(eq.read(RETURNED)).update(eq.read([LATER[0]]))
+    assert model.data_.user_index.position("ann") == 0
+    assert model.recommend(["ann"], k=2).source == fresh.recommend(["ann"], k=2).source
+    model.update(eq.read([LATER[1]]))
+    assert model.data_.history("ann") == ["tea", "tea"]
+    assert model.data_.select(users=["ann"], items=["tea"]).matrix.data.tolist() == [2.0]
+
+
+def test_forgetting_a_user_who_returned_everything_leaves_no_event() -> None:
+    model = eq.EASE(l2=1.0).fit(eq.read([*RETURNED, LATER[0]]))
+    model.update(removed=["ann"])
+    assert model.data_.users.tolist() == ["bob", "cleo"]
+    assert model.data_.events.n_events == 4
+    model.update(eq.read([LATER[1]]))
+    assert model.data_.select(users=["ann"], items=["tea"]).matrix.data.tolist() == [5.0]
+
+
+def test_pairs_that_were_returned_can_be_removed_and_replaced() -> None:
+    data = eq.read([*RETURNED, LATER[0]])
+    model = eq.EASE(l2=1.0).fit(data)
+    model.update(removed=eq.read([("ann", "tea")]))
+    assert model.data_.users.tolist() == ["bob", "cleo"]
+    model = eq.EASE(l2=1.0).fit(eq.read(RETURNED))
+    model.update(eq.read([("ann", "tea", 2.0, 9), ("ann", "tea", -2.0, 10)]), replace=True)
+    assert model.data_.users.tolist() == ["ann", "bob", "cleo"]
+    assert model.data_.select(users=["ann"]).n_interactions == 0
+    assert model.data_.events.lengths.tolist() == [2, 2, 2]
+
+
+def test_users_without_any_event_leave_with_their_pairs_alone(toy: Interactions) -> None:
+    rows = np.vstack([toy.matrix.toarray(), np.zeros((1, toy.n_items))])
+    data = Interactions(rows, [*toy.users.tolist(), "idle"], toy.items)
+    model = eq.EASE(l2=1.0).fit(data)
+    model.update(eq.read([("new", "tea")]))
+    assert model.data_.users.tolist() == [*toy.users.tolist(), "idle", "new"]
+    model.update(removed=["idle"])
+    assert "idle" not in model.data_.user_index
+    model.update(removed=model.data_.select(users=["new"]))
+    assert model.data_.users.tolist() == toy.users.tolist()

@@ -218,7 +218,10 @@ def _update_from_store(
     if as_json:
         emit(found)
         return
-    say(f"{found['events']:,} events and {found['forgotten']:,} users to forget taken in")
+    events = found["events"] - found["left_out"]
+    say(f"{events:,} events and {found['forgotten']:,} users to forget taken in")
+    if found["left_out"]:
+        say(f"{found['left_out']:,} events count 0 for this model and were left out")
     sizes = "{users:,} users, {items:,} items, {interactions:,} interactions".format(**found)
     say(f"{'saved' if found['changed'] or out else 'nothing new'} in {found['path']}: {sizes}")
 

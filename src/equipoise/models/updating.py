@@ -142,7 +142,11 @@ def _updated(
 def changed_data(
     old: Interactions, added: Any, removed: Any, *, replace: bool = False
 ) -> Interactions:
-    """Return the data after the change; users left without items are gone, items stay."""
+    """Return the data after the change.
+
+    Users whom the removal leaves without any pair or event are gone. Others stay, also where all
+    they bought was returned, and so do items.
+    """
     new = old
     added, removed = (read(each) if is_frame(each) else each for each in (added, removed))
     if removed is not None:
@@ -164,8 +168,13 @@ def changed_data(
         new = new.union(added, replace=replace)
     if not new.n_interactions:
         raise DataError("the update would leave no interactions; keep some")
-    kept = new.user_counts > 0
-    return new if kept.all() else new.rows(kept)
+    if removed is None:
+        return new
+    touched = new.user_index.positions(removed.users, unknown="skip")
+    emptied = np.zeros(new.n_users, np.bool_)
+    emptied[touched[touched >= 0]] = True
+    emptied &= new.empty_users
+    return new.rows(~emptied) if emptied.any() else new
 
 
 def gram_change(old: LinearSystem, new: LinearSystem) -> tuple[Csr, npt.NDArray[np.float64]]:

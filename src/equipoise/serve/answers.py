@@ -13,6 +13,7 @@ import numpy as np
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.serve import schemas
 from equipoise.serve.config import Config
+from equipoise.serve.folding import type_weights
 from equipoise.serve.state import (
     History,
     Listed,
@@ -267,29 +268,35 @@ class Answers:
             if each.mark is not None:
                 marks.append(Mark(user, item, when))
                 continue
-            weight = each.weight
-            if weight is None:
-                if each.type not in self._config.weights:
-                    known = ", ".join(self._config.weights)
-                    raise SettingError(
-                        f"no weight for events of type {each.type!r}; known are {known}; "
-                        "send a weight with it, or add it to weights in the settings"
-                    )
-                weight = self._config.weights[each.type]
+            weight = self._type_weight(each.type) if each.weight is None else each.weight
             number = each.id or f"{start}-{place:06d}"  # ids in the order of the events
             events.append(Event(number, user, item, each.type, weight, when, each.list_id))
         return events, marks, [event.id for event in events]
+
+    def _type_weight(self, event_type: str) -> float:
+        """Return what a type of event counts by the settings, else by the signals of a model."""
+        models = self._tenant.models.values()
+        tables = [self._config.weights, *(type_weights(served.model) for served in models)]
+        for weights in tables:
+            if event_type in weights:
+                return weights[event_type]
+        known = ", ".join(sorted({name for weights in tables for name in weights}))
+        raise SettingError(
+            f"no weight for events of type {event_type!r}; known are {known}; "
+            "send a weight with it, or add it to weights in the settings"
+        )
 
     def user(self, user: str, live: Live, model: str | None) -> dict[str, Any]:
         """Return what is known of a user."""
         served, experiment = self._served(schemas.Who(user=user, model=model))
         history = served.live(user, live)
+        used = history.places[history.weights > 0]  # below 0 is what the user does not want
         return {
             "user": user,
             "known": bool(len(history.places) or live.events),
             "experiment": experiment,
             "model": served.name,
-            "items": [self.found(served, place) for place in history.places.tolist()],
+            "items": [self.found(served, place) for place in used.tolist()],
             "events": len(live.events),
             "seen": len(live.seen),
         }

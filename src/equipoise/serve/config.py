@@ -143,7 +143,8 @@ class Config:
     keep
         Age at which events and seen marks leave the store; None keeps them.
     weights
-        What an event of each type counts; negative ones are negative feedback.
+        What an event of each type counts; one below 0 is a dislike. Types that the signals of a
+        served model weigh need no entry.
     tokens, experiments
         As their own classes say.
     cors

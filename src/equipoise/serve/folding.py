@@ -6,22 +6,40 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
 from equipoise.errors import EquipoiseError
 from equipoise.events import Events, as_types
-from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions
+from equipoise.matrix import cell_keys
 from equipoise.models import Recommender, load
 from equipoise.pairs import summed
 from equipoise.serve.store import Change, Event, Store
 
 logger = logging.getLogger("equipoise.serve")
+
+
+@dataclass(frozen=True, eq=False)
+class Increment:
+    """What events change in the data of a model.
+
+    Parameters
+    ----------
+    added
+        The events that count; None where there are none.
+    removed
+        Pairs of the data that dislikes take out; None where there are none.
+    """
+
+    added: Interactions | None
+    removed: Interactions | None
 
 
 def fold(model: Recommender, change: Change) -> bool:
@@ -30,70 +48,147 @@ def fold(model: Recommender, change: Change) -> bool:
     Users who asked to be forgotten leave it, with all they had before.
     """
     before, users = model.data_fingerprint_, model.data_.user_index
-    gone = [raw for user in change.users if (raw := raw_id(users, user)) is not None]
-    gone = [user for user in dict.fromkeys(gone) if user in users]
+    gone = [user for user in dict.fromkeys(change.users) if user in users]
     if gone:
         model.update(removed=gone)
-    added = as_interactions(model, change.events)
-    if added is not None:
-        model.update(added)
+    increment = increment_of(model, change.events)
+    if increment.added is not None or increment.removed is not None:
+        model.update(increment.added, increment.removed)
     return model.data_fingerprint_ != before
 
 
-def as_interactions(model: Recommender, events: Sequence[Event]) -> Interactions | None:
+def type_weights(model: Recommender) -> Mapping[str, float]:
+    """Return what the signals of a model say that each type of event counts."""
+    return (model.signals.weights if model.signals is not None else None) or {}
+
+
+def event_value(model: Recommender, event_type: str, weight: float) -> float:
+    """Return what an event counts for a model: nothing at 0, and below 0 it is a dislike.
+
+    A type that the signals of the model weigh counts what they say, or the negative of it where
+    the event comes with a negative weight. Any other event counts its weight.
+    """
+    weights = type_weights(model)
+    if event_type not in weights:
+        return weight
+    value = weights[event_type]
+    return -value if value > 0 > weight else value
+
+
+def split_at_dislikes(pairs: Sequence[Any], values: Sequence[float]) -> tuple[list[int], set[Any]]:
+    """Return which events count, by position, and the pairs with a dislike.
+
+    A dislike takes the item out of the user's history, with all that came before it; what comes
+    after it counts. `pairs` says what each event is on, `values` what it counts, in the order of
+    arrival.
+
+    >>> split_at_dislikes(["tea", "milk", "tea", "milk", "tea"], [1.0, 1.0, -1.0, 1.0, 5.0])
+    ([1, 3, 4], {'tea'})
+    """
+    dislikes = {pairs[n]: n for n, value in enumerate(values) if value < 0}
+    counted = [n for n, value in enumerate(values) if value > 0 and n > dislikes.get(pairs[n], -1)]
+    return counted, set(dislikes)
+
+
+def increment_of(model: Recommender, events: Sequence[Event]) -> Increment:
+    """Return what events change in the data of a model.
+
+    Where the signals of the model make negative values of returns, a dislike that nothing follows
+    is such a value, until the next event of the pair.
+    """
+    values = [event_value(model, event.type, event.weight) for event in events]
+    pairs = [(event.user, event.item) for event in events]
+    counted, disliked = split_at_dislikes(pairs, values)
+    revived: set[tuple[str, str]] = set()
+    if model.signals is not None and model.signals.returns == "negative":
+        revived = {pairs[n] for n in counted}
+        last = {pairs[n]: n for n, value in enumerate(values) if value < 0}
+        counted += [n for pair, n in last.items() if pair not in revived]
+        counted = [n for n in sorted(counted) if values[n] > 0 or _can_be_added(model, events[n])]
+    added = _as_interactions(model, [events[n] for n in counted])
+    return Increment(added, _removed_pairs(model, disliked, revived))
+
+
+def _can_be_added(model: Recommender, dislike: Event) -> bool:
+    """Whether the data can hold a dislike: as a quantity, or by its type."""
+    return model.data_.weighted or type_weights(model).get(dislike.type, 0.0) < 0
+
+
+def _removed_pairs(
+    model: Recommender, disliked: set[tuple[str, str]], revived: set[tuple[str, str]]
+) -> Interactions | None:
+    """Return the disliked pairs that the data hold, and the revived ones of a negative value."""
+    users = model.data_.user_index
+    rows = users.positions([user for user, _ in disliked | revived], unknown="skip")
+    rows = np.unique(rows[rows >= 0])
+    if not len(rows):
+        return None
+    data, values = model.data_.rows(rows), model.interactions_.matrix[rows]
+    held = cell_keys(data.matrix)
+    if data.events is not None:
+        held = np.concatenate([held, data.events.keys(data.n_items)])
+    negative = cell_keys(values)[values.data < 0]
+    gone = np.union1d(
+        np.intersect1d(_pair_keys(data, disliked), held),
+        np.intersect1d(_pair_keys(data, revived), negative),
+    )
+    if not len(gone):
+        return None
+    place = (gone // data.n_items, gone % data.n_items)
+    ones = np.ones(len(gone), np.float32)
+    matrix = sp.csr_array((ones, place), shape=data.matrix.shape)
+    return Interactions(matrix, data.user_index, data.item_index)
+
+
+def _pair_keys(data: Interactions, pairs: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
+    """Return user * n_items + item of the pairs whose user and item are in the data."""
+    listed = sorted(pairs)
+    users = data.user_index.positions([user for user, _ in listed], unknown="skip")
+    items = data.item_index.positions([item for _, item in listed], unknown="skip")
+    return np.asarray((users * data.n_items + items)[(users >= 0) & (items >= 0)])
+
+
+def _as_interactions(model: Recommender, events: Sequence[Event]) -> Interactions | None:
     """Return events as data that a model can add to its own; None where there are none.
 
-    They have what the training data have: times, kinds, weights. Where these count each item once,
-    a pair whose weights sum to nothing or less is left out. Where the model's signals weigh kinds
-    of events, they do so here too, and a kind that they do not know is left out.
+    Ids are text on their way through the service; an update compares them by the kind that the
+    training data have. The events have what these have: times, types, weights. A type that the
+    signals of the model do not know is left out, so that they do not multiply such an event.
     """
-    data, signals = model.data_, model.signals
-    own = data.events
-    typed = own is not None and own.types is not None
-    by_kind = typed and signals is not None and signals.weights is not None
-    users = [raw_id(data.user_index, event.user) for event in events]
-    items = [raw_id(data.item_index, event.item) for event in events]
-    kept = [
-        n
-        for n, event in enumerate(events)
-        if users[n] is not None
-        and items[n] is not None
-        and (not by_kind or event.type in cast(Any, signals).weights)
-    ]
-    if not (by_kind or data.weighted):
-        total: dict[tuple[Any, Any], float] = {}
-        for n in kept:
-            total[users[n], items[n]] = total.get((users[n], items[n]), 0) + events[n].weight
-        kept = [n for n in kept if events[n].weight > 0 and total[users[n], items[n]] > 0]
-    if len(kept) < len(events):
-        logger.info("events left out", extra={"fields": {"events": len(events) - len(kept)}})
-    if not kept:
+    if not events:
         return None
-    names = [list(dict.fromkeys(ids[n] for n in kept)) for ids in (users, items)]
+    data, weighing = model.data_, type_weights(model)
+    own = data.events
+    names = [list(dict.fromkeys(getattr(e, axis) for e in events)) for axis in ("user", "item")]
     places = []
-    for known, ids in zip(names, (users, items), strict=True):
-        at = {raw: place for place, raw in enumerate(known)}
-        places.append(np.array([at[ids[n]] for n in kept]))
+    for ids, axis in zip(names, ("user", "item"), strict=True):
+        place = {raw: at for at, raw in enumerate(ids)}
+        places.append(np.array([place[getattr(event, axis)] for event in events]))
     columns: dict[str, Any] = {}
     if own is not None and own.times is not None:
-        columns["times"] = np.array([events[n].time for n in kept])
-    if typed:
-        columns["types"], columns["type_names"] = as_types(events[n].type for n in kept)
-    weights = np.array([events[n].weight for n in kept])
-    if by_kind:
-        weights = np.sign(weights)
-    if data.weighted or by_kind:
-        columns["weights"] = weights
+        columns["times"] = np.array([event.time for event in events])
+    if own is not None and own.types is not None:
+        types = (e.type if not weighing or e.type in weighing else None for e in events)
+        columns["types"], columns["type_names"] = as_types(types)
+    if data.weighted:
+        columns["weights"] = np.array([_quantity(event, weighing) for event in events])
     found = Events.collected(places[0], len(names[0]), places[1], **columns)
     if "weights" in columns:
         matrix: Any = summed(found, len(names[1]))[0]
     else:
         shape = (len(names[0]), len(names[1]))
-        matrix = sp.csr_array((np.ones(len(kept), np.float32), tuple(places)), shape=shape)
+        matrix = sp.csr_array((np.ones(len(events), np.float32), tuple(places)), shape=shape)
         matrix.data[:] = 1  # one for each pair, however often
     labels = _labels(data, names[1])
     kept_events = None if own is None else found
     return Interactions(matrix, names[0], names[1], events=kept_events, labels=labels)
+
+
+def _quantity(event: Event, weighing: Mapping[str, float]) -> float:
+    """Return the quantity of an event, which signals multiply by the weight of its type."""
+    if event.type not in weighing:
+        return event.weight
+    return -1.0 if weighing[event.type] > 0 > event.weight else 1.0
 
 
 def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
@@ -107,32 +202,29 @@ def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
     )
 
 
-def raw_id(index: IdIndex, text: str) -> Any:
-    """Return an id of the kind the data have; None where the text cannot be one.
-
-    Ids are text on their way through the service. Where the data's are integers, "7" is 7, and
-    "07" is none.
-    """
-    if index.values.dtype == object:
-        return text
-    if len(text) > 20 or not text.lstrip("-").isdecimal():
-        return None
-    found = int(text)
-    return found if str(found) == text and -(2**63) <= found < 2**63 else None
-
-
 def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> dict[str, Any]:
-    """Bring a saved model up to date with the store and save it; return what was done."""
+    """Bring a saved model up to date with the store and save it; return what was done.
+
+    Events that count 0 for the model are left out of it, and stay in the store.
+    """
     model = load(path)
     change = store.since(tenant, model.data_fingerprint_)
     changed = fold(model, change)
-    # the mark goes first: a model that is not saved keeps its fingerprint, and so its own mark
-    store.keep_folded(tenant, model.data_fingerprint_, change)
+    if changed:
+        # The mark goes first: a model that is not saved keeps its fingerprint, and so its own
+        # mark. Where nothing changes, the mark stays too: it is that of all models with these
+        # data, and another one may weigh the events in another way.
+        store.keep_folded(tenant, model.data_fingerprint_, change)
     if changed or out is not None:
         model.save(out or path)
     data = model.data_
     sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
-    counts = {"events": len(change.events), "forgotten": len(change.users)}
+    values = (event_value(model, event.type, event.weight) for event in change.events)
+    counts = {
+        "events": len(change.events),
+        "left_out": sum(value == 0 for value in values),
+        "forgotten": len(change.users),
+    }
     return {"path": str(out or path), "changed": changed, **counts, **sizes}
 
 

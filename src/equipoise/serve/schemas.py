@@ -115,9 +115,12 @@ class NewEvent(Body):
     id: Text | None = Field(
         default=None, description="Makes a replay harmless; made up if left out."
     )
-    type: Name = Field(default="view", description="A type with a weight in the settings.")
+    type: Name = Field(
+        default="view",
+        description="A type with a weight in the settings or in the signals of a model.",
+    )
     weight: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] | None = Field(
-        default=None, description="In place of the type's; below 0 is negative feedback."
+        default=None, description="In place of the type's; below 0 it is a dislike."
     )
     time: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = Field(
         default=None, description="Seconds since 1970; now if left out."

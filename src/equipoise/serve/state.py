@@ -29,7 +29,7 @@ from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
-from equipoise.serve.folding import as_interactions, raw_id
+from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
 from equipoise.storage import MANIFEST
 
@@ -47,7 +47,7 @@ def find(index: IdIndex, texts: Sequence[str]) -> Positions:
     """Return the positions of ids given as text, -1 for those that are not known."""
     if not texts:
         return np.empty(0, np.int64)
-    return index.positions([raw_id(index, text) for text in texts], unknown="skip")
+    return index.positions(texts, unknown="skip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Served:
         self.order = np.argsort(-self.counts, kind="stable")
         self.rank = np.empty(self.n_items, np.int64)
         self.rank[self.order] = np.arange(self.n_items)
-        self.is_weighted = bool((data.matrix.data != 1).any())
+        self.is_weighted = data.weighted
         self.fitted = (Path(folder) / MANIFEST).stat().st_mtime
         self.loaded = time.time()
         self.event = self.forgotten = 0  # the last of each that the model has taken in
@@ -162,18 +162,15 @@ class Served:
     def live(self, user: str, live: Live) -> History:
         """Return the training history of a user and what the store has seen since.
 
-        An item counts once where the training data count it once; otherwise weights add up. Items
-        whose weights sum to nothing or less are no part of the history, and stay hidden.
+        An item counts once where the training data count it once; otherwise weights add up. A
+        dislike takes the item out, with all that came before it. Items that were used or disliked
+        stay hidden.
         """
         place = int(find(self.users, [user])[0])
         base = self.training(-1 if live.forgotten > self.forgotten else place)
         shown = find(self.items, live.seen)
         if not live.events and not live.seen:
             return base
-        if not self.model.fold_in and live.events:
-            used = find(self.items, [event[0] for event in live.events])
-            hidden = np.concatenate([base.hidden, used, shown])
-            return History(base.places, base.weights, hidden[hidden >= 0], base.user)
         items = [event[0] for event in live.events]
         found = find(self.items, items)
         unknown = [items[n] for n in np.flatnonzero(found < 0).tolist()]
@@ -188,30 +185,38 @@ class Served:
         self, base: History, events: list[LiveEvent], found: Positions
     ) -> tuple[Positions, Any]:
         """Return what the training history and later events count together."""
-        if self.model.ordered:
-            clicks = [place for place, event in zip(found, events, strict=True) if event[1] > 0]
-            places = np.concatenate([base.places, np.array(clicks, np.int64)])
-            return places, np.ones(len(places), np.float32)
-        if self.model.signals is not None:
+        if self.model.signals is not None and self.model.fold_in:
             return self._weighed(base, events)
+        values = [event_value(self.model, event[4], event[1]) for event in events]
+        counted, disliked = split_at_dislikes(found.tolist(), values)
+        stays = ~np.isin(base.places, list(disliked))
+        places, weights = base.places[stays], base.weights[stays]
+        if not self.model.fold_in:
+            return places, weights
+        if self.model.ordered:
+            places = np.concatenate([places, found[counted]])
+            return places, np.ones(len(places), np.float32)
         total = np.zeros(self.n_items, np.float64)
-        total[base.places] = base.weights
-        np.add.at(total, found, [event[1] for event in events])
+        total[places] = weights
+        np.add.at(total, found[counted], [values[n] for n in counted])
         places = np.flatnonzero(total > 0)
-        weights = total[places] if self.is_weighted else np.ones(len(places))
-        return places, weights.astype(np.float32)
+        sums = total[places] if self.is_weighted else np.ones(len(places))
+        return places, sums.astype(np.float32)
 
     def _weighed(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
         """Return what the model's signals make of training events and later ones together."""
-        user = str(self.users.values[base.user]) if base.user >= 0 else "0"  # any id will do
+        user = str(self.users.values[base.user]) if base.user >= 0 else ""  # any text will do
         named = [
             Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events
         ]
-        added = as_interactions(self.model, named)
-        if added is None:
+        increment = increment_of(self.model, named)
+        whole = increment.added
+        if base.user >= 0:
+            data = self.model.data_.rows(np.array([base.user]))
+            known = data if increment.removed is None else data.difference(increment.removed)
+            whole = known if whole is None else known.union(whole)
+        if whole is None or (increment.added is None and increment.removed is None):
             return base.places, base.weights
-        data = self.model.data_
-        whole = added if base.user < 0 else data.rows(np.array([base.user])).union(added)
         row = self.model._rows_of(whole, SKIP)
         return row.indices.astype(np.int64), row.data
 

@@ -159,7 +159,7 @@ def time_cut(
     in_test = times >= test_cut
     in_train = times < (test_cut if valid_cut is None else valid_cut)
     train = data.only_events(in_train)
-    active, known = train.user_counts > 0, train.item_counts > 0
+    known = train.item_counts > 0
     notes: list[str] = []
     parts: dict[str, Part] = {}
     for name, before, hidden in (
@@ -176,7 +176,8 @@ def time_cut(
             why = f"active in {name} left out: no history before it or nothing in it to find"
             notes += counted(lost, "user", why)
             parts[name] = Part(past.rows(users), future.rows(users), "time", name, repeats)
-    train = train.rows(active).columns(known)
+    train = train.columns(known)
+    train = train.rows(~train.empty_users)
     return Split(train, parts.get("valid"), parts["test"], "time", None, tuple(notes))
 
 
