@@ -146,6 +146,22 @@ def test_refit_on_all_uses_train_and_valid(split: Split) -> None:
     assert every.estimate is None
 
 
+def test_refit_on_all_takes_repeats_new_users_and_new_items() -> None:
+    log = [("ann", "tea", 1), ("ann", "milk", 2), ("bob", "tea", 3), ("bob", "milk", 4)]
+    log += [("eve", "tea", 3), ("eve", "milk", 4)]
+    later = [("ann", "tea", 10), ("bob", "milk", 11), ("bob", "salt", 12), ("cleo", "tea", 12)]
+    tested = [("ann", "milk", 20), ("bob", "tea", 21)]
+    data = eq.read([(*event[:2], 1.0, event[2]) for event in log + later + tested])
+    split = eq.split.time_cut(data, valid_from=10, test_from=20, repeats="again")
+    found = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, objectives=(), refit="all")
+    fitted = found.model.interactions_
+    expected = eq.read([(*event[:2], 1.0, event[2]) for event in log + later])
+    assert sorted(fitted.to_frame(events=True).rows()) == sorted(
+        expected.to_frame(events=True).rows()
+    )
+    assert eq.evaluate(found.model, split.test, bootstrap=0).n_users == 2
+
+
 def test_what_makes_no_sense_is_refused(
     synthetic: Interactions, split: Split, solves: list[int]
 ) -> None:

@@ -118,7 +118,8 @@ def tune(
         interrupted or not.
     refit
         On a split: "train" fits the chosen settings on the train part, as papers do; "all" on
-        the train and valid parts together, which is what you would use.
+        everything outside test (`Split.train_and_valid`), new users and items of valid included,
+        which is what you would use.
     prefer
         By leave-one-out: "accuracy" takes the best point; "balance" (left out: this one) the best
         in the second objective among those within one standard error of the best, user by user;
@@ -205,7 +206,9 @@ def search_with(
         before = time.perf_counter()
         if fitted is None:
             fitted = space.model(best)
-            whole = _whole(split) if refit == "all" and isinstance(split, Split) else train
+            whole = train
+            if refit == "all" and isinstance(split, Split):
+                whole = split.train_and_valid()
             if whole is not train and "valid" in options:
                 # what it learns from cannot tell it when to stop; the train part can
                 trained: Any = space.model(best).fit(train, **options)
@@ -246,15 +249,6 @@ def _criterion(
             "eq.split.strong(data, valid=0.1)"
         )
     return OnPart(split, goals)
-
-
-def _whole(split: Split) -> Interactions:
-    """Return all that may be learnt from once settings are chosen: train and valid."""
-    assert split.valid is not None
-    whole = split.train
-    for side in (split.valid.history, split.valid.target):
-        whole = whole.union(side.difference(whole))
-    return whole
 
 
 class Solve(NamedTuple):
