@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split import Split
 from equipoise.tuning.criterion import OnLeftOut
+from equipoise.tuning.search import _sentence
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.3]}
 
@@ -91,6 +93,48 @@ def test_the_estimate_is_that_of_users_who_had_no_part_in_the_choice() -> None:
     assert found.optimism == pytest.approx(chosen - found.value)
     assert abs(found.value - 0.3) < 3 * 0.05 / 20**0.5
     assert f"{found.n_users} users" in str(found)
+
+
+@pytest.mark.parametrize("metric", ["tail_ndcg@5", "head_recall@5", "unbiased_ndcg@5", "ndcg@5"])
+def test_the_estimate_is_over_users_for_whom_the_metric_is_defined(
+    synthetic: Interactions, metric: str
+) -> None:
+    grid = {"l2": [5.0], "dropout": [0.2]}
+    model = eq.EASE(l2=5.0, dropout=0.2)
+    found = eq.tune(model, synthetic, metric=metric, objectives=(), grid=grid, users=200)
+    result = eq.leave_one_out(found.model, users=200, k=5, metrics=metric[:-2], bootstrap=0)
+    values = result.per_user[metric].drop_nulls()
+    assert found.estimate is not None
+    assert found.estimate.n_users == len(values)
+    # one setting: nothing was chosen; blocks differ in size by one user
+    assert found.estimate.value == pytest.approx(result[metric], rel=0.02)
+    assert found.estimate.optimism == pytest.approx(0)
+    error = float(values.std()) / len(values) ** 0.5  # type: ignore[arg-type]
+    assert found.estimate.error == pytest.approx(error, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("top", "chosen", "words"),
+    [
+        ((0.3, 0.1), (0.3, 0.1), ": the best ndcg@20"),
+        ((0.3, 0.1), (0.3, 0.2), ": the best ndcg@20"),
+        ((0.3, 0.1), (0.297, 0.12), ": 1.0% of ndcg@20 below the best"),
+        ((0.3, 0.1), (0.297, 0.12), "for 20% of tail_ndcg@20"),
+        ((0.3, 0.1), (0.29999, 0.1001), "less than 0.1% of ndcg@20 below the best"),
+        ((0.3, 0.1), (0.29999, 0.1001), "for less than 1% of tail_ndcg@20"),
+    ],
+)
+def test_the_sentence_tells_what_was_given_for_what(
+    top: tuple[float, float], chosen: tuple[float, float], words: str
+) -> None:
+    names = ("ndcg@20", "tail_ndcg@20")
+    points = [{"family": "EASE", **dict(zip(names, each, strict=True))} for each in (top, chosen)]
+    search: Any = SimpleNamespace(
+        goals=dict.fromkeys(names, 1.0),
+        criterion=SimpleNamespace(columns=["ndcg@20/0"]),
+        _value=lambda point: point["ndcg@20"],
+    )
+    assert words in _sentence(search, points[1], points)
 
 
 @pytest.mark.parametrize(("prefer", "expected"), [("accuracy", 0), ("balance", 1), ("tail", 2)])

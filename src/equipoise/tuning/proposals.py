@@ -237,6 +237,8 @@ class GridProposals(Proposals):
 def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[str, Any]:
     """Return what the TPE sampler advises after this past, and nothing but this past."""
     optuna = import_optuna()
+    least = min((value for _, value in past if math.isfinite(value)), default=0.0)
+    past = [(params, max(value, least)) for params, value in past]  # some solves have failed
     with _quiet(optuna):
         # a study of its own for every proposal: there is no state that a kill could lose
         advisor = optuna.samplers.TPESampler(

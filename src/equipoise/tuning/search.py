@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.checks import choice, count, period
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.estimation import leave_one_out, summary_of
 from equipoise.interactions import Interactions
 from equipoise.machine import Pace, duration, free_memory, limited
@@ -24,6 +24,7 @@ from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
+from equipoise.models.settings import in_words
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 Refit = Literal["train", "all"]
 FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
+REASONS = 3  # shown where all solves failed
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
 
 
@@ -131,6 +133,12 @@ def tune(
         matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
         Called with a `SearchProgress` after every solve.
+
+    Raises
+    ------
+    SolveError
+        If every solve fails. One that fails is a row of `Tuned.trials` with its reason, and the
+        search goes on.
 
     Examples
     --------
@@ -285,7 +293,14 @@ class Solves:
         """Hear of solves that will all be asked for, in this order."""
 
     def __call__(self, outer: Point) -> Solve:
-        """Make one solve."""
+        """Make one solve; after one that fails the next begins from scratch."""
+        try:
+            return self._made(outer)
+        except SolveError:
+            self.release()
+            raise
+
+    def _made(self, outer: Point) -> Solve:
         start = time.perf_counter()
         numbers, models = zip(*self.space.variants(outer), strict=True)
         if self._fit is None:
@@ -373,15 +388,24 @@ class Search:
         return True
 
     def best(self) -> Point:
-        """Return the best point; of equal ones the first, on a grid the first of the grid."""
-        if not self.ledger.solves:
-            raise self._too_small()
+        """Return the chosen point; of equal ones the first, on a grid the first of the grid."""
+        points = self._points()
+        if not points:
+            raise self._all_failed() if self.ledger.solves else self._too_small()
+        best: Point = points[self.criterion.choose(points)]
+        return best
+
+    def _points(self) -> list[Point]:
+        """Return every point that was measured, on a grid in the order of the grid."""
         solved = sorted(  # a grid may have been walked in any order, and in several sittings
             self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
         )
-        points = [point for _, each in solved for point in each["points"]]
-        best: Point = points[self.criterion.choose(points)]
-        return best
+        return [point for _, each in solved for point in each["points"]]
+
+    def _all_failed(self) -> SolveError:
+        reasons = list(dict.fromkeys(each["failed"] for each in self.ledger.solves.values()))
+        shown = "; ".join(reasons[:REASONS]) + ("; ..." if len(reasons) > REASONS else "")
+        return SolveError(f"all {len(self.ledger.solves):,} solves of the search failed: {shown}")
 
     def _grid(self, early_stop: bool) -> Iterator[Point]:
         if not early_stop:
@@ -389,9 +413,7 @@ class Search:
             self.made.expect([each for each in points if key_of(each) not in self.ledger.solves])
             return iter(points)
         start = self.space.start(self.train)
-        self._walk = CoordinateSearch(
-            self.space.axes, start, lambda outer: self._value(self._best_of(outer))
-        )
+        self._walk = CoordinateSearch(self.space.axes, start, self._value_of)
         return self._walk.points()
 
     def _proposals(self, trials: int, seed: int) -> Iterator[Point]:
@@ -404,25 +426,35 @@ class Search:
             proposals = GridProposals(self.space.axes, first, seed)
         if trials > len(proposals.starts):
             import_optuna()  # missing is better known before the first solve than after it
-        past = [
-            ({name: points[0][name] for name in first}, max(map(self._value, points)))
-            for points in (solved["points"] for solved in self.ledger.solves.values())
-        ]
+        past = []
+        for solved in self.ledger.solves.values():
+            settings = solved["points"][0] if solved["points"] else solved["outer"]
+            outer = {name: settings[name] for name in first}
+            past.append((outer, max(map(self._value, solved["points"]), default=-math.inf)))
         while len(past) < trials:
             outer = proposals.propose(past)
             if outer is None:
                 logger.info("the search has run out of new settings")
                 return
             yield outer
-            past.append((outer, self._value(self._best_of(outer))))
+            past.append((outer, self._value_of(outer)))
 
     def _solve(self, outer: Point) -> None:
-        """Make a solve and keep what it gave."""
-        found = self.made(outer)
+        """Make a solve and keep what it gave; of one that fails, the reason."""
+        start = time.perf_counter()
+        self.solves += 1
+        try:
+            found = self.made(outer)
+        except SolveError as error:
+            settings = in_words({"model": "", **outer})
+            logger.warning("the solve with%s failed, and the search goes on: %s", settings, error)
+            seconds = time.perf_counter() - start
+            failed = {"points": [], "seconds": seconds, "failed": str(error)}
+            self.ledger.add(outer, {**failed, "outer": outer})
+            return
         self._fit_seconds = max(self._fit_seconds, found.fit_seconds)
         self._longest, self._last_fit = max(self._longest, found.seconds), found.fit_seconds
         self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
-        self.solves += 1
         by_users = isinstance(self.criterion, OnLeftOut)
         if by_users and self.made.last is not None and self.best() in found.points:
             self._keep(outer, self.made.last)
@@ -452,9 +484,10 @@ class Search:
     def _value(self, point: Point) -> float:
         return self.goals[self.metric] * float(point[self.metric])
 
-    def _best_of(self, outer: Point) -> Point:
-        """Return the best point of a solve."""
-        return max(self.ledger.solves[key_of(outer)]["points"], key=self._value)
+    def _value_of(self, outer: Point) -> float:
+        """Return what the best point of a solve is worth; minus infinity of one that failed."""
+        points = self.ledger.solves[key_of(outer)]["points"]
+        return max(map(self._value, points), default=-math.inf)
 
     def _too_small(self) -> SettingError:
         what = f"a budget of {duration(self.limit or 0.0)} is too small"
@@ -467,14 +500,30 @@ class Search:
 
     def _report(self, outer: Point, done: int, total: int) -> None:
         assert self.progress is not None
-        last, best = self._best_of(outer), self.best()
+        solved = self.ledger.solves[key_of(outer)]
+        # not the chosen point, whose metric may be lower than that of one chosen before
+        last, best = (
+            max(points, key=self._value, default={})
+            for points in (solved["points"], self._points())
+        )
         spent = time.perf_counter() - self.started
         left = self._pace.left(done, total)
         if left is not None:
             left += self._last_fit
             left = left if self.limit is None else min(left, max(self.limit - spent, 0.0))
-        values = last[self.metric], best[self.metric]
-        self.progress(SearchProgress(done, total, last, values[0], best, values[1], spent, left))
+        self.progress(
+            SearchProgress(
+                done=done,
+                total=total,
+                last=last or outer,
+                last_value=last.get(self.metric, math.nan),
+                best=best,
+                best_value=best.get(self.metric, math.nan),
+                seconds=spent,
+                left=left,
+                failed=solved.get("failed"),
+            )
+        )
 
 
 def _sign(name: str) -> float:
@@ -489,20 +538,24 @@ def _tuned(
     search: Search, fitted: Recommender, best: Point, complete: bool, fit_seconds: float
 ) -> Tuned:
     hidden = {"prototype", *search.criterion.columns}
-    rows = [
-        {**{name: value for name, value in point.items() if name not in hidden}, "solve": number}
-        for number, solved in enumerate(search.ledger.solves.values())
-        for point in solved["points"]
-    ]
     points = [point for each in search.ledger.solves.values() for point in each["points"]]
     names = list(search.goals)
-    trials = pl.DataFrame(rows, infer_schema_length=None)
-    trials = trials.select(pl.exclude(*names, "solve"), *names, "solve")
+    rows = []
+    for number, solved in enumerate(search.ledger.solves.values()):
+        for point in solved["points"] or [solved["outer"]]:
+            row = {name: value for name, value in point.items() if name not in hidden}
+            rows.append({**row, "solve": number, "failed": solved.get("failed")})
+    rows.sort(key=lambda row: row["failed"] is not None)  # points that failed have few columns
+    trials = pl.DataFrame(
+        rows, infer_schema_length=None, schema_overrides={"failed": pl.String}
+    ).sort("solve", maintain_order=True)
+    trials = trials.select(pl.exclude(*names, "solve", "failed"), *names, "solve", "failed")
+    measured = trials.filter(pl.col("failed").is_null()).drop("failed")
     return Tuned(
         model=fitted,
         best={name: value for name, value in best.items() if name not in hidden},
         trials=trials,
-        frontier=frontier(trials, names, list(search.goals.values())),
+        frontier=frontier(measured, names, list(search.goals.values())),
         objectives=tuple(names),
         solves=search.solves,
         resumed=search.resumed,
@@ -521,11 +574,14 @@ def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
     values = ", ".join(f"{name} {best[name]:.4f}" for name in names)
     said = f"of {len(points):,} settings, {best['family']} has {values} on {how}"
     top = max(points, key=search._value)
-    if best is top or len(names) < 2:
+    if top[names[0]] == best[names[0]] or len(names) < 2:
         return f"{said}: the best {names[0]}"
-    given = abs(top[names[0]] - best[names[0]]) / max(abs(top[names[0]]), 1e-300)
-    gained = abs(best[names[1]] - top[names[1]]) / max(abs(top[names[1]]), 1e-300)
+    given, gained = (
+        100 * abs(top[name] - best[name]) / max(abs(top[name]), 1e-300) for name in names[:2]
+    )
+    less = f"{given:.1f}%" if given >= 0.05 else "less than 0.1%"
+    more = f"{gained:.0f}%" if gained >= 0.5 else "less than 1%"
     return (
-        f"{said}: {100 * given:.1f}% of {names[0]} below the best, which may be chance, was given "
-        f"for {100 * gained:.0f}% of {names[1]}"
+        f"{said}: {less} of {names[0]} below the best, which may be chance, was given "
+        f"for {more} of {names[1]}"
     )
