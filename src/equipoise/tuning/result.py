@@ -74,6 +74,8 @@ class Tuned:
         corrected for the choice; None on a split, whose test part tells.
     sentence
         What was chosen, why, and what was given for what.
+    notes
+        Sentences on what else was decided on the way: how weights were chosen, what failed.
     """
 
     model: Any
@@ -88,6 +90,7 @@ class Tuned:
     seconds: float
     estimate: Estimate | None = None
     sentence: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def n_failed(self) -> int:
@@ -116,7 +119,11 @@ class Tuned:
         if len(self.objectives) > 1:
             names = (self.objectives[0], self.objectives[1])
             picture = framed(search_frontier(self.trials, self.frontier, names))
-        notes = [self._cost, *(filter(None, (self.sentence, str(self.estimate or ""))))]
+        notes = [
+            self._cost,
+            *(filter(None, (self.sentence, str(self.estimate or "")))),
+            *self.notes,
+        ]
         return fragment(f"Tuned: {self.model.summary()}", best, picture, notes=notes)
 
     @property

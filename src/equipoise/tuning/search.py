@@ -28,19 +28,14 @@ from equipoise.models.settings import in_words
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
-from equipoise.tuning.proposals import (
-    CoordinateSearch,
-    GridProposals,
-    Point,
-    RangeProposals,
-    import_optuna,
-)
+from equipoise.tuning.proposals import CoordinateSearch, Point, import_optuna
 from equipoise.tuning.result import SearchProgress, Tuned, frontier
 from equipoise.tuning.space import Space
 
 logger = logging.getLogger(__name__)
 
 Refit = Literal["train", "all"]
+SPLIT_TRIALS = 50
 FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
 REASONS = 3  # shown where all solves failed
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
@@ -54,6 +49,7 @@ def tune(
     metric: str = "ndcg@20",
     objectives: Sequence[str] = ("tail_ndcg@20",),
     grid: Any = None,
+    fixed: Sequence[str] | str = (),
     budget: str | float | None = None,
     early_stop: bool = False,
     storage: Any = None,
@@ -90,7 +86,9 @@ def tune(
     split
         A split with a valid part; or Interactions, to tune linear autoencoders by leave-one-out.
     trials
-        Number of solves, unless a grid says which; left out: 50 on a split, 7 by leave-one-out.
+        Number of solves, unless a grid says which; left out: 50 on a split, by leave-one-out the
+        automatic settings and a step in each direction: 7, 2 more where weights are compared,
+        and 2 fewer for each of l2, dropout and beta that is fixed.
     metric
         What to make large on the valid part, such as "ndcg@20" or "recall@50".
     objectives
@@ -100,7 +98,12 @@ def tune(
         tried. "paper" is the grid of the DAN paper. What is not named stays as the model has it.
         Left out: Optuna searches (needs the extra `tune`), linear autoencoders in ranges around
         the automatic settings, other models on a grid of their own, which is tried as a whole
-        where it has no more points than `trials`.
+        where it has no more points than `trials`. Where pairs have different weights and a linear
+        autoencoder has no `Signals`, the transforms "binary", "log1p" and "sum" are compared at
+        their automatic settings first, and the search goes on with the best.
+    fixed
+        Names of settings that keep the value of the model, such as "l2", "alpha" or "transform";
+        what is neither fixed nor in a grid is searched.
     budget
         Time for everything, such as "10m" or seconds: the search ends when the next solve and the
         last fit would not fit in. A solve is expected to take what `plan` says, a fit of any
@@ -164,6 +167,7 @@ def search_with(
     metric: str,
     objectives: Sequence[str],
     grid: Any,
+    fixed: Sequence[str] | str,
     budget: str | float | None,
     early_stop: bool,
     storage: Any,
@@ -182,10 +186,14 @@ def search_with(
         model, split = None, model
     extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
-    trials = count("trials", _default_trials(split) if trials is None else trials)
+    if trials is None and isinstance(split, Split):
+        trials = SPLIT_TRIALS
+    if trials is not None:
+        count("trials", trials)
     criterion = _criterion(split, goals, refit, prefer, users, seed)
     train = criterion.train
-    space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train)
+    names = [fixed] if isinstance(fixed, str) else list(fixed)
+    space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train, names)
     for each in space.models:
         if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
             kind = type(each).__name__
@@ -230,10 +238,6 @@ def search_with(
             measured = leave_one_out(fitted, k=cutoff, part=part, seed=seed)
             fitted.estimate_ = summary_of(measured)
     return _tuned(search, fitted, best, complete, seconds)
-
-
-def _default_trials(split: Any) -> int:
-    return 50 if isinstance(split, Split) else FEW
 
 
 def _criterion(
@@ -358,16 +362,21 @@ class Search:
             raise self._too_small()
 
     def run(
-        self, ledger: Ledger, trials: int, early_stop: bool, seed: int, *, whole: bool
+        self, ledger: Ledger, trials: int | None, early_stop: bool, seed: int, *, whole: bool
     ) -> bool:
-        """Make the solves that are missing; return whether all were made."""
+        """Make the solves that are missing; return whether all were made.
+
+        Without a number of trials, only the first proposals are solved.
+        """
         self.ledger, self.resumed = ledger, len(ledger.solves)
-        whole = whole or not (self.space.in_ranges or self.space.size > trials)
+        enough = trials is None or self.space.size <= trials
+        whole = whole or (enough and not self.space.in_ranges)
         if whole:
             self._places = {key_of(each): at for at, each in enumerate(self.space.outer())}
             wanted = self._grid(early_stop)
         else:
-            wanted = self._proposals(trials, seed)
+            proposals = self.space.proposals(self.train, seed)
+            wanted = self._proposals(proposals, trials)
         passed, outer = 0, next(wanted, None)
         while outer is not None:
             fresh = key_of(outer) not in ledger.solves
@@ -381,9 +390,11 @@ class Search:
             last, outer = outer, next(wanted, None)
             if fresh and self.progress is not None:
                 left_out = self._walk.skipped if self._walk else 0
-                done, total = len(ledger.solves), trials
                 if whole:
                     done, total = passed, len(self._places) - left_out
+                else:
+                    done = len(ledger.solves)
+                    total = max(proposals.n_starts if trials is None else trials, done)
                 self._report(last, done, total)
         return True
 
@@ -416,28 +427,29 @@ class Search:
         self._walk = CoordinateSearch(self.space.axes, start, self._value_of)
         return self._walk.points()
 
-    def _proposals(self, trials: int, seed: int) -> Iterator[Point]:
+    def _proposals(self, proposals: Any, trials: int | None) -> Iterator[Point]:
         """Yield what is proposed until there are enough solves."""
-        first = self.space.start(self.train)
-        proposals: RangeProposals | GridProposals
-        if self.space.in_ranges:
-            proposals = RangeProposals(first, seed)
-        else:
-            proposals = GridProposals(self.space.axes, first, seed)
-        if trials > len(proposals.starts):
+        starts_only = trials is None
+        if trials is not None and trials > proposals.n_starts and not self._all_fixed:
             import_optuna()  # missing is better known before the first solve than after it
         past = []
         for solved in self.ledger.solves.values():
             settings = solved["points"][0] if solved["points"] else solved["outer"]
-            outer = {name: settings[name] for name in first}
+            outer = {name: settings[name] for name in self.space.solve_names}
             past.append((outer, max(map(self._value, solved["points"]), default=-math.inf)))
-        while len(past) < trials:
-            outer = proposals.propose(past)
+        while trials is None or len(past) < trials:
+            outer = proposals.propose(past, starts_only=starts_only)
             if outer is None:
-                logger.info("the search has run out of new settings")
+                if not starts_only:
+                    logger.info("the search has run out of new settings")
                 return
             yield outer
             past.append((outer, self._value_of(outer)))
+
+    @property
+    def _all_fixed(self) -> bool:
+        """Whether nothing that a solve depends on is searched."""
+        return self.space.in_ranges and {*self.space.solve_names} <= {*self.space.fixed}
 
     def _solve(self, outer: Point) -> None:
         """Make a solve and keep what it gave; of one that fails, the reason."""
@@ -564,7 +576,27 @@ def _tuned(
         seconds=time.perf_counter() - search.started,
         estimate=search.criterion.estimate(points),
         sentence=_sentence(search, best, points),
+        notes=tuple(_notes(search, best)),
     )
+
+
+def _notes(search: Search, best: Point) -> Iterator[str]:
+    """Say how weights were chosen, and what failed."""
+    if search.space.transforms:
+        values: dict[str, float] = {}
+        for solved in search.ledger.solves.values():
+            if solved["points"]:  # the first solve of each is at its automatic settings
+                point = max(solved["points"], key=search._value)
+                values.setdefault(point["transform"], point[search.metric])
+        compared = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        yield (
+            f"weights: {best['transform']} was chosen; {search.metric} at the automatic settings: "
+            f"{compared}"
+        )
+    failed = [each["failed"] for each in search.ledger.solves.values() if "failed" in each]
+    if failed:
+        solves = f"{len(failed)} of {len(search.ledger.solves)} solves failed"
+        yield f"{solves}: {'; '.join(list(dict.fromkeys(failed))[:REASONS])}"
 
 
 def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
@@ -572,7 +604,8 @@ def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
     names = list(search.goals)
     how = "users left out one by one" if search.criterion.columns else "the valid part"
     values = ", ".join(f"{name} {best[name]:.4f}" for name in names)
-    said = f"of {len(points):,} settings, {best['family']} has {values} on {how}"
+    weights = f" with {best['transform']} weights" if search.space.transforms else ""
+    said = f"of {len(points):,} settings, {best['family']}{weights} has {values} on {how}"
     top = max(points, key=search._value)
     if top[names[0]] == best[names[0]] or len(names) < 2:
         return f"{said}: the best {names[0]}"
