@@ -514,10 +514,8 @@ class Search:
         assert self.progress is not None
         solved = self.ledger.solves[key_of(outer)]
         # not the chosen point, whose metric may be lower than that of one chosen before
-        last, best = (
-            max(points, key=self._value, default={})
-            for points in (solved["points"], self._points())
-        )
+        last: Point = max(solved["points"], key=self._value, default={})
+        best: Point = max(self._points(), key=self._value, default={})
         spent = time.perf_counter() - self.started
         left = self._pace.left(done, total)
         if left is not None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
+from equipoise.metrics import nearest
 from equipoise.models import Recommender
 from equipoise.signals import SETTINGS, Signals
 from equipoise.tuning.proposals import (
@@ -227,7 +228,7 @@ def _prototype(given: Any) -> Recommender:
         }
         plain = given.lower().replace("-", "")
         if plain not in ours:
-            raise SettingError(f"there is no model {given!r}; tune 'ease', 'lae' or 'rlae'")
+            raise SettingError(f"there is no model {given!r}; {nearest(plain, ours)}")
         given = ours[plain]
     if isinstance(given, type) and issubclass(given, Recommender):
         try:
