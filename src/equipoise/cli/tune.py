@@ -119,7 +119,7 @@ def tune(
         points = {"points": found.trials.height - found.n_failed, "failed": found.n_failed}
         points |= {"front": found.frontier.to_dicts()}
         settings = {"settings": found.model.settings(), "seconds": found.seconds}
-        settings |= {"chosen": found.sentence}
+        settings |= {"chosen": found.sentence, "notes": found.notes}
         settings |= {"estimate": found.estimate and vars(found.estimate)}
         emit({**facts, **points, **settings, **written})
         return
@@ -160,12 +160,14 @@ def _show(found: Tuned, written: dict[str, str]) -> None:
     say(found.model.summary(), "bold")
     values = ", ".join(f"{name} {found.best[name]:.4f}" for name in found.objectives)
     before = f" and {found.resumed} from before" if found.resumed else ""
-    failed = f" ({found.n_failed} failed, see the trials)" if found.n_failed else ""
+    failed = f" ({found.n_failed} failed)" if found.n_failed else ""
     where = "users left out one by one" if found.estimate else "the valid part"
     say(
         f"on {where}: {values}\n{found.trials.height - found.n_failed:,} settings from "
         f"{found.solves} solves{before}{failed} in {duration(found.seconds)}"
     )
+    for each in found.notes:
+        say(each)
     if found.estimate:
         say(f"chosen: {found.sentence}\non new users: {found.estimate}")
     if not found.complete:
