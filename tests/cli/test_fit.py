@@ -188,6 +188,11 @@ def test_settings_that_no_option_names_are_searched_and_told(
     assert done.exit_code == 0, done.output
     assert "searched with 1 solve: family, alpha, beta, dropout, diag_bound" in done.stdout
     assert "not searched, as options name them: --l2 5" in done.stdout
+    options = ("--l2", 5, "--dropout", 0, "-n", "dan", "--decay", "30d", "--trials", 1)
+    found = answer("fit", "split", tmp_path / "third", *options)
+    assert found["searched"] == ["alpha", "beta"]
+    assert found["fixed"]["family"].startswith("ease")
+    assert found["fixed"]["decay"] == "--decay 30d"
 
 
 @pytest.mark.parametrize(

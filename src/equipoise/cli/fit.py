@@ -349,7 +349,11 @@ def _choices(found: Tuned, chosen: ModelOptions) -> dict[str, Any]:
     """Return the names of the settings that were searched, and the options that named others."""
     from equipoise.signals import SETTINGS
 
-    fixed = chosen.fixed | ({} if chosen.model is None else {"family": f"--model {chosen.model}"})
+    fixed = chosen.fixed
+    if chosen.model is not None:
+        fixed["family"] = f"--model {chosen.model}"
+    elif {"l2", "dropout"} <= fixed.keys() and "diag_bound" not in fixed:
+        fixed["family"] = "ease (as --l2 and --dropout are given)"
     if chosen.normalizer is not None:
         fixed["normalizer"] = f"--normalizer {chosen.normalizer}"
     skipped = {*fixed, *found.objectives, *SETTINGS, "solve", "failed"}

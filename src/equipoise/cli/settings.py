@@ -129,6 +129,9 @@ class ModelOptions:
         }
         if self.signals is not None:
             out["transform"] = f"--signals {self.signals}"
+        for name in ("decay", "floor", "event_weights", "returns"):
+            if getattr(self, name) is not None:
+                out[name] = f"--{name.replace('_', '-')} {getattr(self, name)}"
         for text in self.setting or []:
             name = text.partition("=")[0].replace("-", "_").removeprefix("lowpass.")
             out[name] = f"--set {text}"
