@@ -186,3 +186,114 @@ def test_published_weak_parts_take_train_as_history() -> None:
     assert split.notes == ()
     with pytest.raises(SettingError, match="protocol must be one of"):
         eq.split.from_parts(train, test=(train, test), protocol="loose")
+
+
+def purchases(n_users: int = 60, *, weighted: bool = True) -> Interactions:
+    """Repeated purchases with times and titles; items and users come in over time."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for user in range(n_users):
+        first = int(rng.integers(0, 60))
+        for day in sorted(rng.integers(first, 100, size=int(rng.integers(1, 9))).tolist()):
+            item = int(rng.integers(0, 5 + day // 8))  # later days have new items
+            rows += [(f"u{user}", f"i{item}", float(rng.integers(1, 4)), float(day))] * 2
+    columns = list(zip(*rows, strict=True))
+    names = ["user", "item", "weight", "time"] if weighted else ["user", "item", "time"]
+    frame = pl.DataFrame(dict(zip(("user", "item", "weight", "time"), columns, strict=True)))
+    titles = pl.DataFrame({"item": sorted(set(columns[1]))}).with_columns(title=pl.col("item"))
+    return eq.read(frame.select(names), labels=titles)
+
+
+def event_rows(data: Interactions) -> list[tuple[Any, ...]]:
+    return sorted(data.to_frame(events=True).rows())
+
+
+OUTSIDE_TEST: dict[str, Callable[[Interactions], Split]] = {
+    "strong": lambda data: eq.split.strong(data, valid=0.3, test=0.2),
+    "strong-time": lambda data: eq.split.strong(data, valid=0.3, test=0.2, order="time"),
+    "weak": lambda data: eq.split.weak(data, valid=0.3),
+    "time": lambda data: eq.split.time_cut(data, valid=0.4, test=0.2),
+    "time-again": lambda data: eq.split.time_cut(data, valid=0.4, test=0.2, repeats="again"),
+    "last": lambda data: eq.split.leave_last_out(data),
+    "last-all": lambda data: eq.split.leave_last_out(data, valid=2, repeats="all"),
+    "session": lambda data: eq.split.sessions(data, valid=0.3),
+}
+
+
+def expected_outside_test(name: str, split: Split, data: Interactions) -> list[tuple[Any, ...]]:
+    """Return the events of the data that come before test, or belong to users outside of it."""
+    rows = event_rows(data)
+    tested = set(split.test.target.users.tolist())
+    if name == "weak":
+        hidden = {row[:2] for row in event_rows(split.test.target)}
+        return [row for row in rows if row[:2] not in hidden]
+    if name.startswith("time"):
+        first = min(row[-1] for row in event_rows(split.test.target))
+        return [row for row in rows if row[-1] < first]
+    if name.startswith("last"):
+        history = event_rows(split.test.history)
+        return sorted([*history, *(row for row in rows if row[0] not in tested)])
+    held = set(split.train.users.tolist())
+    assert split.valid_data is not None
+    held |= set(split.valid_data.users.tolist())
+    assert not held & {str(user).partition(":")[0] for user in tested}
+    return [row for row in rows if row[0] in held]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("name", OUTSIDE_TEST)
+def test_train_and_valid_hold_every_event_outside_test_once(
+    name: str, weighted: bool, tmp_path: Path
+) -> None:
+    data = purchases(weighted=weighted)
+    split = OUTSIDE_TEST[name](data)
+    whole = split.train_and_valid()
+    assert event_rows(whole) == expected_outside_test(name, split, data)
+    assert whole.n_users > split.train.n_users or name in ("weak", "last", "last-all")
+    assert whole.label("i1") == "i1"
+    assert whole.label(whole.items[-1]) == whole.items[-1]
+    split.save(tmp_path)
+    assert Split.load(tmp_path).train_and_valid().fingerprint == whole.fingerprint
+
+
+def test_train_and_valid_of_published_parts_are_the_union_of_the_parts() -> None:
+    for name, make in OUTSIDE_TEST.items():
+        split = make(purchases())
+        assert split.valid is not None
+        bare = Split(split.train, split.valid, split.test, split.protocol)
+        whole = bare.train_and_valid()
+        assert whole.n_interactions > split.train.n_interactions or "again" in name
+        if name == "session":
+            steps = split.valid.history.users.tolist()
+            sessions = {step.rpartition(":")[0] for step in steps}
+            assert whole.n_users == split.train.n_users + len(sessions)
+            for session in sessions:
+                last = max((s for s in steps if s.startswith(f"{session}:")), key=_step)
+                shown = split.valid.history.history(last)
+                assert whole.history(session) == shown + split.valid.target.history(last)
+            continue
+        added = event_rows(split.valid.target)
+        if split.protocol == "strong":
+            added += event_rows(split.valid.history)
+        assert event_rows(whole) == sorted([*event_rows(split.train), *added])
+
+
+def _step(text: str) -> int:
+    return int(text.rpartition(":")[2])
+
+
+def test_users_of_published_strong_parts_stay_apart_from_users_of_train() -> None:
+    train = Interactions([[1, 1, 0], [0, 1, 1]])
+    shown, hidden = Interactions([[1, 0, 0]]), Interactions([[0, 1, 0]])
+    pair = (shown, hidden)
+    whole = eq.split.from_parts(train, test=pair, valid=pair, protocol="strong").train_and_valid()
+    assert whole.matrix.toarray().tolist() == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
+
+
+def test_pairs_of_valid_that_train_holds_already_count_once() -> None:
+    train = Interactions([[2, 3, 0], [0, 1, 1]])
+    target = Interactions([[0, 3, 0], [1, 0, 0]])
+    split = eq.split.from_parts(
+        train, test=(train, target), valid=(train, target), protocol="weak"
+    )
+    assert split.train_and_valid().matrix.toarray().tolist() == [[2, 3, 0], [1, 1, 1]]

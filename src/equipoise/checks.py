@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise.errors import SettingError
 
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 PERIOD = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([smhdw]?)\s*", re.IGNORECASE)
 Moment = float | str | date
 
@@ -92,7 +92,9 @@ def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
 
 
 def period(name: str, value: Any) -> float:
-    """Return a time span in seconds, given as a number or as text such as "30m" or "1.5h".
+    """Return a time span in seconds, given as a number of them or as text such as "30m" or "1.5h".
+
+    A text needs a unit: "14" may mean seconds or days.
 
     >>> period("gap", "30m"), period("gap", "1.5h"), period("gap", 90)
     (1800.0, 5400.0, 90.0)
@@ -101,7 +103,13 @@ def period(name: str, value: Any) -> float:
         return positive(name, value)
     found = PERIOD.fullmatch(value)
     if found is None:
-        raise SettingError(f"{name} must look like '10m', '90s' or 600, got {value!r}")
+        raise SettingError(f"{name} must look like '10m', '90s' or '30d', got {value!r}")
+    if not found[2]:
+        number_text = value.strip()
+        raise SettingError(
+            f"{name}={number_text!r} has no unit; write {number_text}d for days, {number_text}s "
+            "for seconds"
+        )
     return positive(name, float(found[1]) * UNITS[found[2].lower()])
 
 

@@ -291,6 +291,10 @@ class Interactions:
         out = self if users is None else self.rows(self.user_index.positions(users))
         return out if items is None else out.columns(out.item_index.positions(items))
 
+    def with_users(self, users: IdIndex) -> Interactions:
+        """Return the same rows under other user ids."""
+        return self._rebuilt(self.matrix, users=users)
+
     def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
         """Return only the pairs under this mask (one flag per stored value of `matrix`).
 

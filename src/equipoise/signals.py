@@ -61,8 +61,8 @@ class Signals:
         count 1. Kinds below 0 are taken as returns, 0 leaves a kind out. Events without a kind
         count 1.
     decay
-        Half-life, as seconds or as text such as "30d": an event this old counts half. None: age
-        does not matter.
+        Half-life, as a number of seconds or as text with a unit, such as "30d": an event this old
+        counts half. None: age does not matter.
     floor
         Least factor that age leaves, 0 to 1.
     reference

@@ -32,6 +32,7 @@ def log(tmp_path: Path) -> Path:
 def test_options_describe_the_signals(log: Path, answer: Answer, tmp_path: Path) -> None:
     options = ["--signals", "log1p", "--decay", "30d", "--floor", 0.2, "--returns", "ignore"]
     options += ["--event-weights", "view=1,buy=10"]
+    options += ["--no-search"]
     found = answer("fit", log, tmp_path / "model", "--weight", "n", "--l2", 5, *options)
     signals = eq.Signals(
         transform="log1p",
@@ -87,3 +88,11 @@ def test_an_update_adds_weights_or_replaces_them(log: Path, run: Run, tmp_path: 
         assert done.exit_code == 0, done.stderr
         data = eq.load(out).interactions_
         assert data.select(users=["a"], items=["tea"]).matrix.data.tolist() == [weight]
+
+
+def test_items_of_a_user_are_counted_once_each(run: Run, tmp_path: Path) -> None:
+    rows = ["user,item,time", *(f"ann,tea,{n}" for n in range(5)), "ann,jam,9", "bob,egg,1"]
+    (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
+    model = tmp_path / "model"
+    assert run("fit", tmp_path / "log.csv", model, "--l2", 5, "--dropout", 0).exit_code == 0
+    assert "for user ann (2 items known)" in run("recommend", model, "--user", "ann").stdout

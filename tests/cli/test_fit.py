@@ -47,7 +47,7 @@ def test_options_describe_the_model(
 ) -> None:
     if model is None:
         model = eq.LAE(l2=5.0, dropout=0.4, normalizer=eq.Symmetric())
-    found = answer("fit", "split", tmp_path / "model", *options)
+    found = answer("fit", "split", tmp_path / "model", *options, "--no-search")
     assert found["settings"] == model.settings()
     assert eq.load(tmp_path / "model").settings() == model.settings()
 
@@ -82,7 +82,7 @@ def test_a_fit_that_does_not_fit_says_what_would(run: Run, tmp_path: Path) -> No
 
 
 def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
-    done = run("fit", "split", tmp_path / "model", "-n", "dan")
+    done = run("fit", "split", tmp_path / "model", "-n", "dan", "--no-search")
     assert "chosen from the data: EASE l2=" in done.stderr
     assert "DAN(alpha=0." in done.stderr
 
@@ -94,6 +94,16 @@ def test_plan_tells_bytes_and_verdict(run: Run, answer: Answer) -> None:
     assert found["fits"] is False
     assert "does not fit: 40,981 items need" in run("plan", *sizes, "--memory", "6GB").stdout
     assert answer("plan", "events.csv")["fits"] is True
+
+
+def test_plan_says_what_to_type(run: Run, answer: Answer) -> None:
+    sizes = ["--users", 90_000, "--items", 60_000, "--interactions", 1_000_000, "--memory", "6GB"]
+    done = run("plan", *sizes, "--engine", "dense")
+    assert "; --engine tiled fits on --device cpu (" in done.stdout
+    assert "--engine tiled" in answer("plan", *sizes, "--engine", "dense")["nearest"]
+    done = run("plan", *sizes[:-1], "1MB", "--engine", "dense")
+    assert "items with --min-item" in done.stdout
+    assert "=" not in done.stdout
 
 
 def test_update_equals_a_refit(shop: Path, answer: Answer, tmp_path: Path) -> None:
@@ -162,7 +172,118 @@ def test_a_fit_that_chooses_answers_in_json(answer: Answer, tmp_path: Path) -> N
     assert found["chosen"].endswith("the best ndcg@20")
 
 
-def test_a_preference_beside_settings_is_refused(run: Run, tmp_path: Path) -> None:
-    done = run("fit", "split", tmp_path / "model", "--l2", 5, "--prefer", "tail")
+def test_settings_that_no_option_names_are_searched_and_told(
+    run: Run, answer: Answer, tmp_path: Path
+) -> None:
+    options = ("--model", "rlae", "--l2", 5, "--alpha", 0.2, "--prefer", "tail")
+    found = answer("fit", "split", tmp_path / "model", *options)
+    model = eq.load(tmp_path / "model")
+    assert (type(model), model.l2, model.normalizer.alpha) == (eq.RLAE, 5.0, 0.2)
+    assert found["solves"] == 5
+    assert found["searched"] == ["beta", "dropout", "diag_bound"]
+    names = {"l2": "--l2 5", "alpha": "--alpha 0.2", "family": "--model rlae"}
+    assert found["fixed"] == names
+    assert found["estimate"]["value"] > 0
+    done = run("fit", "split", tmp_path / "other", "--l2", 5, "--trials", 1)
+    assert done.exit_code == 0, done.output
+    assert "searched with 1 solve: family, alpha, beta, dropout, diag_bound" in done.stdout
+    assert "not searched, as options name them: --l2 5" in done.stdout
+    options = ("--l2", 5, "--dropout", 0, "-n", "dan", "--decay", "30d", "--trials", 1)
+    found = answer("fit", "split", tmp_path / "third", *options)
+    assert found["searched"] == ["alpha", "beta"]
+    assert found["fixed"]["family"].startswith("ease")
+    assert found["fixed"]["decay"] == "--decay 30d"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--l2", 5, "--dropout", 0], "options name every setting"),
+        (["--l2", 5, "--no-search"], "--no-search"),
+        (["--refine"], "--refine is for one fit"),
+        (["--engine", "neighbourhood"], "equipoise tune SPLIT OUT --engine neighbourhood"),
+        (["--model", "item-knn"], "equipoise tune SPLIT OUT --family item-knn"),
+    ],
+)
+def test_a_fit_that_searches_nothing_says_why(
+    options: list[Any], reason: str, run: Run, tmp_path: Path
+) -> None:
+    done = run("fit", "split", tmp_path / "model", *options)
+    assert done.exit_code == 0, done.output
+    assert "nothing was searched: " in done.stderr
+    assert reason in done.stderr
+    assert eq.load(tmp_path / "model").estimate_ is None
+    done = run("fit", "split", tmp_path / "other", *options, "--prefer", "tail")
     assert done.exit_code == 2
-    assert "leave them out" in done.stderr
+    assert "--prefer is for a search, and nothing is searched" in done.stderr
+
+
+@pytest.fixture
+def hours(tmp_path: Path) -> Path:
+    """A table of hours that say nothing about taste: few pairs have nearly all of them."""
+    rng = np.random.default_rng(2)
+    lines = ["user,item,hours"]
+    for user in range(120):
+        low = 10 * (user % 2)
+        for item in rng.choice(np.arange(low, low + 14), size=7, replace=False):
+            lines.append(f"{user},{item},{np.exp(4 * rng.standard_normal()):.4f}")
+    path = tmp_path / "hours.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_weights_are_compared_and_the_choice_is_told(
+    hours: Path, run: Run, answer: Answer, tmp_path: Path
+) -> None:
+    done = run("fit", hours, tmp_path / "model", "--weight", "hours", "--prefer", "accuracy")
+    assert done.exit_code == 0, done.output
+    model = eq.load(tmp_path / "model")
+    assert model.signals.transform in ("binary", "log1p")
+    assert f"weights: {model.signals.transform} was chosen; ndcg@20" in done.stdout
+    assert "weights (transform)" in done.stdout
+    plain = run("fit", hours, tmp_path / "raw", "--weight", "hours", "--no-search")
+    assert eq.load(tmp_path / "raw").signals is None
+    assert "weights count as they are; --signals log1p or binary" in plain.stderr
+    named = answer("fit", hours, tmp_path / "log", "--weight", "hours", "--signals", "log1p")
+    assert named["fixed"] == {"transform": "--signals log1p"}
+    assert eq.load(tmp_path / "log").signals.transform == "log1p"
+    given = ("--l2", 5, "--dropout", 0.2, "--json")
+    assert run("fit", hours, tmp_path / "l2", "--weight", "hours", *given).exit_code == 0
+    assert eq.load(tmp_path / "l2").signals.transform != "sum"
+
+
+def test_signals_can_be_set_by_name(answer: Answer, run: Run, tmp_path: Path) -> None:
+    options = ("--set", "decay=30d", "--set", "floor=0", "--set", "transform=count")
+    answer("fit", "events.csv", tmp_path / "model", "--no-search", *options)
+    expected = eq.Signals(transform="count", decay="30d", floor=0)
+    assert eq.load(tmp_path / "model").signals == expected
+    answer("fit", "events.csv", tmp_path / "zero", "--no-search", "--decay", "30d", "--floor", 0)
+    assert eq.load(tmp_path / "zero").signals.floor == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "fit events.csv {new} --decay 14",
+            "--decay 14 has no unit; write 14d for days, 14s for seconds",
+        ),
+        (
+            "fit events.csv {new} --set decay=14",
+            "--decay 14 has no unit; write 14d for days, 14s for seconds",
+        ),
+        (
+            "fit events.csv {new} --budget 10",
+            "--budget 10 has no unit; write 10d for days, 10s for seconds",
+        ),
+        ("fit events.csv {new} --model eese", "Did you mean 'ease'?"),
+        ("tune split {new} --family eese", "did you mean 'ease'?"),
+        ("evaluate split --model gfcf", "Did you mean 'gf-cf'?"),
+    ],
+)
+def test_what_is_nearly_right_is_told_how_to_be_right(
+    command: str, message: str, run: Run, tmp_path: Path
+) -> None:
+    done = run(*command.format(new=tmp_path / "new").split())
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())

@@ -107,7 +107,7 @@ def test_sessions_are_numbered_in_order_of_time():
 
 @pytest.mark.parametrize(
     ("gap", "value"),
-    [(90, 90.0), ("90", 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0)],
+    [(90, 90.0), ("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("2d", 172_800.0)],
 )
 def test_gaps_have_units(gap, value):
     assert period("gap", gap) == value
@@ -165,6 +165,12 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
         pytest.param(lambda: period("gap", 0), SettingError, "gap must be", id="gap of zero"),
         pytest.param(lambda: period("gap", None), SettingError, "gap must be", id="no gap"),
         pytest.param(lambda: period("gap", -1), SettingError, "gap must be", id="negative gap"),
+        pytest.param(
+            lambda: period("gap", "90"),
+            SettingError,
+            "gap='90' has no unit; write 90d for days, 90s for seconds",
+            id="gap without a unit",
+        ),
         pytest.param(
             lambda: period("gap", "soon"), SettingError, "gap must look like", id="gap in words"
         ),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import equipoise as eq
@@ -13,6 +15,7 @@ from equipoise.errors import DataError, SettingError
 from equipoise.interactions import Interactions
 from equipoise.split import Split
 from equipoise.tuning.criterion import OnLeftOut
+from equipoise.tuning.search import _sentence
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.3]}
 
@@ -93,6 +96,49 @@ def test_the_estimate_is_that_of_users_who_had_no_part_in_the_choice() -> None:
     assert f"{found.n_users} users" in str(found)
 
 
+@pytest.mark.parametrize("metric", ["tail_ndcg@5", "head_recall@5", "unbiased_ndcg@5", "ndcg@5"])
+def test_the_estimate_is_over_users_for_whom_the_metric_is_defined(
+    synthetic: Interactions, metric: str
+) -> None:
+    grid = {"l2": [5.0], "dropout": [0.2]}
+    model = eq.EASE(l2=5.0, dropout=0.2)
+    found = eq.tune(model, synthetic, metric=metric, objectives=(), grid=grid, users=200)
+    result = eq.leave_one_out(found.model, users=200, k=5, metrics=metric[:-2], bootstrap=0)
+    values = result.per_user[metric].drop_nulls()
+    assert found.estimate is not None
+    assert found.estimate.n_users == len(values)
+    # one setting: nothing was chosen; blocks differ in size by one user
+    assert found.estimate.value == pytest.approx(result[metric], rel=0.02)
+    assert found.estimate.optimism == pytest.approx(0)
+    error = float(values.std()) / len(values) ** 0.5  # type: ignore[arg-type]
+    assert found.estimate.error == pytest.approx(error, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("top", "chosen", "words"),
+    [
+        ((0.3, 0.1), (0.3, 0.1), ": the best ndcg@20"),
+        ((0.3, 0.1), (0.3, 0.2), ": the best ndcg@20"),
+        ((0.3, 0.1), (0.297, 0.12), ": 1.0% of ndcg@20 below the best"),
+        ((0.3, 0.1), (0.297, 0.12), "for 20% of tail_ndcg@20"),
+        ((0.3, 0.1), (0.29999, 0.1001), "less than 0.1% of ndcg@20 below the best"),
+        ((0.3, 0.1), (0.29999, 0.1001), "for less than 1% of tail_ndcg@20"),
+    ],
+)
+def test_the_sentence_tells_what_was_given_for_what(
+    top: tuple[float, float], chosen: tuple[float, float], words: str
+) -> None:
+    names = ("ndcg@20", "tail_ndcg@20")
+    points = [{"family": "EASE", **dict(zip(names, each, strict=True))} for each in (top, chosen)]
+    search: Any = SimpleNamespace(
+        goals=dict.fromkeys(names, 1.0),
+        space=SimpleNamespace(transforms=()),
+        criterion=SimpleNamespace(columns=["ndcg@20/0"]),
+        _value=lambda point: point["ndcg@20"],
+    )
+    assert words in _sentence(search, points[1], points)
+
+
 @pytest.mark.parametrize(("prefer", "expected"), [("accuracy", 0), ("balance", 1), ("tail", 2)])
 def test_preferences_give_accuracy_for_the_tail_within_their_reach(
     prefer: Any, expected: int
@@ -146,6 +192,22 @@ def test_refit_on_all_uses_train_and_valid(split: Split) -> None:
     assert every.estimate is None
 
 
+def test_refit_on_all_takes_repeats_new_users_and_new_items() -> None:
+    log = [("ann", "tea", 1), ("ann", "milk", 2), ("bob", "tea", 3), ("bob", "milk", 4)]
+    log += [("eve", "tea", 3), ("eve", "milk", 4)]
+    later = [("ann", "tea", 10), ("bob", "milk", 11), ("bob", "salt", 12), ("cleo", "tea", 12)]
+    tested = [("ann", "milk", 20), ("bob", "tea", 21)]
+    data = eq.read([(*event[:2], 1.0, event[2]) for event in log + later + tested])
+    split = eq.split.time_cut(data, valid_from=10, test_from=20, repeats="again")
+    found = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, objectives=(), refit="all")
+    fitted = found.model.interactions_
+    expected = eq.read([(*event[:2], 1.0, event[2]) for event in log + later])
+    assert sorted(fitted.to_frame(events=True).rows()) == sorted(
+        expected.to_frame(events=True).rows()
+    )
+    assert eq.evaluate(found.model, split.test, bootstrap=0).n_users == 2
+
+
 def test_what_makes_no_sense_is_refused(
     synthetic: Interactions, split: Split, solves: list[int]
 ) -> None:
@@ -164,3 +226,79 @@ def test_what_makes_no_sense_is_refused(
     assert not solves
     with pytest.raises(SettingError, match="needs a split or Interactions"):
         eq.tune(eq.EASE)
+
+
+@pytest.fixture(scope="session")
+def hours(synthetic: Interactions) -> Interactions:
+    """Hours per user and item that say nothing about taste: few pairs have nearly all of them."""
+    rng = np.random.default_rng(1)
+    matrix = synthetic.matrix.copy()
+    matrix.data = np.exp(3 * rng.standard_normal(matrix.nnz)).astype(np.float32)
+    return eq.Interactions(matrix, synthetic.users, synthetic.items)
+
+
+def test_weights_are_compared_with_their_logarithm_and_with_none(hours: Interactions) -> None:
+    found = eq.tune(hours, users=100, prefer="accuracy")
+    assert found.solves == 9
+    at_first = found.trials.group_by("solve").agg(
+        pl.col("transform").first(), pl.col("ndcg@20").max()
+    )
+    at_first = at_first.sort("solve").head(3)
+    assert at_first["transform"].to_list() == ["binary", "log1p", "sum"]
+    chosen = at_first.sort("ndcg@20", descending=True)["transform"][0]
+    assert chosen != "sum"
+    searched = found.trials.filter(pl.col("solve") >= 3)["transform"].unique().to_list()
+    assert searched == [chosen]
+    assert found.model.signals.transform == found.best["transform"]
+    assert f"{found.best['transform']} weights" in found.sentence
+    assert found.notes[0].startswith(f"weights: {found.best['transform']} was chosen; ndcg@20")
+    alone = found.model.vary({}).fit(hours)
+    result = eq.leave_one_out(alone, users=100, bootstrap=0)
+    assert result["ndcg@20"] == pytest.approx(found.best["ndcg@20"], rel=1e-9)
+
+
+def test_weights_that_are_told_apart_by_the_model_or_all_alike_are_not_compared(
+    hours: Interactions, synthetic: Interactions
+) -> None:
+    model = eq.EASE(normalizer=eq.DAN(), signals=eq.Signals(transform="sum"))
+    found = eq.tune(model, hours, users=50)
+    assert found.solves == 7
+    assert set(found.trials["transform"]) == {"sum"}
+    raw = eq.tune(eq.EASE, hours, users=50, trials=1, fixed="transform")
+    assert raw.model.signals is None
+    assert "transform" not in eq.tune(eq.EASE, synthetic, users=50, trials=1).trials.columns
+
+
+def test_a_comparison_of_weights_goes_on_from_its_storage(
+    hours: Interactions, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}
+    eq.tune(eq.EASE, hours, trials=2, **options)
+    found = eq.tune(eq.EASE, hours, **options)
+    assert (found.resumed, found.solves) == (2, 7)
+    assert found.trials.equals(eq.tune(eq.EASE, hours, users=40).trials)
+
+
+def test_fixed_settings_stay_and_the_others_are_searched(synthetic: Interactions) -> None:
+    model = eq.EASE(l2=3.3, dropout="auto", normalizer=eq.DAN(alpha=0.15))
+    found = eq.tune(model, synthetic, users=50, fixed=["l2", "alpha"])
+    assert found.solves == 5
+    assert set(found.trials["l2"]) == {3.3}
+    assert set(found.trials["alpha"]) == {0.15}
+    assert found.trials["dropout"].n_unique() == 3
+    assert found.trials["beta"].n_unique() == 3
+    names = ["l2", "alpha", "beta", "dropout"]
+    one = eq.tune(model, synthetic, users=50, fixed=names, trials=5)
+    assert (one.solves, one.trials.height) == (1, 1)
+    with pytest.raises(SettingError, match="fixed names 'gamma'"):
+        eq.tune(model, synthetic, fixed="gamma")
+    with pytest.raises(SettingError, match="both fixed and in the grid"):
+        eq.tune(model, synthetic, fixed="l2", grid={"l2": [1.0]})
+
+
+def test_optuna_leaves_fixed_settings_alone(synthetic: Interactions) -> None:
+    pytest.importorskip("optuna")
+    found = eq.tune(eq.EASE(l2=3.3), synthetic, users=50, fixed="l2", trials=6)
+    assert found.solves == 6
+    assert set(found.trials["l2"]) == {3.3}
+    assert found.trials["dropout"].n_unique() == 6

@@ -11,18 +11,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import polars as pl
 import pytest
 import scipy.sparse as sp
 from tests.tolerance import assert_close
 
 import equipoise as eq
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.evaluation import ListMetrics
 from equipoise.interactions import Interactions
 from equipoise.solve import dense, gpu
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.split import Split
 from equipoise.tuning import SearchProgress
+from equipoise.tuning.search import Solves
 
 GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [0.0, 0.4]}
 
@@ -213,6 +215,73 @@ def test_progress_tells_the_best_so_far(split: Split) -> None:
     values = [each.best_value for each in seen]
     assert values == sorted(values)
     assert values[-1] == found.best["ndcg@20"]
+
+
+@pytest.fixture
+def shallow(rng: np.random.Generator) -> Split:
+    """More items than users, so that a solve with a tiny penalty fails."""
+    return eq.split.strong(eq.Interactions(rng.random((40, 60)) < 0.3), valid=0.2, test=0.2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "dense"},
+        {"engine": "dense", "early_stop": True},
+        {"engine": "neighbourhood", "neighbours": 40},
+    ],
+)
+def test_a_solve_that_fails_is_a_trial_with_its_reason(
+    shallow: Split, options: dict[str, Any], tmp_path: Path
+) -> None:
+    seen: list[SearchProgress] = []
+    grid = {"l2": [1e-12, 1.0, 10.0], "alpha": [0.0, 0.2]}
+    path = tmp_path / "search.jsonl"
+    found = eq.tune(eq.EASE, shallow, grid=grid, progress=seen.append, storage=path, **options)
+    failed = found.trials.filter(pl.col("failed").is_not_null())
+    assert failed["l2"].to_list() == [1e-12]
+    assert "raise l2" in failed["failed"][0]
+    assert failed["ndcg@20"].to_list() == [None]
+    assert (found.solves, found.n_failed, found.trials.height) == (3, 1, 5)
+    assert "4 settings from 3 solves (1 failed)" in repr(found)
+    assert found.best["l2"] in (1.0, 10.0)
+    assert set(found.frontier["l2"]) <= {1.0, 10.0}
+    assert [each.failed is None for each in seen].count(False) == 1
+    again = eq.tune(eq.EASE, shallow, grid=grid, storage=path, **options)
+    assert (again.solves, again.resumed) == (0, 3)
+    assert again.trials.equals(found.trials)
+
+
+def test_proposals_go_on_after_a_solve_that_fails(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    real = Solves._made
+
+    def fails_at_first(self: Solves, outer: dict[str, Any]) -> Any:
+        if outer["l2"] > 10:
+            raise SolveError("the residual is too large; raise l2")
+        return real(self, outer)
+
+    monkeypatch.setattr(Solves, "_made", fails_at_first)
+    found = eq.tune(eq.EASE, split, trials=10)
+    assert found.solves == 10
+    assert 0 < found.n_failed < 10
+    assert found.best["l2"] <= 10
+
+
+def test_a_search_whose_solves_all_fail_says_why(shallow: Split) -> None:
+    with pytest.raises(SolveError, match=r"all 2 solves of the search failed: .*raise l2"):
+        eq.tune(eq.EASE, shallow, grid={"l2": [1e-12, 2e-12]}, engine="dense")
+
+
+def test_progress_of_a_search_by_leave_one_out_never_sinks(synthetic: Interactions) -> None:
+    seen: list[SearchProgress] = []
+    eq.tune(synthetic, users=60, prefer="tail", progress=seen.append)
+    values = [each.best_value for each in seen]
+    assert values == sorted(values)
+    assert all(each.best_value == each.best["ndcg@20"] for each in seen)
+    assert all(each.best_value >= each.last_value for each in seen)
 
 
 def test_no_solve_is_begun_that_would_outlast_the_budget(

@@ -20,6 +20,7 @@ from equipoise.cli.framework import (
     option,
     refuse_given,
     say,
+    told,
     working,
 )
 from equipoise.cli.settings import (
@@ -32,6 +33,7 @@ from equipoise.cli.settings import (
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
+    from equipoise.interactions import Interactions
     from equipoise.tuning import Tuned
 
 Preference = Literal["tail", "balance", "accuracy"]
@@ -67,13 +69,14 @@ def plan(
         **vars(options),
     )
     if as_json:
-        emit({**vars(found), "seconds": found.seconds, "fits": found.fits})
+        facts = {**vars(found), "nearest": told(found.nearest)}
+        emit({**facts, "seconds": found.seconds, "fits": found.fits})
         return
     say(str(found))
     try:
         found.require()
     except TooBigError as error:
-        say(f"does not fit: {error}", "yellow")
+        say(f"does not fit: {told(str(error))}", "yellow")
 
 
 @declare(app, "fit", "equipoise fit split model --model ease --l2 100 --normalizer dan")
@@ -84,12 +87,14 @@ def fit(
     options: FitOptions,
     reading: ReadOptions,
     prefer: Annotated[
-        Preference | None, option("Without settings: what to choose them for. [balance]")
+        Preference | None, option("In a search: what to choose settings for. [balance]")
     ] = None,
-    trials: Annotated[int | None, option("Without settings: number of solves. [7]")] = None,
-    budget: Annotated[
-        str | None, option("Without settings: time for all, such as 10m or 2h.")
-    ] = None,
+    trials: Annotated[int | None, option("In a search: number of solves. [7]")] = None,
+    budget: Annotated[str | None, option("In a search: time for all, such as 10m or 2h.")] = None,
+    no_search: Annotated[
+        bool,
+        option("One fit: settings that no option names have their defaults.", "--no-search"),
+    ] = False,
     half: Annotated[
         bool, option("Save the weights in 16 bits, to serve with half the memory; cannot update.")
     ] = False,
@@ -98,57 +103,126 @@ def fit(
 ) -> None:
     """Fit a model and save it; of a saved split the train part is used.
 
-    With nothing set, the family and its settings are chosen by leave-one-out with a few solves,
-    and the model keeps an estimate of how good it is on new users. Any setting makes it one plain
-    fit.
+    The family and the settings of a linear autoencoder are chosen by leave-one-out with a few
+    solves, and the model keeps an estimate of how good it is on new users. Settings that options
+    name stay as they are, and the others are searched; --l2 with --dropout means ease without a
+    normalizer, unless --model or --normalizer is given. Weights of pairs are compared with their
+    logarithm and with no weights, unless --signals says what they are worth. --no-search makes it
+    one plain fit.
     """
     check_out(out)
     searching: dict[str, Any] = {"prefer": prefer, "trials": trials, "budget": budget}
-    plain = chosen.given or options.refine or options.engine == "neighbourhood"
-    if plain and any(value is not None for value in searching.values()):
-        raise SettingError(
-            "--prefer, --trials and --budget are for a fit that chooses its settings; leave them "
-            "out, or leave out the model's options, --refine and --engine neighbourhood"
-        )
-    model = chosen.build()
+    model = chosen.build() if no_search else chosen.candidates()[0]
     if half and not hasattr(model, "halve"):
         raise SettingError(f"--half is for linear autoencoders, not {type(model).__name__}")
+    reason = "--no-search" if no_search else _why_no_search(chosen, options)
+    if reason is not None:
+        _refuse_search(searching, reason)
+        model = chosen.build()
     found = reading.open(data)
     start = perf_counter()
     if reading.cluster is not None and options.on_workers(model, found):
         from equipoise.cluster import fit as fit_there
 
-        if any(value is not None for value in searching.values()):
-            raise SettingError(
-                "--prefer, --trials and --budget are for solves that fit into the memory of this "
-                "machine; leave them out for one fit by the workers"
-            )
-        if not plain:
+        _refuse_search(searching, "workers make one fit of what outgrew this machine")
+        if reason is None:
             note("one fit with automatic settings: a search needs solves on this machine")
+        model = chosen.build()
         near: dict[str, Any] = chosen.solving(model) | options.of_workers()
         with working(f"fitting {model.summary()} on the workers"):
             model = fit_there(model, found, where="workers", client=reading.cluster, **near)
         _save(model, out, perf_counter() - start, as_json, half=half)
         return
     interactions = gathered(found)
-    if plain:
+    if reason is None and not _searched(chosen, interactions):
+        reason = "options name every setting"
+        _refuse_search(searching, reason)
+    if reason is None and chosen.given and not (interactions.user_counts >= 2).any():
+        reason = "no user has two items, one to show and one to find"
+        _refuse_search(searching, reason)
+    if reason is not None:
         near = chosen.solving(model)
         options.agree(model, interactions, yes, **near)
         options.fit(model, interactions, **near)
+        _tell_plain(model, interactions, reason)
         _save(model, out, perf_counter() - start, as_json, half=half)
         return
+    best = _search(chosen, options, interactions, searching, yes)
+    _save(best.model, out, perf_counter() - start, as_json, best, half, chosen)
+
+
+def _why_no_search(chosen: ModelOptions, options: FitOptions) -> str | None:
+    """Return why these options mean one fit, or None where settings can be searched."""
+    from equipoise.models.linear import LinearAutoencoder
+
+    if not isinstance(chosen.candidates()[0], LinearAutoencoder):
+        family = f"--family {chosen.model}"
+        return f"this model is searched on a split: equipoise tune SPLIT OUT {family}"
+    if options.refine:
+        return "--refine is for one fit"
+    if options.engine == "neighbourhood":
+        return (
+            "no user can be left out of the approximate solve of --engine neighbourhood; on a "
+            "split: equipoise tune SPLIT OUT --engine neighbourhood"
+        )
+    return None
+
+
+def _refuse_search(searching: dict[str, Any], reason: str) -> None:
+    """Refuse options of a search where there is none."""
+    given = [f"--{name}" for name, value in searching.items() if value is not None]
+    if given:
+        raise SettingError(
+            f"{given[0]} is for a search, and nothing is searched: {reason}; leave it out "
+            "(as --prefer, --trials and --budget)"
+        )
+
+
+def _searched(chosen: ModelOptions, data: Interactions) -> list[str]:
+    """Return the names of the settings that a search would choose."""
+    from equipoise.signals import SETTINGS
+    from equipoise.tuning.space import can_compare_weightings
+
+    models = chosen.candidates()
+    names = ["family"] if len(models) > 1 else []
+    names += dict.fromkeys(name for model in models for name in model.tunable())
+    names = [name for name in names if name not in (*chosen.fixed, *SETTINGS)]
+    return [*names, "transform"] if can_compare_weightings(models, data) else names
+
+
+def _tell_plain(model: Any, data: Interactions, reason: str) -> None:
+    """Say why nothing was searched, and what was done about weights."""
+    from equipoise.tuning.space import can_compare_weightings
+
+    if model.search_space:
+        note(f"nothing was searched: {reason}")
+    if can_compare_weightings([model], data):
+        note("weights count as they are; --signals log1p or binary may give better lists")
+
+
+def _search(
+    chosen: ModelOptions,
+    options: FitOptions,
+    data: Interactions,
+    searching: dict[str, Any],
+    yes: bool,
+) -> Tuned:
+    """Search the settings that no option names."""
     from equipoise.cli.tune import watching
     from equipoise.tuning import tune
     from equipoise.tuning.search import FEW
 
     how = {name: value for name, value in vars(options).items() if name != "refine"}
     solving = {name: value for name, value in how.items() if name != "threads"}
-    if budget is None:
-        solves = trials or FEW
-        agree_to_solve(interactions, "choosing settings", solving, solves=solves, yes=yes)
+    models = chosen.candidates()
+    if searching["budget"] is None:
+        solves = searching["trials"] or FEW
+        agree_to_solve(data, "choosing settings", solving, solves=solves, yes=yes)
+    tunable = {name for model in models for name in model.tunable()}
+    fixed = [name for name in chosen.fixed if name in tunable]
+    how |= chosen.solving(models[0])
     with watching("ndcg@20") as watch:
-        best = tune(None, interactions, progress=watch, **searching, **how)
-    _save(best.model, out, perf_counter() - start, as_json, best, half)
+        return tune(models, data, fixed=fixed, progress=watch, **searching, **how)
 
 
 @declare(app, "update", "equipoise update model --add new.csv --out model-new")
@@ -233,6 +307,7 @@ def _save(
     as_json: bool,
     found: Tuned | None = None,
     half: bool = False,
+    chosen: ModelOptions | None = None,
 ) -> None:
     """Save a model and say what was made, and how its settings were found."""
     from equipoise.machine import duration
@@ -251,6 +326,7 @@ def _save(
         if found is not None:
             estimate = found.estimate and vars(found.estimate)
             facts |= {"chosen": found.sentence, "estimate": estimate, "solves": found.solves}
+            facts |= {"notes": found.notes, **_choices(found, chosen or ModelOptions())}
         emit({"path": str(path), **facts, **sizes, "data_fingerprint": model.data_fingerprint_})
         return
     size = f"{data.n_users:,} users, {data.n_items:,} items, {data.n_interactions:,} interactions"
@@ -262,6 +338,31 @@ def _save(
     if half:
         say(f"in 16 bits; overlap@20 with the full model {model.loss_['overlap@20']:.4f}")
     if found is not None:
-        say(f"chosen: {found.sentence}")
+        choices = _choices(found, chosen or ModelOptions())
+        solves = "1 solve" if found.solves == 1 else f"{found.solves} solves"
+        say(f"searched with {solves}: {', '.join(choices['searched'])}")
+        if choices["fixed"]:
+            say(f"not searched, as options name them: {', '.join(choices['fixed'].values())}")
+        say("\n".join([*found.notes, f"chosen: {found.sentence}"]))
     if found is not None and found.estimate is not None:
         say(f"on new users: {found.estimate}")
+
+
+def _choices(found: Tuned, chosen: ModelOptions) -> dict[str, Any]:
+    """Return the names of the settings that were searched, and the options that named others."""
+    from equipoise.signals import SETTINGS
+
+    fixed = chosen.fixed
+    if chosen.model is not None:
+        fixed["family"] = f"--model {chosen.model}"
+    elif {"l2", "dropout"} <= fixed.keys() and "diag_bound" not in fixed:
+        fixed["family"] = "ease (as --l2 and --dropout are given)"
+    if chosen.normalizer is not None:
+        fixed["normalizer"] = f"--normalizer {chosen.normalizer}"
+    skipped = {*fixed, *found.objectives, *SETTINGS, "solve", "failed"}
+    if len({*found.trials["family"]}) == 1:
+        skipped.add("family")
+    names = [name for name in found.trials.columns if name not in skipped]
+    if "transform" in found.trials.columns and found.trials["transform"].n_unique() > 1:
+        names.append("weights (transform)")
+    return {"searched": names, "fixed": fixed}

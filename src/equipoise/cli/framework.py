@@ -7,6 +7,7 @@ stdout; notes, progress and errors to stderr.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -51,6 +52,10 @@ REMINDER = 30.0  # seconds between the lines of a long one without a terminal
 
 # A setting as the library's messages name it: header=False, encoding='latin-1', separator=
 SETTING = re.compile(r"""\b([a-z]\w*)=('[^']*'|"[^"]*"|True\b|False\b|-?\d[\w.]*\b|)""")
+
+
+# how the library's messages say to leave out items or users
+FILTER = re.compile(r"data\.filter\((\w+)=\.\.\.\)")
 
 
 NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
@@ -291,6 +296,9 @@ class Commands(TyperGroup):
         running.set(ctx)
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message += _suggestion(error)
+            raise
         except KeyboardInterrupt:
             message, code = "interrupted", INTERRUPTED
         except SettingError as error:
@@ -307,6 +315,16 @@ class Commands(TyperGroup):
             code = FAILED
         note(told(message), "red")
         raise typer.Exit(code)
+
+
+def _suggestion(error: typer.BadParameter) -> str:
+    """Return which of the values of an option was probably meant, where one is near."""
+    if "is not one of" not in error.message:
+        return ""
+    given, *values = re.findall("'([^']*)'", error.message)
+    plain = {value.replace("-", ""): value for value in values}
+    near = difflib.get_close_matches(given.lower().replace("-", ""), plain, n=1, cutoff=0.5)
+    return f" Did you mean {plain[near[0]]!r}?" if near else ""
 
 
 Options = Mapping[str, tuple[str, str]]  # a setting's name in Python: its option, and the opposite
@@ -338,6 +356,8 @@ def in_options(text: str, options: Options) -> str:
     >>> known = {"on_bad": ("--on-bad", ""), "header": ("--header", "--no-header")}
     >>> in_options("correct it, or pass on_bad='skip'; header=False if it is data", known)
     'correct it, or pass --on-bad skip; --no-header if it is data'
+    >>> in_options("keep items with data.filter(min_item=...)", {"min_item": ("--min-item", "")})
+    'keep items with --min-item'
     """
 
     def option(found: re.Match[str]) -> str:
@@ -351,7 +371,7 @@ def in_options(text: str, options: Options) -> str:
             return no or f"{yes} none"
         return f"{yes} {shlex.quote(value[1:-1] if value[0] in QUOTES else value)}"
 
-    return SETTING.sub(option, text)
+    return SETTING.sub(option, FILTER.sub(r"\1=", text))
 
 
 def refuse_given(options: Any, why: str, *allowed: str) -> None:

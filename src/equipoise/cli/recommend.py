@@ -171,7 +171,9 @@ def _title(model: Recommender, wanted: Any, found: dict[str, Any]) -> str:
         named = ", ".join(data.label(item) for item in wanted[:4])
         who = f"for the history {named}{', ...' if len(wanted) > 4 else ''}"
     else:
-        known = len(data.history(wanted)) if wanted in data.user_index else 0
+        known = 0
+        if wanted in data.user_index:
+            known = int(data.user_counts[data.user_index.position(wanted)])
         who = f"for user {wanted} ({known:,} items known)"
     popular = "; nothing is known of this user, so these are the most popular items"
     return who + (popular if found["source"] == "popular" else "")

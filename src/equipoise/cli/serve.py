@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.framework import Json, declare, emit, note, option, show
-from equipoise.errors import MissingExtraError, SettingError
+from equipoise.errors import DataError, MissingExtraError, SettingError
+from equipoise.storage import MANIFEST
 
 if TYPE_CHECKING:
     from equipoise.serve.config import Config
@@ -64,6 +65,7 @@ def serve(
         keep=keep,
         access_log=access_log,
     )
+    _check_folders(found)
     write_lines()
 
     def ready(address: str) -> None:
@@ -115,6 +117,18 @@ def experiment(
     if tests:
         show(tests, "", "difference [95%]", "p")
     note(found["how"])
+
+
+def _check_folders(config: Config) -> None:
+    """Refuse a folder that holds no saved model, by its path."""
+    for models in config.folders.values():
+        for name, folder in models.items():
+            path = Path(folder)
+            if not (path / MANIFEST).is_file():
+                what = "holds no saved model" if path.is_dir() else "is not a folder"
+                raise DataError(
+                    f"{path} (model {name!r}) {what}; write one with `equipoise fit DATA {path}`"
+                )
 
 
 def named(models: list[str]) -> dict[str, str] | None:

@@ -34,6 +34,7 @@ SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
+SIGNAL_SETTINGS = ("transform", "decay", "floor", "reference", "returns")
 SHORT = 1e12  # operations that need no question on any machine, nor a measurement
 choosing = functools.partial(option, panel="Model")
 running = functools.partial(option, panel="Run")
@@ -48,8 +49,9 @@ class ModelOptions:
     dropout: Annotated[str | None, choosing("Denoising, p: 0 (none) to 0.9, or auto.")] = None
     diag_bound: Annotated[str | None, choosing("For rlae and rdlae, xi: 0 to 1.")] = None
     normalizer: Annotated[
-        NormalizerName, choosing("Weights of users and items.", "--normalizer", "-n")
-    ] = "none"
+        NormalizerName | None,
+        choosing("Weights of users and items. [none]", "--normalizer", "-n"),
+    ] = None
     alpha: Annotated[
         str | None, choosing("Items (item, dan): larger favours the tail; or auto.")
     ] = None
@@ -88,6 +90,53 @@ class ModelOptions:
         """Whether any of these options was used."""
         return dataclasses.replace(self, setting=self.setting or None) != ModelOptions()
 
+    def candidates(self) -> list[Recommender]:
+        """Return the unfitted models that a search chooses from: what no option names is open.
+
+        A model of another kind than linear autoencoders stands alone. So does one whose `--l2` and
+        `--dropout` are both given, which is ease without a normalizer unless they are named.
+        """
+        from equipoise.models.linear import LinearAutoencoder
+
+        if self.model is not None and not issubclass(model_class(self.model), LinearAutoencoder):
+            return [self.build()]
+        complete = self.l2 is not None and self.dropout is not None
+        names: tuple[ModelName, ...] = ("ease",) if complete else ("ease", "rlae", "lae")
+        if self.diag_bound is not None:
+            names = ("rlae",)
+        plain = complete and self.alpha is None and self.beta is None
+        filled = dataclasses.replace(
+            self,
+            normalizer=self.normalizer or ("none" if plain else "dan"),
+            dropout=self._open_dropout(),
+        )
+        models = names if self.model is None else (self.model,)
+        return [dataclasses.replace(filled, model=name).build() for name in models]
+
+    def _open_dropout(self) -> str | None:
+        """Return the dropout a search begins with: beside a number for l2 it would be 0."""
+        own = self.model is not None and model_class(self.model)().dropout is not None
+        return self.dropout if own or self.dropout is not None or self.l2 is None else "auto"
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """Return the options that name a setting of the model, by the name of the setting."""
+        names = ("l2", "dropout", "diag_bound", "alpha", "beta", "gamma")
+        out = {
+            name: f"--{name.replace('_', '-')} {getattr(self, name)}"
+            for name in names
+            if getattr(self, name) is not None
+        }
+        if self.signals is not None:
+            out["transform"] = f"--signals {self.signals}"
+        for name in ("decay", "floor", "event_weights", "returns"):
+            if getattr(self, name) is not None:
+                out[name] = f"--{name.replace('_', '-')} {getattr(self, name)}"
+        for text in self.setting or []:
+            name = text.partition("=")[0].replace("-", "_").removeprefix("lowpass.")
+            out[name] = f"--set {text}"
+        return out
+
     def build(self) -> Recommender:
         """Return the unfitted model; options that it would ignore are refused."""
         name = self.model or "ease"
@@ -97,7 +146,7 @@ class ModelOptions:
         if "neighbours" not in taken and "neighbours" in kind.fit_options:
             chosen.pop("neighbours", None)  # how to solve, not what: see `solving`
         normalizer = self._normalizer()
-        if self.normalizer != "none":
+        if self.normalizer not in (None, "none"):
             chosen["normalizer"] = normalizer
         signals = self._signals()
         if signals is not None:
@@ -106,15 +155,20 @@ class ModelOptions:
             if key not in taken:
                 option = f"--{key.replace('_', '-')}"
                 raise SettingError(f"--model {name} has no {option}; leave it out")
-        for key, value in parse_settings(self.setting or []).items():
+        for key, value in parse_settings(self._model_settings()).items():
             if key not in taken:
                 parts = ("normalizer", "lowpass", "signals")
                 others = [each for each in taken if each not in parts]
+                others += SIGNAL_SETTINGS if "signals" in taken else []
                 has = ", ".join(others) or "none"
                 raise SettingError(f"--model {name} has no setting {key}; it has {has}")
             chosen[key] = value
         built: Recommender = kind(**chosen)
         return built
+
+    def _model_settings(self) -> list[str]:
+        """Return what `--set` gives, without the settings of signals."""
+        return [text for text in self.setting or [] if _name(text) not in SIGNAL_SETTINGS]
 
     def solving(self, model: Recommender) -> dict[str, Any]:
         """Return those options that say how this model is solved for."""
@@ -132,6 +186,11 @@ class ModelOptions:
         found |= {"floor": parse(self.floor), "returns": self.returns}
         if self.event_weights is not None:
             found["weights"] = parse_weights(self.event_weights)
+        for text in self.setting or []:
+            value = text.partition("=")[2]
+            if _name(text) in SIGNAL_SETTINGS:  # a time keeps its unit, so it stays a text
+                timed = _name(text) in ("decay", "reference") and value != "none"
+                found[_name(text)] = value if timed else parse(value)
         given = {name: value for name, value in found.items() if value is not None}
         return Signals(**given) if given else None
 
@@ -139,14 +198,20 @@ class ModelOptions:
         from equipoise import normalize
 
         kinds = {name: getattr(normalize, kind) for name, kind in NORMALIZERS.items()}
+        chosen = self.normalizer or "none"
         exponents = self._given("alpha", "beta", "gamma")
         for key in exponents:
             takers = [name for name, kind in kinds.items() if hasattr(kind, key)]
-            if self.normalizer not in takers:
+            if chosen not in takers:
                 named = " or ".join(takers)
-                raise SettingError(f"--{key} needs --normalizer {named}, got {self.normalizer}")
-        built: Normalizer = kinds[self.normalizer](**exponents)
+                raise SettingError(f"--{key} needs --normalizer {named}, got {chosen}")
+        built: Normalizer = kinds[chosen](**exponents)
         return built
+
+
+def _name(text: str) -> str:
+    """Return the name of NAME=VALUE as it is in Python."""
+    return text.partition("=")[0].replace("-", "_")
 
 
 def model_class(name: str) -> Any:
@@ -168,7 +233,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise SettingError(f"--set needs NAME=VALUE, such as n_factors=256, got {text!r}")
-        out[name.replace("-", "_")] = parse(value)
+        out[_name(text)] = parse(value)
     inner = {key: out.pop(key) for key in [*out] if key.startswith("lowpass.")}
     if inner:
         from equipoise.models import LowPass

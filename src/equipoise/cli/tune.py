@@ -116,9 +116,10 @@ def tune(
     written = _write(out, found)
     if as_json:
         facts = {name: getattr(found, name) for name in ("best", "solves", "resumed", "complete")}
-        points = {"points": found.trials.height, "front": found.frontier.to_dicts()}
+        points = {"points": found.trials.height - found.n_failed, "failed": found.n_failed}
+        points |= {"front": found.frontier.to_dicts()}
         settings = {"settings": found.model.settings(), "seconds": found.seconds}
-        settings |= {"chosen": found.sentence}
+        settings |= {"chosen": found.sentence, "notes": found.notes}
         settings |= {"estimate": found.estimate and vars(found.estimate)}
         emit({**facts, **points, **settings, **written})
         return
@@ -159,11 +160,14 @@ def _show(found: Tuned, written: dict[str, str]) -> None:
     say(found.model.summary(), "bold")
     values = ", ".join(f"{name} {found.best[name]:.4f}" for name in found.objectives)
     before = f" and {found.resumed} from before" if found.resumed else ""
+    failed = f" ({found.n_failed} failed)" if found.n_failed else ""
     where = "users left out one by one" if found.estimate else "the valid part"
     say(
-        f"on {where}: {values}\n{found.trials.height:,} settings from {found.solves} "
-        f"solves{before} in {duration(found.seconds)}"
+        f"on {where}: {values}\n{found.trials.height - found.n_failed:,} settings from "
+        f"{found.solves} solves{before}{failed} in {duration(found.seconds)}"
     )
+    for each in found.notes:
+        say(each)
     if found.estimate:
         say(f"chosen: {found.sentence}\non new users: {found.estimate}")
     if not found.complete:
@@ -186,6 +190,8 @@ def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
             nonlocal spoken
             better = not seen or progress.best_value != seen[-1].best_value
             seen.append(progress)
+            if progress.failed is not None:
+                return  # the library has said so
             if better or progress.done >= progress.total or time.monotonic() > spoken + REMINDER:
                 spoken = time.monotonic()
                 note(_line(progress, metric))
@@ -199,7 +205,8 @@ def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
             rows = []
             for each in seen[-SHOWN:]:
                 style = "green" if each.last_value == each.best_value else ""
-                rows.append((each.done, Text(_settings(each.last), style), each.last_value))
+                value = "failed" if each.failed is not None else each.last_value
+                rows.append((each.done, Text(_settings(each.last), style), value))
             solves = table(rows, "solve", "best of the solve", metric)
             live.update(Group(solves, Text(_line(progress, metric), "bold")))
 

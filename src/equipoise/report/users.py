@@ -102,11 +102,11 @@ def portraits(
 
 
 def remembered(one: Interactions) -> list[Any]:
-    """Items of one row: latest first, each once, where times are known, else in order."""
+    """Items of one row, each once: latest first where times are known, else in order."""
     items = one.history(one.users[0])
     if one.events is not None and one.events.times is not None:
-        return list(dict.fromkeys(reversed(items)))
-    return items
+        items = items[::-1]
+    return list(dict.fromkeys(items))
 
 
 def tail_lookup(model: Recommender) -> dict[Any, bool]:

@@ -285,7 +285,7 @@ class Plan:
         if self.neighbours:
             remedy = "give more memory, or keep fewer items with data.filter(min_item=...)"
         remedy += ", or fit with dtype='float32'" if self.dtype == "float64" else ""
-        remedy = "leave engine at 'auto'" if self.engine == "dual" else remedy
+        remedy = "use engine='auto'" if self.engine == "dual" else remedy
         raise TooBigError(
             f"{items} {gigabytes(self.peak_bytes)} in the {engine} "
             f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"

@@ -14,11 +14,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from equipoise.checks import choice, fraction
 from equipoise.errors import DataError, SettingError
 from equipoise.events import Events
-from equipoise.ids import Unknown
+from equipoise.ids import IdIndex, Unknown
 from equipoise.interactions import Interactions, pack, unpack
 from equipoise.matrix import cell_keys, entry_rows, in_ascending
 from equipoise.notebook import fragment, shares, table
@@ -102,7 +103,10 @@ class Part:
 class Split:
     """Data to learn from, and parts to tune on (None where there is none) and to report.
 
-    The notes say what was left out and whether training sees the future.
+    The notes say what was left out and whether training sees the future. `valid_data` holds every
+    event that is in neither train nor test: what valid was cut from, with users and items that
+    cannot be evaluated because train lacks them. It is None where only the parts are known, as
+    with `from_parts`.
     """
 
     train: Interactions
@@ -111,6 +115,7 @@ class Split:
     protocol: str
     seed: int | None = None
     notes: tuple[str, ...] = ()
+    valid_data: Interactions | None = None
 
     def __post_init__(self) -> None:
         if not self.train.n_interactions:
@@ -132,6 +137,16 @@ class Split:
         """Twelve hex digits that change when any part does."""
         return _digest(self.train.fingerprint, *(part.fingerprint for part in self.parts))
 
+    def train_and_valid(self) -> Interactions:
+        """Return everything that is not in test, every event once: the data for a final fit.
+
+        That includes events of the time of valid whose user or item train lacks. Where only the
+        parts are known, it is the union of train, valid.history and valid.target.
+        """
+        if self.valid_data is not None:
+            return self.train.union(self.valid_data)
+        return self.train if self.valid is None else _union_of_parts(self.train, self.valid)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one directory (manifest, `.npy`, Parquet), atomically."""
         content = {"train": pack(self.train, "train_")}
@@ -139,6 +154,8 @@ class Split:
             for side, data in (("history", part.history), ("target", part.target)):
                 key = f"{part.name}_{side}"
                 content[key] = pack(data, f"{key}_", like=self.train)
+        if self.valid_data is not None:
+            content["valid_data"] = pack(self.valid_data, "valid_data_", like=self.train)
         meta = {
             "protocol": self.protocol,
             "seed": self.seed,
@@ -193,7 +210,90 @@ def _restored(stored: Stored) -> Split:
             parts[name] = Part(history, target, protocol, name, repeats)
     seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
     notes = tuple(meta.texts("notes"))
-    return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes)
+    valid_data = None
+    if "valid_data" in packed:  # splits that older versions saved have none
+        valid_data = unpack(stored, packed.group("valid_data"), "valid_data_", like=train)
+    return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes, valid_data)
+
+
+def _union_of_parts(train: Interactions, valid: Part) -> Interactions:
+    """Return train with the events of valid that it lacks, every event once."""
+    if valid.protocol == "session":
+        return train.union(_last_steps(valid))
+    history, target = valid.history, valid.target
+    if valid.protocol == "strong":  # users of valid are not in train, whatever they are called
+        users = _new_ids(history.user_index, train.user_index)
+        history, target = (side.with_users(users) for side in (history, target))
+    united = train.union(_missing_events(history, train))
+    if valid.repeats == "new":  # else the same pair again is another event
+        target = _missing_events(target, united)
+    return united.union(target)
+
+
+def _missing_events(data: Interactions, held: Interactions) -> Interactions:
+    """Return the events of `data` that `held` lacks; of repeats, those beyond its number."""
+    frames = [side.to_frame(events=True) for side in (data, held)]
+    columns = [name for name in frames[0].columns if name in frames[1].columns]
+    columns.remove("weight")
+    events, held_events = (
+        frame.select(pl.col("user").cast(pl.String), pl.col(columns[1:])).with_columns(
+            pl.int_range(pl.len()).over(columns).alias("repeat")
+        )
+        for frame in frames
+    )
+    found = held_events.with_columns(held=True)
+    is_held = events.join(found, on=events.columns, how="left", maintain_order="left")["held"]
+    missing = is_held.is_null().to_numpy()
+    return data.entries(missing) if data.events is None else data.only_events(missing)
+
+
+def _new_ids(users: IdIndex, taken: IdIndex) -> IdIndex:
+    """Return ids of users with others in place of those that are taken."""
+    known = taken.positions(users.values, unknown="skip") >= 0
+    if not known.any():
+        return users
+    values = users.values.tolist()
+    if all(isinstance(value, int) for value in values):
+        first = max(*values, *taken.values.tolist()) + 1
+        return IdIndex(np.where(known, first + np.arange(len(users)), users.values), "user")
+    names = {*map(str, values), *map(str, taken.values.tolist())}
+    for place in np.flatnonzero(known):
+        values[place] = f"{values[place]} of valid"
+        while values[place] in names:
+            values[place] += "'"
+    return IdIndex(values, "user")
+
+
+def _last_steps(part: Part) -> Interactions:
+    """Return the sessions that were revealed step by step: the last step of each, with its target.
+
+    A row whose id is not "session:step" is a session of its own.
+    """
+    ids = part.history.user_index.to_series().cast(pl.String)
+    frame = (
+        ids.to_frame("id")
+        .with_row_index("row")
+        .with_columns(
+            session=pl.col("id").str.extract(r"^(.*):\d+$").fill_null(pl.col("id")),
+            step=pl.col("id").str.extract(r":(\d+)$").cast(pl.Int64, strict=False).fill_null(0),
+        )
+    )
+    last = frame.sort("step", "row").group_by("session", maintain_order=True).last().sort("row")
+    rows = last["row"].to_numpy().astype(np.int64)
+    users = IdIndex(last["session"].to_list(), "user")
+    history, target = (side.rows(rows).with_users(users) for side in (part.history, part.target))
+    if history.sequences is None or history.sequences.times is not None:
+        return history.union(target)
+    sides = history.sequences, target.own_events
+    events = Events.collected(
+        np.concatenate([side.rows for side in sides]),
+        len(users),
+        np.concatenate([side.items for side in sides]),
+    )
+    united = history.union(target)
+    return Interactions(
+        united.matrix, users, united.item_index, labels=united.labels, events=events
+    )
 
 
 def identity(target: Interactions) -> str:
@@ -311,6 +411,14 @@ def groups(
         raise DataError(f"{asked}, the data have {total:,}; give more data or other shares")
     stop = total - n_test[0]
     return [np.sort(rows) for rows in np.split(order, [stop - n_valid[0], stop])]
+
+
+def without_unused(data: Interactions) -> Interactions:
+    """Return the data without users and items that have neither a pair nor an event."""
+    items = data.item_counts > 0
+    if data.events is not None:
+        items |= np.bincount(data.events.items, minlength=data.n_items) > 0
+    return data.rows(~data.empty_users).columns(items)
 
 
 def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:

@@ -23,6 +23,7 @@ from equipoise.split.parts import (
     groups,
     leak_notes,
     timed_events,
+    without_unused,
 )
 
 
@@ -91,7 +92,9 @@ def sessions(
         notes += leak_notes(data)
     used_seed = seed if order == "random" else None
     train = train.columns(known)
-    return Split(train, parts.get("valid"), parts["test"], "session", used_seed, tuple(notes))
+    valid_data = without_unused(data.rows(held_out[0])) if "valid" in parts else None
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "session", used_seed, tuple(notes), valid_data)
 
 
 def reveal(data: Interactions) -> tuple[Interactions, Interactions]:

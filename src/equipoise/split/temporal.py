@@ -22,6 +22,7 @@ from equipoise.split.parts import (
     targets,
     timed_events,
     with_known,
+    without_unused,
 )
 
 
@@ -80,6 +81,7 @@ def leave_last_out(
     notes: list[str] = []
     parts: dict[str, Part] = {}
     left = np.ones(events.n_events, bool)
+    before_test = left
     for name, low, high in (("test", 0, test), ("valid", test, test + valid)):
         if low == high:
             continue
@@ -89,7 +91,8 @@ def leave_last_out(
             asked = f"leave_last_out needs a user with {high + spare} {what} for {name}"
             raise DataError(f"{asked}; hide fewer or use more data")
         window = (low <= after) & (after < high) & held[row]
-        left &= ~((after < high) & held[row])
+        left = left & ~((after < high) & held[row])
+        before_test = left if name == "test" else before_test
         past = data.only_events((after >= high) & held[row])
         future = targets(past, data.only_events(window), repeats, name, notes)
         users = (past.user_counts > 0) & (future.user_counts > 0)
@@ -100,7 +103,9 @@ def leave_last_out(
     few = data.n_users - parts["test"].n_users
     notes += counted(few, "user", f"in train only: fewer than {test + spare} such events")
     notes += leak_notes(data, "each user is cut at another time")
-    return Split(train, parts.get("valid"), parts["test"], "last", None, tuple(notes))
+    valid_data = without_unused(data.only_events(before_test & ~left)) if valid else None
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "last", None, tuple(notes), valid_data)
 
 
 def time_cut(
@@ -153,7 +158,8 @@ def time_cut(
     [(1, ['d']), (2, ['c'])]
     """
     choice("repeats", repeats, REPEATS)
-    times = timed_events(data, "time_cut").times
+    events = timed_events(data, "time_cut")
+    times = events.times
     assert times is not None
     valid_cut, test_cut = _cuts(times, test_from, valid_from, test, valid)
     in_test = times >= test_cut
@@ -176,9 +182,14 @@ def time_cut(
             why = f"active in {name} left out: no history before it or nothing in it to find"
             notes += counted(lost, "user", why)
             parts[name] = Part(past.rows(users), future.rows(users), "time", name, repeats)
+    valid_data = None
+    if valid_cut is not None:
+        learnt = in_train & known[events.items]
+        valid_data = without_unused(data.only_events(~in_test & ~learnt))
     train = train.columns(known)
     train = train.rows(~train.empty_users)
-    return Split(train, parts.get("valid"), parts["test"], "time", None, tuple(notes))
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "time", None, tuple(notes), valid_data)
 
 
 def _cuts(

@@ -25,6 +25,7 @@ from equipoise.split.parts import (
     targets,
     timed_events,
     unlearnable,
+    without_unused,
 )
 
 
@@ -95,7 +96,9 @@ def strong(
     by_time = ("users are held out regardless of time",) if order == "time" else ()
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
-    return Split(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
+    valid_data = without_unused(data.rows(held_out[0])) if "valid" in parts else None
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "strong", seed, tuple(notes), valid_data)
 
 
 def check_strong(valid: float, test: float, history: float, order: str) -> None:
@@ -206,4 +209,10 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
         if size.any()
     ]
     notes += leak_notes(data)
-    return Split(train, parts[0] if valid else None, parts[-1], "weak", seed, tuple(notes))
+    if not valid:
+        return Split(train, None, parts[0], "weak", seed, tuple(notes))
+    valid_data = data.entries(in_valid)
+    if valid_data.events is not None:  # events of pairs without a value are in train already
+        valid_data = valid_data.only_events(valid_data.event_pairs >= 0)
+    valid_data = without_unused(valid_data)
+    return Split(train, parts[0], parts[1], "weak", seed, tuple(notes), valid_data)

@@ -49,7 +49,8 @@ class Estimate:
     optimism
         By how much the chosen point looks better on the users it was chosen by.
     n_users
-        How many users were left out.
+        How many users were left out and have a value: of "tail_ndcg@20" those with a target in
+        the tail.
     """
 
     metric: str
@@ -111,8 +112,9 @@ class OnLeftOut:
         kept = [self._metric, *(name for name in others if self._has_targets(name))]
         self.goals: Goals = {name: goals[name] for name in kept}
         self._metrics = ListMetrics.of(self.part, train.item_counts, kept)
-        n_users = self.part.history.n_users
-        self._block = np.arange(n_users) % min(BLOCKS, n_users)
+        # users without a target in the slice of the metric have no value, as in `evaluate`
+        self._users = np.flatnonzero(self._has_value())
+        self._block = np.arange(len(self._users)) % min(BLOCKS, len(self._users))
         self.columns = [f"{self._metric}/{number}" for number in range(self._block.max() + 1)]
         self.identity = {
             "data": f"{train.fingerprint}-{self.part.history.fingerprint}",
@@ -127,6 +129,14 @@ class OnLeftOut:
             return False
         return True
 
+    def _has_value(self) -> npt.NDArray[np.bool_]:
+        """Mark the users for whom the metric is defined, whatever their lists."""
+        n_items = self.part.history.n_items
+        depth = min(self._metrics.ks[-1], n_items)
+        lists = np.tile(np.arange(depth, dtype=np.int32), (self.part.history.n_users, 1))
+        values = self._metrics.per_user([lists])[0][self._metric]
+        return ~np.isnan(values)
+
     def measure(self, models: Sequence[Any]) -> list[Point]:
         """Return the metrics of models of one solve, and means over blocks of users."""
         lists, _ = lists_without(models, self._metrics.history, self._metrics.ks[-1])
@@ -135,7 +145,7 @@ class OnLeftOut:
             per_user, exposure = self._metrics.per_user([found])
             summaries = self._metrics.summaries(per_user, exposure)
             point: Point = {named.at(k): value for (named, k), (value, _) in summaries}
-            values = np.nan_to_num(per_user[self._metric])
+            values = np.nan_to_num(per_user[self._metric][self._users])
             means = np.bincount(self._block, values) / np.bincount(self._block)
             out.append(point | dict(zip(self.columns, means.tolist(), strict=True)))
         return out
@@ -158,8 +168,7 @@ class OnLeftOut:
         error = float(np.std(held_out, ddof=1)) / n_blocks**0.5
         optimism = float(blocks[self._chosen(blocks, second)].mean()) - value
         sign = self.goals[self._metric]
-        n_users = self.part.history.n_users
-        return Estimate(self._metric, sign * value, error, sign * optimism, n_users)
+        return Estimate(self._metric, sign * value, error, sign * optimism, len(self._users))
 
     def _chosen(self, blocks: Floats, second: Floats | None) -> int:
         means = blocks.mean(axis=1)

@@ -1,7 +1,8 @@
 """Finished solves on disk, so that a search that was killed continues where it was.
 
 A text file with one JSON document per line: first what the search is, then a line for every
-process that worked on it and one for every finished solve with all that was read off it. A line is
+process that worked on it and one for every finished solve with all that was read off it, or with
+the reason why it failed. A line is
 written and synced in one go; what a kill left of the last line is dropped. So a solve is either
 there with everything, or not at all. Nothing is written before the file is known to be this
 search, and one process at a time holds its lock.
@@ -155,6 +156,11 @@ class Ledger:
             document.text("host")
             return
         outer, points = document.group("outer"), document.groups("points")
+        seconds = document.number("seconds", least=0)
+        if "failed" in document and not points:
+            failed: dict[str, Any] = {"failed": document.text("failed"), "outer": dict(outer)}
+            self.solves[key_of(outer)] = {"points": [], "seconds": seconds, **failed}
+            return
         if not points:
             raise FileFormatError("a solve has no points")
         for point in points:
@@ -168,7 +174,6 @@ class Ledger:
                 raise FileFormatError("a point has other settings than those before it")
             for name, value in point.items():
                 self._check_kind(name, value)
-        seconds = document.number("seconds", least=0)
         self.solves[key_of(outer)] = {"points": list(map(dict, points)), "seconds": seconds}
 
     def _check_kind(self, name: str, value: Any) -> None:

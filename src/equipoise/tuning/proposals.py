@@ -4,6 +4,7 @@
 outwards from a first guess, first up, then down, and a direction is left once the best of what
 lies behind a value fell twice in a row and is clearly below the best of the axis.
 `RangeProposals` and `GridProposals` try a few points around a first guess, then ask Optuna.
+`WeightingProposals` first compares what the weights of events may be worth.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,12 +128,22 @@ class Proposals(ABC):
     def advice(self, past: Past, seed: int) -> Point:
         """Return what Optuna proposes."""
 
-    def propose(self, past: Past) -> Point | None:
-        """Return settings that were not tried, or None where nothing new comes to mind."""
+    @property
+    def n_starts(self) -> int:
+        """How many first proposals there are."""
+        return len(self.starts)
+
+    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
+        """Return settings that were not tried, or None where nothing new comes to mind.
+
+        With `starts_only` Optuna is not asked.
+        """
         tried = [outer for outer, _ in past]
         for start in self.starts:
             if start not in tried:
                 return start
+        if starts_only:
+            return None
         for attempt in range(ATTEMPTS):
             proposal = self.advice(past, self.seed + len(past) + 1_000_003 * attempt)
             if proposal not in tried:
@@ -145,42 +156,101 @@ class Proposals(ABC):
 
 
 class RangeProposals(Proposals):
-    """Proposes beta (where there is one), l2 and dropout in ranges around a first guess."""
+    """Proposes beta (where there is one), l2 and dropout in ranges around a first guess.
 
-    def __init__(self, first: Point, seed: int) -> None:
+    Settings whose names are `fixed` keep the value of the first guess.
+    """
+
+    def __init__(self, first: Point, seed: int, fixed: Collection[str] = ()) -> None:
         super().__init__(seed)
-        self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in first}}
-        self.first["l2"] = max(first["l2"], 1e-3)
+        self.free = [name for name in first if name not in fixed]
+        self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in self.free}}
+        if "l2" in self.free:
+            self.first["l2"] = max(first["l2"], 1e-3)
         self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
 
     @property
     def starts(self) -> list[Point]:
         """The automatic settings, and a step away in each direction."""
         first = self.first
-        out = [first, {**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
-        for name in (name for name in LARGEST if name in first):
+        out = [first]
+        if "l2" in self.free:
+            out += [{**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
+        for name in (name for name in LARGEST if name in self.free):
             steps = (_stepped(first[name] + move, name) for move in (0.25, -0.25))
             out += [{**first, name: value} for value in steps]
         return [each for place, each in enumerate(out) if each not in out[:place]]
 
+    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
+        """Return settings that were not tried; where all are fixed there is one proposal."""
+        return super().propose(past, starts_only=starts_only or not self.free)
+
     def advice(self, past: Past, seed: int) -> Point:
         """Return what Optuna proposes."""
         kinds = import_optuna().distributions
-        ranges = {"l2": kinds.FloatDistribution(*self.bounds, log=True)}
+        ranges = {}
+        if "l2" in self.free:
+            ranges["l2"] = kinds.FloatDistribution(*self.bounds, log=True)
         for name, high in LARGEST.items():
-            if name in self.first:
+            if name in self.free:
                 ranges[name] = kinds.FloatDistribution(0.0, high, step=STEP)
-        known = [(outer, value) for outer, value in past if self._within(outer)]
+        known = [
+            ({name: outer[name] for name in ranges}, value)
+            for outer, value in past
+            if self._within(outer)
+        ]
         params = _asked(ranges, known, seed, len(self.starts))
-        return {name: _stepped(params[name], name) for name in self.first}
+        return self.first | {name: _stepped(params[name], name) for name in self.free}
 
     def _within(self, outer: Point) -> bool:
         """Whether settings could have been proposed; those of a grid need not."""
         low, high = self.bounds
         stepped = all(
-            outer[name] == _stepped(outer[name], name) for name in LARGEST if name in outer
+            outer[name] == _stepped(outer[name], name) for name in LARGEST if name in self.free
         )
-        return low <= outer["l2"] <= high and stepped
+        return ("l2" not in self.free or low <= outer["l2"] <= high) and stepped
+
+
+class WeightingProposals:
+    """Tries each weighting of the events at its automatic settings, then searches with the best.
+
+    Parameters
+    ----------
+    searches
+        What is proposed for each value of `transform` of `Signals`.
+    """
+
+    def __init__(self, searches: Mapping[str, RangeProposals]) -> None:
+        self.searches = dict(searches)
+
+    @property
+    def starts(self) -> list[Point]:
+        """The automatic settings of each weighting."""
+        return [{"transform": name, **each.first} for name, each in self.searches.items()]
+
+    @property
+    def n_starts(self) -> int:
+        """How many first proposals there are, those of the best weighting included."""
+        return len(self.searches) + max(each.n_starts for each in self.searches.values()) - 1
+
+    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
+        """Return settings that were not tried, or None where nothing new comes to mind."""
+        values = {_key(outer): value for outer, value in past}
+        for start in self.starts:
+            if _key(start) not in values:
+                return start
+        best = max(self.starts, key=lambda start: values[_key(start)])["transform"]
+        own = [
+            ({name: each for name, each in outer.items() if name != "transform"}, value)
+            for outer, value in past
+            if outer["transform"] == best
+        ]
+        found = self.searches[best].propose(own, starts_only=starts_only)
+        return None if found is None else {"transform": best, **found}
+
+
+def _key(outer: Point) -> tuple[Any, ...]:
+    return tuple(sorted(outer.items()))
 
 
 class GridProposals(Proposals):
@@ -237,6 +307,8 @@ class GridProposals(Proposals):
 def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[str, Any]:
     """Return what the TPE sampler advises after this past, and nothing but this past."""
     optuna = import_optuna()
+    least = min((value for _, value in past if math.isfinite(value)), default=0.0)
+    past = [(params, max(value, least)) for params, value in past]  # some solves have failed
     with _quiet(optuna):
         # a study of its own for every proposal: there is no state that a kill could lose
         advisor = optuna.samplers.TPESampler(

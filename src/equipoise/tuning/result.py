@@ -24,12 +24,15 @@ class SearchProgress:
     done, total
         Solves finished, those of an earlier run included, and planned.
     last, last_value
-        Best settings of the last solve and their metric.
+        Best settings of the last solve and their metric; NaN where it failed.
     best, best_value
-        Best settings of all.
+        Settings with the best metric so far, which never gets worse; by leave-one-out the ones
+        that are chosen at the end may be others (`prefer`). Empty and NaN until a solve succeeds.
     seconds, left
         Time spent, and about how much is left: None after the first solve, whose time says little,
         as kernels may have been compiled in it.
+    failed
+        Why the last solve failed; None if it did not.
     """
 
     done: int
@@ -40,6 +43,7 @@ class SearchProgress:
     best_value: float
     seconds: float
     left: float | None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,8 @@ class Tuned:
     best
         These settings, with their metrics on the valid part or on users that were left out.
     trials
-        Every point that was measured: family, settings, metrics, and the number of its solve.
+        Every point that was measured: family, settings, metrics, and the number of its solve. A
+        solve that failed is one row without metrics, with the reason in the column "failed".
     frontier
         The points that no other point beats in all objectives.
     objectives
@@ -69,6 +74,8 @@ class Tuned:
         corrected for the choice; None on a split, whose test part tells.
     sentence
         What was chosen, why, and what was given for what.
+    notes
+        Sentences on what else was decided on the way: how weights were chosen, what failed.
     """
 
     model: Any
@@ -83,6 +90,12 @@ class Tuned:
     seconds: float
     estimate: Estimate | None = None
     sentence: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_failed(self) -> int:
+        """Number of solves that failed."""
+        return self.trials.height - self.trials["failed"].null_count()
 
     def plot_frontier(self, *, ax: Any = None) -> Any:
         """Draw every point by its first two objectives, and the frontier; needs matplotlib.
@@ -106,13 +119,19 @@ class Tuned:
         if len(self.objectives) > 1:
             names = (self.objectives[0], self.objectives[1])
             picture = framed(search_frontier(self.trials, self.frontier, names))
-        notes = [self._cost, *(filter(None, (self.sentence, str(self.estimate or ""))))]
+        notes = [
+            self._cost,
+            *(filter(None, (self.sentence, str(self.estimate or "")))),
+            *self.notes,
+        ]
         return fragment(f"Tuned: {self.model.summary()}", best, picture, notes=notes)
 
     @property
     def _cost(self) -> str:
         solves = self.solves + self.resumed
-        return f"{self.trials.height:,} settings from {solves} solves in {duration(self.seconds)}"
+        failed = f" ({self.n_failed} failed)" if self.n_failed else ""
+        points = self.trials.height - self.n_failed
+        return f"{points:,} settings from {solves} solves{failed} in {duration(self.seconds)}"
 
 
 def _text(value: Any) -> str:

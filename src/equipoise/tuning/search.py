@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from equipoise.checks import choice, count, period
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.estimation import leave_one_out, summary_of
 from equipoise.interactions import Interactions
 from equipoise.machine import Pace, duration, free_memory, limited
@@ -24,23 +24,20 @@ from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
+from equipoise.models.settings import in_words
 from equipoise.split.parts import Split
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
-from equipoise.tuning.proposals import (
-    CoordinateSearch,
-    GridProposals,
-    Point,
-    RangeProposals,
-    import_optuna,
-)
+from equipoise.tuning.proposals import CoordinateSearch, Point, import_optuna
 from equipoise.tuning.result import SearchProgress, Tuned, frontier
 from equipoise.tuning.space import Space
 
 logger = logging.getLogger(__name__)
 
 Refit = Literal["train", "all"]
+SPLIT_TRIALS = 50
 FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
+REASONS = 3  # shown where all solves failed
 LOWER_IS_BETTER = ("gini", "popularity", "lift")
 
 
@@ -52,6 +49,7 @@ def tune(
     metric: str = "ndcg@20",
     objectives: Sequence[str] = ("tail_ndcg@20",),
     grid: Any = None,
+    fixed: Sequence[str] | str = (),
     budget: str | float | None = None,
     early_stop: bool = False,
     storage: Any = None,
@@ -88,7 +86,9 @@ def tune(
     split
         A split with a valid part; or Interactions, to tune linear autoencoders by leave-one-out.
     trials
-        Number of solves, unless a grid says which; left out: 50 on a split, 7 by leave-one-out.
+        Number of solves, unless a grid says which; left out: 50 on a split, by leave-one-out the
+        automatic settings and a step in each direction: 7, 2 more where weights are compared,
+        and 2 fewer for each of l2, dropout and beta that is fixed.
     metric
         What to make large on the valid part, such as "ndcg@20" or "recall@50".
     objectives
@@ -98,7 +98,12 @@ def tune(
         tried. "paper" is the grid of the DAN paper. What is not named stays as the model has it.
         Left out: Optuna searches (needs the extra `tune`), linear autoencoders in ranges around
         the automatic settings, other models on a grid of their own, which is tried as a whole
-        where it has no more points than `trials`.
+        where it has no more points than `trials`. Where pairs have different weights and a linear
+        autoencoder has no `Signals`, the transforms "binary", "log1p" and "sum" are compared at
+        their automatic settings first, and the search goes on with the best.
+    fixed
+        Names of settings that keep the value of the model, such as "l2", "alpha" or "transform";
+        what is neither fixed nor in a grid is searched.
     budget
         Time for everything, such as "10m" or seconds: the search ends when the next solve and the
         last fit would not fit in. A solve is expected to take what `plan` says, a fit of any
@@ -118,7 +123,8 @@ def tune(
         interrupted or not.
     refit
         On a split: "train" fits the chosen settings on the train part, as papers do; "all" on
-        the train and valid parts together, which is what you would use.
+        everything outside test (`Split.train_and_valid`), new users and items of valid included,
+        which is what you would use.
     prefer
         By leave-one-out: "accuracy" takes the best point; "balance" (left out: this one) the best
         in the second objective among those within one standard error of the best, user by user;
@@ -130,6 +136,12 @@ def tune(
         matrix stays there between penalties. What the model's `fit` does not take is refused.
     progress
         Called with a `SearchProgress` after every solve.
+
+    Raises
+    ------
+    SolveError
+        If every solve fails. One that fails is a row of `Tuned.trials` with its reason, and the
+        search goes on.
 
     Examples
     --------
@@ -155,6 +167,7 @@ def search_with(
     metric: str,
     objectives: Sequence[str],
     grid: Any,
+    fixed: Sequence[str] | str,
     budget: str | float | None,
     early_stop: bool,
     storage: Any,
@@ -173,10 +186,14 @@ def search_with(
         model, split = None, model
     extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
     goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
-    trials = count("trials", _default_trials(split) if trials is None else trials)
+    if trials is None and isinstance(split, Split):
+        trials = SPLIT_TRIALS
+    if trials is not None:
+        count("trials", trials)
     criterion = _criterion(split, goals, refit, prefer, users, seed)
     train = criterion.train
-    space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train)
+    names = [fixed] if isinstance(fixed, str) else list(fixed)
+    space = Space.of([EASE, RLAE, LAE] if model is None else model, grid, train, names)
     for each in space.models:
         if isinstance(criterion, OnLeftOut) and not isinstance(each, LinearAutoencoder):
             kind = type(each).__name__
@@ -205,7 +222,9 @@ def search_with(
         before = time.perf_counter()
         if fitted is None:
             fitted = space.model(best)
-            whole = _whole(split) if refit == "all" and isinstance(split, Split) else train
+            whole = train
+            if refit == "all" and isinstance(split, Split):
+                whole = split.train_and_valid()
             if whole is not train and "valid" in options:
                 # what it learns from cannot tell it when to stop; the train part can
                 trained: Any = space.model(best).fit(train, **options)
@@ -219,10 +238,6 @@ def search_with(
             measured = leave_one_out(fitted, k=cutoff, part=part, seed=seed)
             fitted.estimate_ = summary_of(measured)
     return _tuned(search, fitted, best, complete, seconds)
-
-
-def _default_trials(split: Any) -> int:
-    return 50 if isinstance(split, Split) else FEW
 
 
 def _criterion(
@@ -246,15 +261,6 @@ def _criterion(
             "eq.split.strong(data, valid=0.1)"
         )
     return OnPart(split, goals)
-
-
-def _whole(split: Split) -> Interactions:
-    """Return all that may be learnt from once settings are chosen: train and valid."""
-    assert split.valid is not None
-    whole = split.train
-    for side in (split.valid.history, split.valid.target):
-        whole = whole.union(side.difference(whole))
-    return whole
 
 
 class Solve(NamedTuple):
@@ -291,7 +297,14 @@ class Solves:
         """Hear of solves that will all be asked for, in this order."""
 
     def __call__(self, outer: Point) -> Solve:
-        """Make one solve."""
+        """Make one solve; after one that fails the next begins from scratch."""
+        try:
+            return self._made(outer)
+        except SolveError:
+            self.release()
+            raise
+
+    def _made(self, outer: Point) -> Solve:
         start = time.perf_counter()
         numbers, models = zip(*self.space.variants(outer), strict=True)
         if self._fit is None:
@@ -349,16 +362,21 @@ class Search:
             raise self._too_small()
 
     def run(
-        self, ledger: Ledger, trials: int, early_stop: bool, seed: int, *, whole: bool
+        self, ledger: Ledger, trials: int | None, early_stop: bool, seed: int, *, whole: bool
     ) -> bool:
-        """Make the solves that are missing; return whether all were made."""
+        """Make the solves that are missing; return whether all were made.
+
+        Without a number of trials, only the first proposals are solved.
+        """
         self.ledger, self.resumed = ledger, len(ledger.solves)
-        whole = whole or not (self.space.in_ranges or self.space.size > trials)
+        enough = trials is None or self.space.size <= trials
+        whole = whole or (enough and not self.space.in_ranges)
         if whole:
             self._places = {key_of(each): at for at, each in enumerate(self.space.outer())}
             wanted = self._grid(early_stop)
         else:
-            wanted = self._proposals(trials, seed)
+            proposals = self.space.proposals(self.train, seed)
+            wanted = self._proposals(proposals, trials)
         passed, outer = 0, next(wanted, None)
         while outer is not None:
             fresh = key_of(outer) not in ledger.solves
@@ -372,22 +390,33 @@ class Search:
             last, outer = outer, next(wanted, None)
             if fresh and self.progress is not None:
                 left_out = self._walk.skipped if self._walk else 0
-                done, total = len(ledger.solves), trials
                 if whole:
                     done, total = passed, len(self._places) - left_out
+                else:
+                    done = len(ledger.solves)
+                    total = max(proposals.n_starts if trials is None else trials, done)
                 self._report(last, done, total)
         return True
 
     def best(self) -> Point:
-        """Return the best point; of equal ones the first, on a grid the first of the grid."""
-        if not self.ledger.solves:
-            raise self._too_small()
+        """Return the chosen point; of equal ones the first, on a grid the first of the grid."""
+        points = self._points()
+        if not points:
+            raise self._all_failed() if self.ledger.solves else self._too_small()
+        best: Point = points[self.criterion.choose(points)]
+        return best
+
+    def _points(self) -> list[Point]:
+        """Return every point that was measured, on a grid in the order of the grid."""
         solved = sorted(  # a grid may have been walked in any order, and in several sittings
             self.ledger.solves.items(), key=lambda each: self._places.get(each[0], math.inf)
         )
-        points = [point for _, each in solved for point in each["points"]]
-        best: Point = points[self.criterion.choose(points)]
-        return best
+        return [point for _, each in solved for point in each["points"]]
+
+    def _all_failed(self) -> SolveError:
+        reasons = list(dict.fromkeys(each["failed"] for each in self.ledger.solves.values()))
+        shown = "; ".join(reasons[:REASONS]) + ("; ..." if len(reasons) > REASONS else "")
+        return SolveError(f"all {len(self.ledger.solves):,} solves of the search failed: {shown}")
 
     def _grid(self, early_stop: bool) -> Iterator[Point]:
         if not early_stop:
@@ -395,40 +424,49 @@ class Search:
             self.made.expect([each for each in points if key_of(each) not in self.ledger.solves])
             return iter(points)
         start = self.space.start(self.train)
-        self._walk = CoordinateSearch(
-            self.space.axes, start, lambda outer: self._value(self._best_of(outer))
-        )
+        self._walk = CoordinateSearch(self.space.axes, start, self._value_of)
         return self._walk.points()
 
-    def _proposals(self, trials: int, seed: int) -> Iterator[Point]:
+    def _proposals(self, proposals: Any, trials: int | None) -> Iterator[Point]:
         """Yield what is proposed until there are enough solves."""
-        first = self.space.start(self.train)
-        proposals: RangeProposals | GridProposals
-        if self.space.in_ranges:
-            proposals = RangeProposals(first, seed)
-        else:
-            proposals = GridProposals(self.space.axes, first, seed)
-        if trials > len(proposals.starts):
+        starts_only = trials is None
+        if trials is not None and trials > proposals.n_starts and not self._all_fixed:
             import_optuna()  # missing is better known before the first solve than after it
-        past = [
-            ({name: points[0][name] for name in first}, max(map(self._value, points)))
-            for points in (solved["points"] for solved in self.ledger.solves.values())
-        ]
-        while len(past) < trials:
-            outer = proposals.propose(past)
+        past = []
+        for solved in self.ledger.solves.values():
+            settings = solved["points"][0] if solved["points"] else solved["outer"]
+            outer = {name: settings[name] for name in self.space.solve_names}
+            past.append((outer, max(map(self._value, solved["points"]), default=-math.inf)))
+        while trials is None or len(past) < trials:
+            outer = proposals.propose(past, starts_only=starts_only)
             if outer is None:
-                logger.info("the search has run out of new settings")
+                if not starts_only:
+                    logger.info("the search has run out of new settings")
                 return
             yield outer
-            past.append((outer, self._value(self._best_of(outer))))
+            past.append((outer, self._value_of(outer)))
+
+    @property
+    def _all_fixed(self) -> bool:
+        """Whether nothing that a solve depends on is searched."""
+        return self.space.in_ranges and {*self.space.solve_names} <= {*self.space.fixed}
 
     def _solve(self, outer: Point) -> None:
-        """Make a solve and keep what it gave."""
-        found = self.made(outer)
+        """Make a solve and keep what it gave; of one that fails, the reason."""
+        start = time.perf_counter()
+        self.solves += 1
+        try:
+            found = self.made(outer)
+        except SolveError as error:
+            settings = in_words({"model": "", **outer})
+            logger.warning("the solve with%s failed, and the search goes on: %s", settings, error)
+            seconds = time.perf_counter() - start
+            failed = {"points": [], "seconds": seconds, "failed": str(error)}
+            self.ledger.add(outer, {**failed, "outer": outer})
+            return
         self._fit_seconds = max(self._fit_seconds, found.fit_seconds)
         self._longest, self._last_fit = max(self._longest, found.seconds), found.fit_seconds
         self.ledger.add(outer, {"points": found.points, "seconds": found.seconds})
-        self.solves += 1
         by_users = isinstance(self.criterion, OnLeftOut)
         if by_users and self.made.last is not None and self.best() in found.points:
             self._keep(outer, self.made.last)
@@ -458,9 +496,10 @@ class Search:
     def _value(self, point: Point) -> float:
         return self.goals[self.metric] * float(point[self.metric])
 
-    def _best_of(self, outer: Point) -> Point:
-        """Return the best point of a solve."""
-        return max(self.ledger.solves[key_of(outer)]["points"], key=self._value)
+    def _value_of(self, outer: Point) -> float:
+        """Return what the best point of a solve is worth; minus infinity of one that failed."""
+        points = self.ledger.solves[key_of(outer)]["points"]
+        return max(map(self._value, points), default=-math.inf)
 
     def _too_small(self) -> SettingError:
         what = f"a budget of {duration(self.limit or 0.0)} is too small"
@@ -473,14 +512,28 @@ class Search:
 
     def _report(self, outer: Point, done: int, total: int) -> None:
         assert self.progress is not None
-        last, best = self._best_of(outer), self.best()
+        solved = self.ledger.solves[key_of(outer)]
+        # not the chosen point, whose metric may be lower than that of one chosen before
+        last: Point = max(solved["points"], key=self._value, default={})
+        best: Point = max(self._points(), key=self._value, default={})
         spent = time.perf_counter() - self.started
         left = self._pace.left(done, total)
         if left is not None:
             left += self._last_fit
             left = left if self.limit is None else min(left, max(self.limit - spent, 0.0))
-        values = last[self.metric], best[self.metric]
-        self.progress(SearchProgress(done, total, last, values[0], best, values[1], spent, left))
+        self.progress(
+            SearchProgress(
+                done=done,
+                total=total,
+                last=last or outer,
+                last_value=last.get(self.metric, math.nan),
+                best=best,
+                best_value=best.get(self.metric, math.nan),
+                seconds=spent,
+                left=left,
+                failed=solved.get("failed"),
+            )
+        )
 
 
 def _sign(name: str) -> float:
@@ -495,20 +548,24 @@ def _tuned(
     search: Search, fitted: Recommender, best: Point, complete: bool, fit_seconds: float
 ) -> Tuned:
     hidden = {"prototype", *search.criterion.columns}
-    rows = [
-        {**{name: value for name, value in point.items() if name not in hidden}, "solve": number}
-        for number, solved in enumerate(search.ledger.solves.values())
-        for point in solved["points"]
-    ]
     points = [point for each in search.ledger.solves.values() for point in each["points"]]
     names = list(search.goals)
-    trials = pl.DataFrame(rows, infer_schema_length=None)
-    trials = trials.select(pl.exclude(*names, "solve"), *names, "solve")
+    rows = []
+    for number, solved in enumerate(search.ledger.solves.values()):
+        for point in solved["points"] or [solved["outer"]]:
+            row = {name: value for name, value in point.items() if name not in hidden}
+            rows.append({**row, "solve": number, "failed": solved.get("failed")})
+    rows.sort(key=lambda row: row["failed"] is not None)  # points that failed have few columns
+    trials = pl.DataFrame(
+        rows, infer_schema_length=None, schema_overrides={"failed": pl.String}
+    ).sort("solve", maintain_order=True)
+    trials = trials.select(pl.exclude(*names, "solve", "failed"), *names, "solve", "failed")
+    measured = trials.filter(pl.col("failed").is_null()).drop("failed")
     return Tuned(
         model=fitted,
         best={name: value for name, value in best.items() if name not in hidden},
         trials=trials,
-        frontier=frontier(trials, names, list(search.goals.values())),
+        frontier=frontier(measured, names, list(search.goals.values())),
         objectives=tuple(names),
         solves=search.solves,
         resumed=search.resumed,
@@ -517,7 +574,27 @@ def _tuned(
         seconds=time.perf_counter() - search.started,
         estimate=search.criterion.estimate(points),
         sentence=_sentence(search, best, points),
+        notes=tuple(_notes(search, best)),
     )
+
+
+def _notes(search: Search, best: Point) -> Iterator[str]:
+    """Say how weights were chosen, and what failed."""
+    if search.space.transforms:
+        values: dict[str, float] = {}
+        for solved in search.ledger.solves.values():
+            if solved["points"]:  # the first solve of each is at its automatic settings
+                point = max(solved["points"], key=search._value)
+                values.setdefault(point["transform"], point[search.metric])
+        compared = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        yield (
+            f"weights: {best['transform']} was chosen; {search.metric} at the automatic settings: "
+            f"{compared}"
+        )
+    failed = [each["failed"] for each in search.ledger.solves.values() if "failed" in each]
+    if failed:
+        solves = f"{len(failed)} of {len(search.ledger.solves)} solves failed"
+        yield f"{solves}: {'; '.join(list(dict.fromkeys(failed))[:REASONS])}"
 
 
 def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
@@ -525,13 +602,17 @@ def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
     names = list(search.goals)
     how = "users left out one by one" if search.criterion.columns else "the valid part"
     values = ", ".join(f"{name} {best[name]:.4f}" for name in names)
-    said = f"of {len(points):,} settings, {best['family']} has {values} on {how}"
+    weights = f" with {best['transform']} weights" if search.space.transforms else ""
+    said = f"of {len(points):,} settings, {best['family']}{weights} has {values} on {how}"
     top = max(points, key=search._value)
-    if best is top or len(names) < 2:
+    if top[names[0]] == best[names[0]] or len(names) < 2:
         return f"{said}: the best {names[0]}"
-    given = abs(top[names[0]] - best[names[0]]) / max(abs(top[names[0]]), 1e-300)
-    gained = abs(best[names[1]] - top[names[1]]) / max(abs(top[names[1]]), 1e-300)
+    given, gained = (
+        100 * abs(top[name] - best[name]) / max(abs(top[name]), 1e-300) for name in names[:2]
+    )
+    less = f"{given:.1f}%" if given >= 0.05 else "less than 0.1%"
+    more = f"{gained:.0f}%" if gained >= 0.5 else "less than 1%"
     return (
-        f"{said}: {100 * given:.1f}% of {names[0]} below the best, which may be chance, was given "
-        f"for {100 * gained:.0f}% of {names[1]}"
+        f"{said}: {less} of {names[0]} below the best, which may be chance, was given "
+        f"for {more} of {names[1]}"
     )

@@ -18,10 +18,20 @@ import numpy as np
 
 from equipoise.errors import SettingError
 from equipoise.interactions import Interactions
+from equipoise.metrics import nearest
 from equipoise.models import Recommender
 from equipoise.signals import SETTINGS, Signals
-from equipoise.tuning.proposals import Point, Values, in_order
+from equipoise.tuning.proposals import (
+    GridProposals,
+    Point,
+    RangeProposals,
+    Values,
+    WeightingProposals,
+    in_order,
+)
 
+# what weights of pairs may be worth: nothing, their logarithm, themselves
+TRANSFORMS = ("binary", "log1p", "sum")
 # The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
 PAPER = {
     "alpha": tuple(step / 10 for step in range(6)),
@@ -45,16 +55,23 @@ class Space:
         The first prototype as it was given, with "auto" where it has that.
     in_ranges
         Whether what a solve depends on is searched in ranges instead of on the grid.
+    fixed
+        Names of settings that are not searched.
+    transforms
+        Weightings of the events (`Signals.transform`) that are compared before the search; empty
+        where none are.
     """
 
     models: list[Recommender]
     values: Values
     origin: Recommender
     in_ranges: bool
+    fixed: tuple[str, ...] = ()
+    transforms: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, given: Any, grid: Any, train: Interactions) -> Space:
-        """Check the models and the grid of `tune`."""
+    def of(cls, given: Any, grid: Any, train: Interactions, fixed: Sequence[str] = ()) -> Space:
+        """Check the models, the grid and the fixed settings of `tune`."""
         listed = list(given) if isinstance(given, (list, tuple)) else [given]
         if not listed:
             raise SettingError("tune needs a model, such as eq.EASE")
@@ -65,6 +82,10 @@ class Space:
                 each if each.signals is not None else each.vary({"signals": Signals()})
                 for each in models
             ]
+        transforms: tuple[str, ...] = ()
+        if grid is None and "transform" not in fixed and can_compare_weightings(models, train):
+            transforms = TRANSFORMS
+            models = [each.vary({"signals": Signals()}) for each in models]
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
         if not all(each.in_ranges for each in models) and len(models) > 1:
@@ -74,16 +95,22 @@ class Space:
                 f"tuning {type(first).__name__} needs a grid over its settings, which are "
                 f"{', '.join(names) or 'none'}"
             )
+        _check_fixed(fixed, grid, names)
         if grid is not None:
             values = _checked(grid, names)
         else:
-            values = {name: each for name, each in first.search_space.items() if name in names}
+            values = {
+                name: each
+                for name, each in first.search_space.items()
+                if name in names and name not in fixed
+            }
         if not first.solve_settings:
-            return cls(models, values, first, in_ranges=False)
+            return cls(models, values, first, in_ranges=False, fixed=tuple(fixed))
         settled = _settled(models, values, train)
         if grid is not None:
             _check_penalties(settled, values, train)
-        return cls(settled, values, first, in_ranges=first.in_ranges and grid is None)
+        in_ranges = first.in_ranges and grid is None
+        return cls(settled, values, first, in_ranges, tuple(fixed), transforms)
 
     @property
     def axes(self) -> Values:
@@ -98,12 +125,38 @@ class Space:
 
     def start(self, train: Interactions) -> Point:
         """Return the settings of a solve that a search begins with, "auto" as numbers."""
-        found = self.origin.search_start(train)
+        return self._start_of(self.origin, train)
+
+    def _start_of(self, model: Recommender, train: Interactions) -> Point:
+        found = model.search_start(train)
         return {
             name: found[name]
             for name in found
             if name in self.axes or (self.in_ranges and name not in SETTINGS)
         }
+
+    def proposals(
+        self, train: Interactions, seed: int
+    ) -> RangeProposals | GridProposals | WeightingProposals:
+        """Return what proposes settings of solves."""
+        if not self.in_ranges:
+            return GridProposals(self.axes, self.start(train), seed)
+        if not self.transforms:
+            return RangeProposals(self.start(train), seed, self.fixed)
+        searches = {}
+        for transform in self.transforms:
+            start = self._start_of(self.origin.vary({"transform": transform}), train)
+            searches[transform] = RangeProposals(start, seed, self.fixed)
+        return WeightingProposals(searches)
+
+    @property
+    def solve_names(self) -> list[str]:
+        """Names of the settings that a solve of this search depends on."""
+        if not self.in_ranges:
+            return list(self.axes)
+        free = [name for name in self.models[0].solve_settings if name not in SETTINGS]
+        names = [name for name in free if name in self.models[0].tunable()]
+        return ["transform", *names] if self.transforms else names
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, the last axis running fastest."""
@@ -135,12 +188,29 @@ class Space:
         solves = self.models[0].solve_settings if self.in_ranges else ()
         solves = tuple(name for name in solves if name not in SETTINGS)
         names = self.models[0].tunable()
-        values: dict[str, Any] = {name: "range" for name in solves if name in names}
+        values: dict[str, Any] = {
+            name: "range" for name in solves if name in names and name not in self.fixed
+        }
+        values |= {"transform": list(self.transforms)} if self.transforms else {}
         values |= {name: list(in_order(listed)) for name, listed in self.values.items()}
         return {
             "values": values,
             "models": [_without(each.settings(), self.values) for each in self.models],
         }
+
+
+def can_compare_weightings(models: Sequence[Recommender], data: Interactions) -> bool:
+    """Whether the pairs have different weights that no `Signals` of the models tell the worth of.
+
+    >>> import equipoise as eq
+    >>> data = eq.Interactions([[5.0, 1.0], [0.0, 2.0]])
+    >>> can_compare_weightings([eq.EASE()], data)
+    True
+    """
+    if not all(each.in_ranges and each.signals is None for each in models) or data.signed:
+        return False
+    weights = data.matrix.data
+    return len(weights) > 0 and bool(weights.min() != weights.max())
 
 
 def product(axes: Values) -> itertools.product[tuple[Any, ...]]:
@@ -158,7 +228,7 @@ def _prototype(given: Any) -> Recommender:
         }
         plain = given.lower().replace("-", "")
         if plain not in ours:
-            raise SettingError(f"there is no model {given!r}; tune 'ease', 'lae' or 'rlae'")
+            raise SettingError(f"there is no model {given!r}; {nearest(plain, ours)}")
         given = ours[plain]
     if isinstance(given, type) and issubclass(given, Recommender):
         try:
@@ -168,6 +238,16 @@ def _prototype(given: Any) -> Recommender:
     if isinstance(given, Recommender):
         return given
     raise SettingError(f"tune needs a model or its class, such as eq.EASE, got {given!r}")
+
+
+def _check_fixed(fixed: Sequence[str], grid: Any, names: Sequence[str]) -> None:
+    for name in fixed:
+        if name not in (*names, "transform"):
+            raise SettingError(
+                f"fixed names {name!r}, which the models do not have; they have {', '.join(names)}"
+            )
+        if isinstance(grid, Mapping) and name in grid:
+            raise SettingError(f"{name!r} is both fixed and in the grid; leave out one of the two")
 
 
 def _checked(grid: Any, names: Sequence[str]) -> Values:
