@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
+from equipoise.runtime import machine
 from equipoise.solve import dense
 from equipoise.solve.blocked import TRIANGULAR, Blocks, Step, steps
 from equipoise.solve.threaded import ThreadedBlocks

@@ -27,9 +27,9 @@ from scipy.interpolate import RegularGridInterpolator
 
 import equipoise as eq
 from equipoise import automatic
+from equipoise.data.statistics import gini, homophily
 from equipoise.ranking.ranker import Ranked, top_k
 from equipoise.ranking.terms import Dense
-from equipoise.statistics import gini, homophily
 from equipoise.tuning import Tuned
 
 GRID = {

@@ -31,7 +31,7 @@ import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver, gram_rows
 from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import start_local
-from equipoise.machine import limited
+from equipoise.runtime.machine import limited
 from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file

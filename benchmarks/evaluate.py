@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.evaluation import evaluate
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.evaluation.evaluator import evaluate
 from equipoise.ranking.ranker import Ranked, top_k
 from equipoise.ranking.terms import Dense
 

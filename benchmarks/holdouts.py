@@ -21,8 +21,8 @@ import polars as pl
 from scipy.stats import spearmanr
 
 import equipoise as eq
-from equipoise.readers.research import read_weak
-from equipoise.split import Part, Split
+from equipoise.data.readers.research import read_weak
+from equipoise.data.split import Part, Split
 from reproduce.data import published_split
 
 SHARES = (0.1, 0.2, 0.4, 0.6)  # of each user's items

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.interactions import Interactions
-from equipoise.statistics import homophily
+from equipoise.data.interactions import Interactions
+from equipoise.data.statistics import homophily
 
 DEFAULT = Path(__file__).resolve().parents[2] / "shared/data/yelp2018/weak/train.npz"
 REPEATS = 3
@@ -66,7 +66,7 @@ def main() -> None:
     command = [sys.executable, __file__, str(asked.file), "--side"]
     found = {side: json.loads(subprocess.check_output([*command, side])) for side in SIDES}
     base = found["scipy"]["seconds"]
-    names = {"scipy": "scipy `X.T @ X`", "ours": "`equipoise.statistics.homophily`"}
+    names = {"scipy": "scipy `X.T @ X`", "ours": "`equipoise.data.statistics.homophily`"}
     print("| what | seconds | ratio | extra memory |")
     print("|---|---|---|---|")
     for side, row in found.items():

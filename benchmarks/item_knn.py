@@ -3,7 +3,7 @@
     python benchmarks/item_knn.py movielens-100k movielens-1m online-retail.csv
     python benchmarks/item_knn.py --auto movielens-100k movielens-1m online-retail.csv
 
-The second form leaves the grid out. A name is a data set of `equipoise.datasets`; a path is a CSV
+The second form leaves the grid out. A name is a data set of `eq.datasets`; a path is a CSV
 file with the columns of UCI Online Retail. Each number is NDCG@20 on the test part of a split;
 `equipoise.automatic` has the rule.
 """

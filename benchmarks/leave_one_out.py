@@ -41,7 +41,7 @@ import polars as pl
 from real import SHARED, cut, export, sources
 
 import equipoise as eq
-from equipoise.estimation import left_out_part
+from equipoise.evaluation.leave_one_out import left_out_part
 from equipoise.models.leaving_out import lists_without
 from reproduce.data import published_split
 

@@ -28,9 +28,9 @@ import scipy.sparse as sp
 from neighbourhood import SETTINGS, planted
 
 import equipoise as eq
-from equipoise.readers import read_weak
+from equipoise.data.readers import read_weak
+from equipoise.data.split import Part
 from equipoise.solve import neighbourhood
-from equipoise.split import Part
 from reproduce.data import published_split
 
 SIZES = {"strong": (50, 100, 200, 400, 800), "weak": (50, 100, 200, 400, 800, 1600)}

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.drawing import STYLE, Drawing, Scale, padded
+from equipoise.display.drawing import STYLE, Drawing, Scale, padded
 from equipoise.solve.neighbourhood import KEPT
 
 WIDTH, HEIGHT = 420.0, 300.0

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers.research import read_strong, read_weak
+from equipoise.data.split.parts import Part
 from equipoise.models.neural.base import Epoch, NeuralModel
-from equipoise.readers.research import read_strong, read_weak
-from equipoise.split.parts import Part
 
 MODELS = ("MultVAE", "LightGCN", "XSimGCL")
 

@@ -20,7 +20,7 @@ import paper_path  # noqa: F401  puts `reproduce` on the path
 import polars as pl
 
 import equipoise as eq
-from equipoise.split import Part, Split
+from equipoise.data.split import Part, Split
 from reproduce.data import published_split
 
 PUBLISHED = Path(__file__).parents[1] / "paper" / "published"

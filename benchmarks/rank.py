@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.matrix import Csr, entry_rows
+from equipoise.data.matrix import Csr, entry_rows
 from equipoise.models.inverse import Inverse
 from equipoise.ranking.ranker import score_items, top_k
 from equipoise.ranking.terms import Dense

@@ -40,8 +40,8 @@ import sys, time
 from pathlib import Path
 import polars as pl
 import equipoise as eq
-from equipoise.readers.records import scan
-from equipoise.readers.numbers import parsed_numbers
+from equipoise.data.readers.records import scan
+from equipoise.data.readers.numbers import parsed_numbers
 path, rounds = sys.argv[1], int(sys.argv[2])
 packed = path.replace(".csv", ".parquet")
 pl.read_csv(path).write_parquet(packed)

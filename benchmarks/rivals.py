@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import equipoise as eq
-from equipoise.interactions import Interactions
-from equipoise.readers.research import read_weak
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers.research import read_weak
 
 CSV_NAMES = {"GFCF": "GF-CF", "TurboCF": "TurboCF", "SVDAE": "SVD-AE", "BSPM": "BSPM"}
 CSV_NAMES["SGFCF"] = "SGFCF"

@@ -20,7 +20,7 @@ import paper_path  # noqa: F401  puts `reproduce` on the path
 from session_timing import AUTHORS, some_sessions
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from reproduce.results import write_text
 from reproduce.sessions import folder_name
 

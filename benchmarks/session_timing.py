@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.models.session_solver import past_future
 
 AUTHORS = {"l2": 10.0, "dropout": 0.0, "decay_position": 1.0}

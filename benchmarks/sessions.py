@@ -28,9 +28,9 @@ import numpy as np
 import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Part, Split
 from equipoise.models import session_solver
-from equipoise.split import Part, Split
 from reproduce.config import Settings
 from reproduce.results import write_text
 from reproduce.sessions import Pair, Search, folder_name, make, measure, sample

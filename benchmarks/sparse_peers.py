@@ -3,7 +3,7 @@
     python benchmarks/sparse_peers.py --data DATA --sansa PYTHON --out FILE.json
     python benchmarks/sparse_peers.py --data DATA --datasets ML-1M --weights 200 --out OTHER.json
 
-DATA has `gowalla/strong` and `yelp2018/strong`; MovieLens 1M comes from `equipoise.datasets`.
+DATA has `gowalla/strong` and `yelp2018/strong`; MovieLens 1M comes from `equipoise.data.datasets`.
 PYTHON is the interpreter of an environment with `sansa` (`apt-get install libsuitesparse-dev`,
 then `pip install "scikit-sparse<0.5" sansa`). All models have 100 weights for each item; SANSA
 keeps two matrices of that size, the factors of its weights: the second run gives as many numbers

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.interactions import Interactions
-from equipoise.machine import count, parse_memory
+from equipoise.data.interactions import Interactions
+from equipoise.runtime.machine import count, parse_memory
 from equipoise.solve.engine import solve
 from equipoise.solve.planning import plan
 

@@ -26,9 +26,9 @@ import numpy as np
 import paper_path  # noqa: F401  puts `reproduce` on the path
 
 import equipoise as eq
+from equipoise.data.readers.research import read_weak
+from equipoise.data.split import Part, Split
 from equipoise.models.saving import build
-from equipoise.readers.research import read_weak
-from equipoise.split import Part, Split
 from reproduce.data import published_split
 
 Models = dict[str, Any]  # by method, of one normalizer and different families: they share solves

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from tests.absent import absent
 from tests.report.browser import Browser, find_browser
 
@@ -36,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def untouched_loggers() -> None:
     """Undo what an earlier test's command line did to loggers, which live as long as a worker."""
-    for part in ("", ".datasets", ".readers"):
+    for part in ("", ".data.datasets", ".data.readers"):
         logger = logging.getLogger(f"equipoise{part}")
         logger.handlers.clear()
         logger.propagate = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 
 
 @dataclass

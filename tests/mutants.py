@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.storage import SEAL, sealed
+from equipoise.data.storage import SEAL, sealed
 
 Place = tuple[Any, ...]
 VALUES: list[Any] = [

@@ -14,8 +14,8 @@ from equipoise.automatic import (
     penalty_from_counts,
     penalty_numbers,
 )
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
 from tests.tolerance import assert_close
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli.app import app
+from equipoise.data.interactions import Interactions
 from equipoise.errors import FetchError
-from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from tests.absent import absent
 

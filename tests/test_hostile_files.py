@@ -15,15 +15,15 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
+from equipoise.data.storage import SEAL, file_entry
 from equipoise.errors import EquipoiseError, FileFormatError, SolveError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
+from equipoise.evaluation.results import Result
 from equipoise.models.base import Recommender
-from equipoise.results import Result
 from equipoise.solve import tiled
 from equipoise.solve.tiled import TileFolder
-from equipoise.split import Split
-from equipoise.storage import SEAL, file_entry
 from tests.mutants import damaged, mutants, near_misses, write
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError
-from equipoise.interactions import Interactions
 from equipoise.normalize import power
 
 

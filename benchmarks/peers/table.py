@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from equipoise.drawing import STYLE, Drawing, Scale, axis_text, padded
+from equipoise.display.drawing import STYLE, Drawing, Scale, axis_text, padded
 
 Row = dict[str, Any]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from equipoise import datasets
-from equipoise import split as splits
+from equipoise.data import datasets
+from equipoise.data import split as splits
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers import read, read_multvae, read_strong, read_weak
+from equipoise.data.readers.research import movielens_file, part_names
+from equipoise.data.split import Split
 from equipoise.errors import DataError
-from equipoise.interactions import Interactions
-from equipoise.readers import read, read_multvae, read_strong, read_weak
-from equipoise.readers.research import movielens_file, part_names
-from equipoise.split import Split
 
 # Prepared as the paper's ML-20M: ratings of 4 and more, users with at least 5 of them.
 NAMED = {"ML-1M": "movielens-1m", "ML-100K": "movielens-100k"}

@@ -24,13 +24,13 @@ from scipy.linalg import eigvalsh
 from scipy.stats import gaussian_kde
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
-from equipoise.metrics import head_items
+from equipoise.evaluation.metrics import head_items
 from equipoise.models.saving import build
 from equipoise.normalize import power
 from equipoise.report.users import ABOUT, case_study
+from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve.dense import weighted_gram
 from equipoise.solve.torch_backend import find_device, load_torch, send
 from reproduce.config import Config, Row, Settings

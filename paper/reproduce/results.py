@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
-from equipoise import machine
 from equipoise.errors import DataError
+from equipoise.runtime import machine
 from equipoise.solve.torch_backend import device_name
 from reproduce.config import Config, Id, Row
 

@@ -10,7 +10,7 @@ import polars as pl
 
 import equipoise
 from equipoise.errors import DataError, TooBigError
-from equipoise.machine import duration
+from equipoise.runtime.machine import duration
 from reproduce.config import Config, Row
 from reproduce.figures import Figure
 from reproduce.results import Lines, as_frame, machine_name, put, write_text

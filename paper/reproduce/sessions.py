@@ -15,10 +15,10 @@ import numpy.typing as npt
 import polars as pl
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Part, Split
 from equipoise.errors import DataError
-from equipoise.interactions import Interactions
 from equipoise.models.saving import build
-from equipoise.split import Part, Split
 from reproduce.config import Config, Row, Settings
 from reproduce.results import Lines, cells, write_text
 from reproduce.tables import Job, Load, Steps, Table

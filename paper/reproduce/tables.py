@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Part, Split
 from equipoise.models.base import Recommender
 from equipoise.models.saving import build
-from equipoise.split import Part, Split
 from reproduce.config import Config, Row
 from reproduce.data import find_split
 from reproduce.results import CELLS, Line, Lines, cells, judge, machine_name, read_lines

@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 @cache
 def _public() -> dict[str, str]:
-    """Return the module of each public name; a public module is a name of the package itself."""
+    """Return the module of each public name; for a public module, the package that holds it."""
     import ast
     import pkgutil
 
@@ -30,10 +30,9 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") or name not in _public():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _public()[name]
-    if module == __name__:
-        value: Any = import_module(f"{__name__}.{name}")
-    else:
-        value = getattr(import_module(module), name)
+    value: Any = None if module == __name__ else getattr(import_module(module), name, None)
+    if value is None:
+        value = import_module(f"{module}.{name}")
     globals()[name] = value
     return value
 

@@ -1,13 +1,15 @@
 # The public names, listed once: `__init__.py` imports each from its module on first use.
 # A function never has the name of its module, which would hide the module.
 from equipoise import cluster as cluster
-from equipoise import datasets as datasets
-from equipoise import metrics as metrics
-from equipoise import plot as plot
-from equipoise import split as split
-from equipoise.client import Client as Client
-from equipoise.comparison import Comparison as Comparison
-from equipoise.comparison import compare as compare
+from equipoise.data import datasets as datasets
+from equipoise.data import split as split
+from equipoise.data.interactions import Interactions as Interactions
+from equipoise.data.readers import read as read
+from equipoise.data.signals import Signals as Signals
+from equipoise.data.split import Split as Split
+from equipoise.data.statistics import describe as describe
+from equipoise.display import plot as plot
+from equipoise.display.notebook import ProgressLine as ProgressLine
 from equipoise.errors import ClusterError as ClusterError
 from equipoise.errors import DataError as DataError
 from equipoise.errors import EquipoiseError as EquipoiseError
@@ -19,9 +21,12 @@ from equipoise.errors import SettingError as SettingError
 from equipoise.errors import SolveError as SolveError
 from equipoise.errors import TooBigError as TooBigError
 from equipoise.errors import UnknownIdError as UnknownIdError
-from equipoise.estimation import leave_one_out as leave_one_out
-from equipoise.evaluation import evaluate as evaluate
-from equipoise.interactions import Interactions as Interactions
+from equipoise.evaluation import metrics as metrics
+from equipoise.evaluation.comparison import Comparison as Comparison
+from equipoise.evaluation.comparison import compare as compare
+from equipoise.evaluation.evaluator import evaluate as evaluate
+from equipoise.evaluation.leave_one_out import leave_one_out as leave_one_out
+from equipoise.evaluation.results import Result as Result
 from equipoise.models import BSPM as BSPM
 from equipoise.models import DLAE as DLAE
 from equipoise.models import EASE as EASE
@@ -55,14 +60,9 @@ from equipoise.normalize import NoNorm as NoNorm
 from equipoise.normalize import RandomWalk as RandomWalk
 from equipoise.normalize import Symmetric as Symmetric
 from equipoise.normalize import UserNorm as UserNorm
-from equipoise.notebook import ProgressLine as ProgressLine
 from equipoise.ranking.rules import Rules as Rules
-from equipoise.readers import read as read
-from equipoise.results import Result as Result
-from equipoise.signals import Signals as Signals
+from equipoise.serve.client import Client as Client
 from equipoise.solve.planning import plan as plan
-from equipoise.split import Split as Split
-from equipoise.statistics import describe as describe
 from equipoise.tuning import Tuned as Tuned
 from equipoise.tuning import tune as tune
 

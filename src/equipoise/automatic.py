@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.checks import fraction, non_negative
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
 
 Auto = Literal["auto"]
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from equipoise.automatic import Auto, alpha_from_gini, beta_from_homophily
 from equipoise.checks import choice, number
+from equipoise.data.interactions import Interactions
+from equipoise.data.statistics import gini, homophily
 from equipoise.errors import DataError, SettingError
-from equipoise.interactions import Interactions
 from equipoise.names import NORMALIZERS
-from equipoise.statistics import gini, homophily
 
 Vector = npt.NDArray[np.float64]
 EXPONENTS = ("alpha", "beta", "gamma")

@@ -217,7 +217,7 @@ def test_interrupts_and_full_disks_end_tidily(
     def fail(*args: object, **settings: object) -> None:
         raise error
 
-    monkeypatch.setattr("equipoise.readers.read", fail)
+    monkeypatch.setattr("equipoise.data.readers.read", fail)
     done = run("stats", "events.csv")
     assert done.exit_code == code
     assert sentence in done.stderr

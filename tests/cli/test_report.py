@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Answer, Run
 
-from equipoise.split import Split
+from equipoise.data.split import Split
 
 READ = ("events.csv", "--labels", "titles.csv")
 

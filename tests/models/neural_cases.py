@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.models.neural.base import NeuralModel
 
 CASES: dict[str, Callable[..., NeuralModel]] = {

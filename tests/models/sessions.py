@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.events import Events
-from equipoise.interactions import Interactions
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
 from equipoise.models.sessions import SessionRegression
 
 

@@ -19,14 +19,14 @@ from tests.models.neural_cases import CASES as NEURAL
 from tests.tolerance import assert_close
 
 import equipoise as eq
-from equipoise import machine
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
 from equipoise.models import Recommender
 from equipoise.models.base import FIT_DEFAULTS
 from equipoise.models.recommendations import write_lists
 from equipoise.models.saving import build, models
+from equipoise.runtime import machine
 
 NORMALIZERS = [
     eq.NoNorm(),

@@ -20,14 +20,14 @@ from tests.models.filter_formulas import (
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers.research import read_weak
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
-from equipoise.interactions import Interactions
 from equipoise.models import filters
 from equipoise.models.base import Recommender
 from equipoise.models.filters import homophily_of_rows
 from equipoise.ranking.polynomial import PolynomialTerm
 from equipoise.ranking.ranker import score, top_k
-from equipoise.readers.research import read_weak
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from polars.testing import assert_frame_equal
 from tests.models.sessions import drawn
 
 import equipoise as eq
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, EquipoiseError, SolveError, UnknownIdError
-from equipoise.ids import IdIndex
-from equipoise.interactions import Interactions
 from equipoise.models import Recommender
 
 USERS = ["ann", "bob", "cleo", "dan", "eve", "finn", "gus"]

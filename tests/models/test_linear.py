@@ -10,8 +10,8 @@ from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise import solve
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, SolveError, TooBigError
-from equipoise.interactions import Interactions
 
 DAN = eq.DAN(0.2, 0.3)
 

@@ -11,8 +11,8 @@ import pytest
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import FileFormatError, SettingError
-from equipoise.interactions import Interactions
 from equipoise.models.saving import build
 
 FAMILIES = [eq.LAE, eq.EASE, eq.RLAE]

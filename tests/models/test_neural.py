@@ -15,6 +15,8 @@ from tests.models.neural_cases import CASES, GRAPH, clustered
 from tests.mutants import mutants, write
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.split.parts import Split
 from equipoise.errors import (
     DataError,
     EquipoiseError,
@@ -23,9 +25,7 @@ from equipoise.errors import (
     SettingError,
     SolveError,
 )
-from equipoise.interactions import Interactions
 from equipoise.models.neural.base import Epoch, NeuralModel
-from equipoise.split.parts import Split
 
 torch = pytest.importorskip("torch")
 

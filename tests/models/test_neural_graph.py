@@ -13,8 +13,8 @@ from tests.models.neural_cases import CASES, GRAPH, clustered
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError
-from equipoise.interactions import Interactions
 from equipoise.models.neural.graph import (
     LightGCNTask,
     TripleSampler,

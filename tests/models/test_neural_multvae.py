@@ -10,7 +10,7 @@ from tests.models.neural_cases import CASES, clustered
 from tests.tolerance import assert_close
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.models.neural.multvae import MultVAETask
 
 torch = pytest.importorskip("torch")

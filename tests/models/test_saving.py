@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise import storage
+from equipoise.data import storage
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError
-from equipoise.interactions import Interactions
+from equipoise.evaluation.results import Result
 from equipoise.models.saving import build
-from equipoise.results import Result
 
 GOLDEN = Path(__file__).parent / "golden-model-v1"
 COUNTED = Path("/proc/self/io")

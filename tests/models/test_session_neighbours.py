@@ -8,8 +8,8 @@ from tests.models.sessions import as_data, drawn
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
 
 
 def by_definition(data: Interactions, session: list[int], model: eq.VSKNN) -> np.ndarray:

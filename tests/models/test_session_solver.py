@@ -10,9 +10,9 @@ from tests.models.sessions import drawn
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
 from equipoise.models import session_solver
 from equipoise.models.session_solver import past_future, recency, solve_on_device
 from equipoise.models.sessions import SessionRegression

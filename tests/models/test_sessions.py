@@ -12,9 +12,9 @@ from tests.models.sessions import as_data, by_definition, drawn
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
 from equipoise.models import session_solver, sessions
 from equipoise.models.sessions import SessionRegression
 

@@ -13,8 +13,8 @@ from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
 from equipoise import solve
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, SolveError, UnknownIdError
-from equipoise.interactions import Interactions
 from equipoise.models import updating
 
 MODELS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from reproduce.config import Config, load_config
 
 PAPER = Path(__file__).resolve().parents[2] / "paper"

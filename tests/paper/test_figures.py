@@ -13,8 +13,8 @@ import pytest
 from tests.paper.conftest import shortened
 
 import equipoise as eq
-from equipoise.interactions import Interactions
-from equipoise.metrics import head_items
+from equipoise.data.interactions import Interactions
+from equipoise.evaluation.metrics import head_items
 from reproduce.figures import (
     densities,
     mean_weights,

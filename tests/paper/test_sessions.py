@@ -13,9 +13,9 @@ import pytest
 from tests.models.sessions import drawn
 from tests.paper.conftest import PAPER
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Part, Split, reveal
 from equipoise.errors import DataError
-from equipoise.interactions import Interactions
-from equipoise.split import Part, Split, reveal
 from reproduce.config import Config, load_config
 from reproduce.results import CELLS, read_lines
 from reproduce.runner import completed, run

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from tests.paper.conftest import PAPER
 
-from equipoise.interactions import Interactions
-from equipoise.statistics import gini
+from equipoise.data.interactions import Interactions
+from equipoise.data.statistics import gini
 from reproduce.config import Config, load_config
 from reproduce.data import published_split
 from reproduce.results import cells, put

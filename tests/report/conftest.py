@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.report.facts import collect
 from equipoise.report.page import render
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.report.browser import Browser
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.report import case_study, write_case_study
 
 RIGHT = ("ArrowRight", 39)

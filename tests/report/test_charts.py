@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.drawing import WIDTH, Drawing, Scale, padded, search_frontier
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.display.drawing import WIDTH, Drawing, Scale, padded, search_frontier
 from equipoise.report import charts
 
 

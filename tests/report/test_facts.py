@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, UnknownIdError
-from equipoise.interactions import Interactions
 from equipoise.report.facts import collect, concentration
 from equipoise.report.page import glance
 from equipoise.report.users import LISTED, named, sampled

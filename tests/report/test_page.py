@@ -14,8 +14,8 @@ import pytest
 from tests.report.conftest import HOSTILE
 from tests.report.dom import Node, parse
 
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, MissingExtraError
-from equipoise.interactions import Interactions
 from equipoise.report import write_report
 from equipoise.report.page import _source, packed, render
 

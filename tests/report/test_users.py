@@ -10,9 +10,9 @@ import pytest
 from tests.report.dom import parse
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.interactions import Interactions
-from equipoise.metrics import head_items
+from equipoise.evaluation.metrics import head_items
 from equipoise.report import CaseStudy, case_study, write_case_study
 
 

@@ -22,7 +22,7 @@ import pytest
 from tests.serve.postgres import Postgres, new_folder
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.serve.app import create
 from equipoise.serve.config import Config
 

@@ -14,7 +14,7 @@ from tests.serve.conftest import SCRIPT, Api, Serve
 from tests.serve.test_store import TRICKS
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 
 
 def items(answer: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from tests.serve.conftest import Serve
 from tests.serve.test_store import event
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.serve.folding import fold, fold_saved
 from equipoise.serve.state import Catalogue, Served, allowed_items
 from equipoise.serve.store import Change, Store

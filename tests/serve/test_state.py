@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.serve.config import Config
 from equipoise.serve.processes import lasting
 from equipoise.serve.state import Catalogue, Served, State, allowed_items

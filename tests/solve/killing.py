@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from equipoise.machine import limited
+from equipoise.runtime.machine import limited
 from equipoise.solve import tiled
 
 # A step calls `os.fsync` for the tile and for the state, then `os.replace` to let it count. Each

@@ -9,8 +9,8 @@ import pytest
 import scipy.sparse as sp
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import TooBigError
-from equipoise.interactions import Interactions
 from equipoise.solve import batched, neighbourhood
 
 torch = pytest.importorskip("torch")

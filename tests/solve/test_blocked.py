@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.tolerance import assert_close
 
-from equipoise import machine
 from equipoise.errors import SolveError
+from equipoise.runtime import machine
 from equipoise.solve import dense, threaded
 from equipoise.solve.blocked import Blocks, steps
 from equipoise.solve.threaded import ThreadedBlocks

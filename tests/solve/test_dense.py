@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.tolerance import assert_close
 
+from equipoise.data.matrix import checked_matrix
 from equipoise.errors import SolveError
-from equipoise.machine import limited
-from equipoise.matrix import checked_matrix
+from equipoise.runtime.machine import limited
 from equipoise.solve.dense import (
     Gram,
     add_outer,

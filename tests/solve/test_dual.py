@@ -11,8 +11,8 @@ import scipy.sparse as sp
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import FileFormatError, SettingError, SolveError, TooBigError
-from equipoise.interactions import Interactions
 from equipoise.normalize import Normalizer
 from equipoise.solve import dense, planning
 from equipoise.solve.dual import Dual, DualMatrix

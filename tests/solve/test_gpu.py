@@ -12,8 +12,8 @@ import scipy.sparse as sp
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import MissingExtraError, SettingError, SolveError, TooBigError
-from equipoise.interactions import Interactions
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Boost, Only, top_k
 from equipoise.ranking.terms import Constant, Dense, LowRank

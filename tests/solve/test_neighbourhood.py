@@ -14,9 +14,9 @@ import pytest
 import scipy.sparse as sp
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import limited
+from equipoise.runtime.machine import limited
 from equipoise.solve import neighbourhood
 from equipoise.solve.journal import Journal
 from equipoise.solve.neighbourhood import Columns

@@ -13,12 +13,11 @@ import pytest
 import scipy.sparse as sp
 
 import equipoise as eq
-from equipoise import svd
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import duration, gigabytes, parse_memory
 from equipoise.models import updating
-from equipoise.solve import planning
+from equipoise.runtime.machine import duration, gigabytes, parse_memory
+from equipoise.solve import planning, svd
 from equipoise.solve.planning import Size, dense_cost, tiled_cost, update_cost
 
 GOWALLA = {"n_users": 29_858, "n_items": 40_981, "n_interactions": 1_027_370}

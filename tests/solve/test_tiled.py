@@ -17,8 +17,8 @@ import scipy.sparse as sp
 from tests.tolerance import assert_close, assert_same_lists
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
-from equipoise.interactions import Interactions
 from equipoise.solve import dense, tiled
 from equipoise.solve.tiled import all_tasks, locked
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.solve import dense
-from equipoise.split import Split
 
 
 @pytest.fixture(scope="session")

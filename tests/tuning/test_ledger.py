@@ -18,9 +18,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.interactions import Interactions
-from equipoise.split import Split
 from equipoise.tuning.ledger import Ledger
 
 GRID = {"l2": [1.0, 3.0, 10.0, 30.0, 100.0, 300.0], "beta": [0.0, 0.5], "alpha": [0.0, 0.3]}

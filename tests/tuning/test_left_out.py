@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.errors import DataError, SettingError
-from equipoise.interactions import Interactions
-from equipoise.split import Split
 from equipoise.tuning.criterion import OnLeftOut
 from equipoise.tuning.search import _sentence
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import equipoise as eq
-from equipoise.split import Split
+from equipoise.data.split import Split
 from equipoise.tuning import SearchProgress
 from equipoise.tuning.proposals import CoordinateSearch, GridProposals, RangeProposals, nearest
 

@@ -17,12 +17,12 @@ import scipy.sparse as sp
 from tests.tolerance import assert_close
 
 import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.evaluation import ListMetrics
-from equipoise.interactions import Interactions
+from equipoise.evaluation.evaluator import ListMetrics
 from equipoise.solve import dense, gpu
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.split import Split
 from equipoise.tuning import SearchProgress
 from equipoise.tuning.search import Solves
 

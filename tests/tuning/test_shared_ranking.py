@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.matrix import entry_rows
+from equipoise.data.matrix import entry_rows
+from equipoise.data.split import Split
 from equipoise.ranking import terms
-from equipoise.split import Split
 from equipoise.tuning import shared_ranking
 from equipoise.tuning.shared_ranking import rank_together
 

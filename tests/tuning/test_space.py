@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.errors import SettingError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
-from equipoise.split import Split
 from equipoise.tuning import PAPER
 from equipoise.tuning.space import Space
 

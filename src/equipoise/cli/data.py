@@ -29,10 +29,10 @@ from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
     from equipoise.cluster import Partitioned
-    from equipoise.ids import IdIndex
-    from equipoise.interactions import Interactions
-    from equipoise.split import Split
-    from equipoise.statistics import Statistics
+    from equipoise.data.ids import IdIndex
+    from equipoise.data.interactions import Interactions
+    from equipoise.data.split import Split
+    from equipoise.data.statistics import Statistics
 
 app = typer.Typer()
 
@@ -136,7 +136,7 @@ def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
     """Return the items of a file as texts: those of its item column, or of its only column."""
     import polars as pl
 
-    from equipoise.readers.columns import spelled_like
+    from equipoise.data.readers.columns import spelled_like
 
     try:
         if path.suffix == ".parquet":
@@ -234,9 +234,9 @@ class ReadOptions:
 
     def _load(self, source: str) -> Interactions | Partitioned:
         """Return what DATA names; what the library saved or knows by name is read here."""
-        from equipoise import datasets, readers
-        from equipoise.interactions import KIND as SAVED
-        from equipoise.storage import is_directory_of
+        from equipoise.data import datasets, readers
+        from equipoise.data.interactions import KIND as SAVED
+        from equipoise.data.storage import is_directory_of
 
         if (split := open_split(source)) is not None:
             refuse_given(self, f"{source} is a saved split", *ALWAYS)
@@ -260,7 +260,7 @@ class ReadOptions:
         return data
 
     def _named(self, source: str) -> Interactions:
-        from equipoise import datasets
+        from equipoise.data import datasets
 
         if source not in datasets.names():
             raise DataError(
@@ -292,7 +292,7 @@ class ReadOptions:
 
 def gathered(data: Interactions | Partitioned) -> Interactions:
     """Return the interactions on this machine."""
-    from equipoise.interactions import Interactions
+    from equipoise.data.interactions import Interactions
 
     if isinstance(data, Interactions):
         return data
@@ -313,9 +313,9 @@ def check_out(path: Path) -> None:
 
 def open_split(source: str) -> Split | None:
     """Return the split in a folder, or None where there is something else."""
-    from equipoise.split import Split
-    from equipoise.split.parts import KIND
-    from equipoise.storage import is_directory_of
+    from equipoise.data.split import Split
+    from equipoise.data.split.parts import KIND
+    from equipoise.data.storage import is_directory_of
 
     return Split.load(source) if is_directory_of(source, KIND) else None
 
@@ -338,8 +338,8 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Describe data: size, density, Gini, homophily and more; one row for each DATA."""
-    from equipoise.interactions import Interactions
-    from equipoise.statistics import describe
+    from equipoise.data.interactions import Interactions
+    from equipoise.data.statistics import describe
 
     found: list[tuple[str, Statistics]] = []
     for source in data:
@@ -451,7 +451,7 @@ def split(
 
 
 def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadOptions) -> Split:
-    from equipoise import split as splits
+    from equipoise.data import split as splits
 
     if protocol == "given":
         refuse_given(reading, "--protocol given takes a split as it was published")
@@ -465,8 +465,8 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
 
 def _published(folder: Path) -> Split:
     """Return the split that a folder holds part by part."""
-    from equipoise.readers import read_multvae, read_strong, read_weak
-    from equipoise.split import from_parts
+    from equipoise.data.readers import read_multvae, read_strong, read_weak
+    from equipoise.data.split import from_parts
 
     multvae = (folder / "unique_sid.txt").is_file()
     if multvae or (folder / "test_in.npz").is_file():

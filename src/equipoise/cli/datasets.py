@@ -11,7 +11,7 @@ from equipoise.cli.framework import Commands, Json, declare, emit, option, say, 
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
-    from equipoise.datasets import DataSet
+    from equipoise.data.datasets import DataSet
 
 app = typer.Typer(
     cls=Commands,
@@ -34,7 +34,7 @@ def every(context: typer.Context, as_json: Json = False) -> None:
 @declare(app, "list", "equipoise datasets list")
 def listing(as_json: Json = False) -> None:
     """List the data sets: size, licence, fetched or bring-your-own."""
-    from equipoise.datasets import cache_folder, info, names
+    from equipoise.data.datasets import cache_folder, info, names
 
     entries = [info(name) for name in names()]
     if as_json:
@@ -55,7 +55,7 @@ def listing(as_json: Json = False) -> None:
 @declare(app, "show", "equipoise datasets show movielens-100k")
 def show_one(name: Name, as_json: Json = False) -> None:
     """Show where a data set comes from, its licence and how it is prepared."""
-    from equipoise.datasets import info
+    from equipoise.data.datasets import info
 
     entry = info(name)
     if as_json:
@@ -73,7 +73,7 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Fetch a data set, or prepare one from raw files you downloaded."""
-    from equipoise.datasets import cache_folder, info, load
+    from equipoise.data.datasets import cache_folder, info, load
 
     entry = info(name)
     if not entry.fetched and raw is None:

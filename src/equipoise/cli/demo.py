@@ -15,9 +15,9 @@ from equipoise.cli.recommend import strongest
 from equipoise.errors import UnknownIdError
 
 if TYPE_CHECKING:
+    from equipoise.data.split import Part, Split
+    from equipoise.evaluation.results import Result
     from equipoise.models import EASE
-    from equipoise.results import Result
-    from equipoise.split import Part, Split
 
 app = typer.Typer()
 
@@ -37,10 +37,10 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."""
-    from equipoise import datasets
-    from equipoise.comparison import compare
-    from equipoise.split import strong
-    from equipoise.statistics import describe
+    from equipoise.data import datasets
+    from equipoise.data.split import strong
+    from equipoise.data.statistics import describe
+    from equipoise.evaluation.comparison import compare
 
     start = time.perf_counter()
     entry = datasets.info(DATA)
@@ -101,7 +101,7 @@ def _models() -> dict[str, EASE]:
 
 def _fitted(model: EASE, split: Split) -> tuple[Result, float]:
     """Fit on train; return the result on test and the seconds of the fit."""
-    from equipoise.evaluation import evaluate
+    from equipoise.evaluation.evaluator import evaluate
 
     start = time.perf_counter()
     model.fit(split.train)
@@ -124,7 +124,7 @@ def _user(part: Part, user: str | None) -> Any:
 
 def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
     """Return a user's history and hidden films, each model's list with reasons, and the dial."""
-    from equipoise.metrics import head_items
+    from equipoise.evaluation.metrics import head_items
 
     history, hidden = part.history.history(user), part.target.history(user)
     label, model = part.history.label, models[DAN]

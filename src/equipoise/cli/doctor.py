@@ -71,7 +71,7 @@ def doctor(as_json: Json = False) -> None:
 def examine() -> dict[str, Any]:
     """Return everything `doctor` knows."""
     import equipoise
-    from equipoise.machine import count, free_memory, meminfo
+    from equipoise.runtime.machine import count, free_memory, meminfo
 
     return {
         "versions": {
@@ -134,7 +134,7 @@ def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    from equipoise.datasets import cache_folder
+    from equipoise.data.datasets import cache_folder
 
     folder = cache_folder()
     holds: dict[str, int] = {}

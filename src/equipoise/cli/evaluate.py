@@ -27,9 +27,9 @@ from equipoise.cli.settings import FitOptions, ModelOptions
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
+    from equipoise.data.split import Split
+    from equipoise.evaluation.results import Result
     from equipoise.models import Recommender
-    from equipoise.results import Result
-    from equipoise.split import Split
 
 app = typer.Typer()
 
@@ -77,7 +77,7 @@ def evaluate(
     With --leave-one-out no split is needed: each user is ranked by the model as a fit without it
     would have made it.
     """
-    from equipoise.evaluation import evaluate as measure
+    from equipoise.evaluation.evaluator import evaluate as measure
 
     if save is not None:
         check_out(save)
@@ -132,7 +132,7 @@ def _left_out(
     settings: dict[str, Any],
 ) -> tuple[Result, Recommender]:
     """Evaluate a saved model on its own users."""
-    from equipoise.estimation import leave_one_out
+    from equipoise.evaluation.leave_one_out import leave_one_out
     from equipoise.models import load
 
     if len(paths) != 1 or chosen.given:
@@ -193,7 +193,7 @@ def _loaded(
 
 def _show_result(result: Result, k: int) -> None:
     """Print accuracy by group of items and what lies beyond accuracy, at one cut-off."""
-    from equipoise.results import REPEATED
+    from equipoise.evaluation.results import REPEATED
 
     kind = "events" if result.protocol == "session" else "users"
     where = f"{result.protocol} split, {result.part} part"
@@ -220,8 +220,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Test user by user whether models differ; the first result is the baseline."""
-    from equipoise.comparison import compare as test
-    from equipoise.results import Result
+    from equipoise.evaluation.comparison import compare as test
+    from equipoise.evaluation.results import Result
 
     named: dict[str, Result] = {}
     for path in results:

@@ -33,7 +33,7 @@ from equipoise.cli.settings import (
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
-    from equipoise.interactions import Interactions
+    from equipoise.data.interactions import Interactions
     from equipoise.tuning import Tuned
 
 Preference = Literal["tail", "balance", "accuracy"]
@@ -180,7 +180,7 @@ def _refuse_search(searching: dict[str, Any], reason: str) -> None:
 
 def _searched(chosen: ModelOptions, data: Interactions) -> list[str]:
     """Return the names of the settings that a search would choose."""
-    from equipoise.signals import SETTINGS
+    from equipoise.data.signals import SETTINGS
     from equipoise.tuning.space import can_compare_weightings
 
     models = chosen.candidates()
@@ -310,7 +310,7 @@ def _save(
     chosen: ModelOptions | None = None,
 ) -> None:
     """Save a model and say what was made, and how its settings were found."""
-    from equipoise.machine import duration
+    from equipoise.runtime.machine import duration
 
     model = model.halve() if half else model
     with working(f"saving {path}"):
@@ -350,7 +350,7 @@ def _save(
 
 def _choices(found: Tuned, chosen: ModelOptions) -> dict[str, Any]:
     """Return the names of the settings that were searched, and the options that named others."""
-    from equipoise.signals import SETTINGS
+    from equipoise.data.signals import SETTINGS
 
     fixed = chosen.fixed
     if chosen.model is not None:

@@ -197,7 +197,7 @@ def _lines(what: str) -> Iterator[Report]:
         share = f", {done / max(total, 1):.0%} done"
 
     def remind() -> None:
-        from equipoise.machine import duration
+        from equipoise.runtime.machine import duration
 
         pause = PATIENCE
         while not finished.wait(pause):
@@ -221,7 +221,7 @@ def agree(seconds: float, what: str, advice: Iterable[str], yes: bool) -> None:
     """
     if seconds < LONG:
         return
-    from equipoise.machine import duration
+    from equipoise.runtime.machine import duration
 
     note(f"{what} takes about {duration(seconds)}", "yellow")
     for sentence in advice:
@@ -255,9 +255,9 @@ def hear_the_library() -> None:
     if not any(isinstance(handler, NoteHandler) for handler in logger.handlers):
         logger.addHandler(NoteHandler())
         logger.propagate = False
-    logging.getLogger("equipoise.datasets").setLevel(logging.INFO)
+    logging.getLogger("equipoise.data.datasets").setLevel(logging.INFO)
     # What a reader skipped is in the notes of the data, which commands print themselves.
-    logging.getLogger("equipoise.readers").setLevel(logging.ERROR)
+    logging.getLogger("equipoise.data.readers").setLevel(logging.ERROR)
 
 
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130

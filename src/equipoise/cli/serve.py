@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from equipoise.cli.framework import Json, declare, emit, note, option, show
+from equipoise.data.storage import MANIFEST
 from equipoise.errors import DataError, MissingExtraError, SettingError
-from equipoise.storage import MANIFEST
 
 if TYPE_CHECKING:
     from equipoise.serve.config import Config

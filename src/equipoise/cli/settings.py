@@ -16,10 +16,10 @@ from equipoise.names import NORMALIZERS, NormalizerName
 
 if TYPE_CHECKING:
     from equipoise.cluster import Partitioned
-    from equipoise.interactions import Interactions
+    from equipoise.data.interactions import Interactions
+    from equipoise.data.signals import Signals
     from equipoise.models import Recommender
     from equipoise.normalize import Normalizer
-    from equipoise.signals import Signals
 
 # fmt: off
 ModelName = Literal[
@@ -180,7 +180,7 @@ class ModelOptions:
         return {name: parse(value) for name, value in values.items() if value is not None}
 
     def _signals(self) -> Signals | None:
-        from equipoise.signals import Signals
+        from equipoise.data.signals import Signals
 
         found: dict[str, Any] = {"transform": self.signals, "decay": self.decay}
         found |= {"floor": parse(self.floor), "returns": self.returns}
@@ -349,7 +349,7 @@ def agree_to_solve(
     data: Interactions, what: str, options: dict[str, Any], *, solves: int = 1, yes: bool
 ) -> None:
     """Tell what solves on these items cost and what would be faster, and ask if that is long."""
-    from equipoise.machine import duration
+    from equipoise.runtime.machine import duration
     from equipoise.solve.planning import plan
 
     found = plan(data, **options)

@@ -82,7 +82,7 @@ def tune(
     On a split its valid part decides. On DATA all of it stays in every fit, and users that are
     left out one by one decide.
     """
-    from equipoise.split import Split
+    from equipoise.data.split import Split
 
     search: Any
     there: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def _check_out(out: Path, resume: bool) -> None:
 
 def _write(out: Path, found: Tuned) -> dict[str, str]:
     """Write everything and return where it is."""
-    from equipoise.drawing import search_frontier
+    from equipoise.display.drawing import search_frontier
 
     written = {"model": out / "model", "trials": out / "trials.parquet"}
     found.model.save(written["model"])
@@ -155,7 +155,7 @@ def _write(out: Path, found: Tuned) -> dict[str, str]:
 
 
 def _show(found: Tuned, written: dict[str, str]) -> None:
-    from equipoise.machine import duration
+    from equipoise.runtime.machine import duration
 
     say(found.model.summary(), "bold")
     values = ", ".join(f"{name} {found.best[name]:.4f}" for name in found.objectives)
@@ -214,7 +214,7 @@ def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
 
 
 def _line(progress: SearchProgress, metric: str) -> str:
-    from equipoise.machine import duration
+    from equipoise.runtime.machine import duration
 
     left = "" if progress.left is None else f", about {duration(progress.left)} left"
     return (

@@ -17,8 +17,8 @@ from equipoise.cluster.parts import PartitionedSplit
 from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import connect, forget, results, submit, task
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
 from equipoise.solve.planning import plan

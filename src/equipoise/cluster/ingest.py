@@ -24,10 +24,9 @@ import polars as pl
 from equipoise.checks import count
 from equipoise.cluster.partitioned import Partitioned, total
 from equipoise.cluster.workers import connect, reduced, results, submit, task
-from equipoise.errors import DataError, EquipoiseError, MissingExtraError, SettingError
-from equipoise.interactions import KIND as SAVED
-from equipoise.interactions import Interactions
-from equipoise.readers import (
+from equipoise.data.interactions import KIND as SAVED
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers import (
     check_one_kind,
     labels_source,
     part_files,
@@ -36,7 +35,7 @@ from equipoise.readers import (
     table_kind,
     table_source,
 )
-from equipoise.readers.build import (
+from equipoise.data.readers.build import (
     Log,
     Rows,
     check_sums,
@@ -52,13 +51,20 @@ from equipoise.readers.build import (
     type_names,
     usable_rows,
 )
-from equipoise.readers.columns import choose_columns
-from equipoise.readers.files import as_type, is_blank
-from equipoise.readers.frames import object_source
-from equipoise.readers.options import TABLES, ReadOptions, Source, check_one_schema, reasons_text
-from equipoise.readers.research import recognised
-from equipoise.split.parts import KIND as SPLIT
-from equipoise.storage import is_directory_of
+from equipoise.data.readers.columns import choose_columns
+from equipoise.data.readers.files import as_type, is_blank
+from equipoise.data.readers.frames import object_source
+from equipoise.data.readers.options import (
+    TABLES,
+    ReadOptions,
+    Source,
+    check_one_schema,
+    reasons_text,
+)
+from equipoise.data.readers.research import recognised
+from equipoise.data.split.parts import KIND as SPLIT
+from equipoise.data.storage import is_directory_of
+from equipoise.errors import DataError, EquipoiseError, MissingExtraError, SettingError
 
 BLOCK_ROWS = 4_000_000  # of a block, unless there were too many
 MOST_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own

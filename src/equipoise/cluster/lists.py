@@ -18,20 +18,20 @@ from equipoise.cluster.opening import opened, saved
 from equipoise.cluster.partitioned import Partitioned, with_ids
 from equipoise.cluster.parts import evaluate_there, part_there
 from equipoise.cluster.workers import connect, in_order, results, same, submit, task
+from equipoise.data.events import Events
+from equipoise.data.ids import IdIndex, as_list, is_id
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.data.storage import MANIFEST, check_seal, parse, read_manifest, sealed
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.evaluation import evaluate as evaluate_here
-from equipoise.events import Events
-from equipoise.ids import IdIndex, as_list, is_id
-from equipoise.interactions import Interactions
-from equipoise.matrix import Csr
+from equipoise.evaluation.evaluator import evaluate as evaluate_here
+from equipoise.evaluation.results import Result
 from equipoise.models.base import Recommender
 from equipoise.models.histories import Unknowns, parse_asked
 from equipoise.models.saving import load
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.rules import as_rules
-from equipoise.results import Result
 from equipoise.solve.blocked import strips
-from equipoise.storage import MANIFEST, check_seal, parse, read_manifest, sealed
 
 USERS = 20_000  # of a file of lists, and of a task
 RECORD = "lists.json"

@@ -17,11 +17,11 @@ import scipy.sparse as sp
 
 from equipoise.cluster.spread import Spread, one_matrix
 from equipoise.cluster.workers import Ahead, least_memory, results, same, submit, task
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, segments
 from equipoise.errors import TooBigError
-from equipoise.interactions import Interactions
-from equipoise.kernels import Offsets, Positions
-from equipoise.machine import gigabytes
-from equipoise.matrix import Csr, segments
+from equipoise.runtime.kernels import Offsets, Positions
+from equipoise.runtime.machine import gigabytes
 from equipoise.solve.audit import TARGETS, Audit, sampled
 from equipoise.solve.engine import Solved
 from equipoise.solve.journal import Journal

@@ -13,15 +13,14 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise import split as splits
 from equipoise.checks import choice, count
 from equipoise.cluster.room import rooms
 from equipoise.cluster.workers import FAN_IN, Ahead, reduced, results, same, submit, task
-from equipoise.errors import DataError, SettingError
-from equipoise.events import COLUMNS
-from equipoise.ids import IdIndex
-from equipoise.interactions import Interactions, core_note
-from equipoise.statistics import (
+from equipoise.data import split as splits
+from equipoise.data.events import COLUMNS
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions, core_note
+from equipoise.data.statistics import (
     Statistics,
     check_delta,
     draw_items,
@@ -31,6 +30,7 @@ from equipoise.statistics import (
     sampled_ratio,
     statistics_of,
 )
+from equipoise.errors import DataError, SettingError
 
 Counts = npt.NDArray[np.int64]
 
@@ -173,12 +173,12 @@ class Partitioned:
         return kept
 
     def split(self, protocol: str = "strong", *, where: str = "here", **settings: Any) -> Any:
-        """Return the split that ``equipoise.split`` makes of the same data.
+        """Return the split that ``equipoise.data.split`` makes of the same data.
 
         Parameters
         ----------
         protocol
-            A function of `equipoise.split`: "strong", "weak", "leave_last_out", "time_cut" or
+            A function of `equipoise.data.split`: "strong", "weak", "leave_last_out", "time_cut" or
             "sessions".
         where
             "here" gathers the data and gives a `Split`. "workers", for "strong", leaves train and

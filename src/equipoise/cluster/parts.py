@@ -1,6 +1,6 @@
 """Splits whose parts stay with the workers, and the metrics of such a part.
 
-The split of whole users is that of `equipoise.split.strong`, pair by pair: random numbers are
+The split of whole users is that of `equipoise.data.split.strong`, pair by pair: random numbers are
 drawn where the pairs are, each from its own place in the one sequence. Metrics are computed where
 the users are; values of users and counts of items come to this machine, no history does.
 """
@@ -23,17 +23,17 @@ from equipoise.cluster.opening import opened
 from equipoise.cluster.partitioned import Partitioned, n_users_of, with_ids
 from equipoise.cluster.spread import one_matrix
 from equipoise.cluster.workers import results, same, submit, task
+from equipoise.data.ids import IdIndex, some
+from equipoise.data.interactions import Interactions, generator
+from equipoise.data.matrix import cell_keys
+from equipoise.data.split.parts import groups, leak_notes
+from equipoise.data.split.user_split import check_strong, lost_notes, shown_and_hidden, with_two
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import Question, active_users, check_known
-from equipoise.ids import IdIndex, some
-from equipoise.interactions import Interactions, generator
-from equipoise.machine import limited
-from equipoise.matrix import cell_keys
-from equipoise.metrics import look_up
+from equipoise.evaluation.evaluator import Question, active_users, check_known
+from equipoise.evaluation.metrics import look_up
+from equipoise.evaluation.results import Result
 from equipoise.models.base import Recommender
-from equipoise.results import Result
-from equipoise.split.parts import groups, leak_notes
-from equipoise.split.user_split import check_strong, lost_notes, shown_and_hidden, with_two
+from equipoise.runtime.machine import limited
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ def strong(
     order: str = "random",
     seed: int = 0,
 ) -> PartitionedSplit:
-    """Hold out whole users where they are; the split is that of `equipoise.split.strong`."""
+    """Hold out whole users where they are; the split is that of `equipoise.data.split.strong`."""
     check_strong(valid, test, history, order)
     if order == "time":
         raise SettingError("on the workers order is 'random'; leave it out, or where='here'")

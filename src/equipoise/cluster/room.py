@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError, TooBigError
-from equipoise.machine import free_memory, gigabytes
+from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve.planning import free_disk
 
 SPARE = 1.2  # of what is asked for, for work beside it

@@ -18,8 +18,8 @@ from equipoise.checks import count
 from equipoise.cluster.room import rooms
 from equipoise.cluster.spread import Spread
 from equipoise.cluster.workers import Ahead, results, submit, task
-from equipoise.interactions import Interactions
-from equipoise.matrix import Csr
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
 from equipoise.solve import dense
 from equipoise.solve.engine import Solved
 from equipoise.solve.tiled import accumulate, all_tasks, transform

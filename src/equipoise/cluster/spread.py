@@ -16,8 +16,8 @@ import scipy.sparse as sp
 
 from equipoise.cluster.partitioned import Partitioned, stacked, total
 from equipoise.cluster.workers import reduced, results, same, submit, task
-from equipoise.interactions import Interactions
-from equipoise.matrix import Csr, entry_rows
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, entry_rows
 from equipoise.solve.audit import USERS, histories_with
 
 Vector = npt.NDArray[np.float64]

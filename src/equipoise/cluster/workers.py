@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from equipoise import machine
 from equipoise.errors import ClusterError, MissingExtraError, SettingError
+from equipoise.runtime import machine
 
 F = TypeVar("F", bound=Callable[..., Any])
 

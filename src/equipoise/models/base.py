@@ -17,11 +17,14 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.checks import count
+from equipoise.data.ids import IdIndex, Unknown, as_list, is_id
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.data.readers import read
+from equipoise.data.readers.frames import is_frame
+from equipoise.data.signals import Background, Signals
+from equipoise.data.storage import Fields, Stored
 from equipoise.errors import DataError, NotFittedError, SettingError
-from equipoise.ids import IdIndex, Unknown, as_list, is_id
-from equipoise.interactions import Interactions
-from equipoise.machine import limited
-from equipoise.matrix import Csr
 from equipoise.models.histories import (
     Request,
     Unknowns,
@@ -53,10 +56,7 @@ from equipoise.ranking.mixture import mixed
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
 from equipoise.ranking.rules import RulesLike, as_rules
 from equipoise.ranking.terms import Constant, Term
-from equipoise.readers import read
-from equipoise.readers.frames import is_frame
-from equipoise.signals import Background, Signals
-from equipoise.storage import Fields, Stored
+from equipoise.runtime.machine import limited
 
 logger = logging.getLogger(__name__)
 

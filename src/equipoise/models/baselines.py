@@ -9,12 +9,12 @@ import numpy as np
 
 from equipoise.automatic import Auto, neighbourhood_from_counts
 from equipoise.checks import count, non_negative
-from equipoise.cooccurrence import strongest
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
+from equipoise.data.storage import Fields, Stored
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.saving import SPARSE, Shapes
 from equipoise.ranking.terms import Constant, Sparse, Term
-from equipoise.storage import Fields, Stored
+from equipoise.solve.cooccurrence import strongest
 
 
 @dataclass(kw_only=True, eq=False)

@@ -17,19 +17,19 @@ import numpy.typing as npt
 from numpy.polynomial import Polynomial
 
 from equipoise.checks import choice, count, fraction, non_negative, number, positive
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.data.storage import Fields, Stored
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats, compiled
-from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import Csr
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.histories import KnownUsers
 from equipoise.models.saving import SPARSE, Shapes
 from equipoise.normalize import power
 from equipoise.ranking.polynomial import PolynomialTerm, filtered_rows
 from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
-from equipoise.storage import Fields, Stored
-from equipoise.svd import normalised, spectrum, sums
+from equipoise.runtime.kernels import Floats, compiled
+from equipoise.runtime.machine import free_memory, gigabytes
+from equipoise.solve.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]
 # falling: a smaller spectrum is cut from a larger one, so that one SVD serves a search

@@ -13,11 +13,11 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.checks import choice
+from equipoise.data.events import Events
+from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, segments
 from equipoise.errors import DataError
-from equipoise.events import Events
-from equipoise.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
-from equipoise.interactions import Interactions
-from equipoise.matrix import Csr, segments
 from equipoise.ranking.ranker import Only
 from equipoise.ranking.rules import ItemRules
 from equipoise.ranking.terms import Rows

@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise import machine
+from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError
-from equipoise.kernels import compiled
 from equipoise.models.saving import sparse_arrays, sparse_from
 from equipoise.models.updating import Change, LinearSystem, gram_change, updated_array
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.terms import Dense, Dual, Sparse, Term
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.dual import DualMatrix, weighted_items
 from equipoise.solve.engine import Solved, move, require_host
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.neighbourhood import Columns, solve_again
-from equipoise.storage import Fields, Stored
 
 Work = Literal["reuse", "update", "prune", "leave out"]
 CANNOT_LEAVE_OUT = (

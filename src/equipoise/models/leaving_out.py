@@ -16,20 +16,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
+from equipoise.data.interactions import Interactions, generator
+from equipoise.data.matrix import Csr, cell_keys, entry_rows
+from equipoise.data.split.user_split import shown_and_hidden
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.interactions import Interactions, generator
-from equipoise.matrix import Csr, cell_keys, entry_rows
-from equipoise.metrics import find_hits, ndcg
+from equipoise.evaluation.metrics import find_hits, ndcg
 from equipoise.models.histories import Unknowns
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.lowpass import LowPass
 from equipoise.ranking.left_out import rank_left_out
 from equipoise.ranking.left_out_device import rank_left_out_on_device
 from equipoise.ranking.ranker import score
+from equipoise.runtime import machine
 from equipoise.solve.dual import DualMatrix
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.split.user_split import shown_and_hidden
 
 Leave = Literal["user", "items"]
 Vector = npt.NDArray[np.float64]

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import column_squares
+from equipoise.data.signals import SETTINGS
+from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes, limited
-from equipoise.matrix import column_squares
 from equipoise.models.base import Recommender, SearchSpace
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
@@ -31,10 +32,9 @@ from equipoise.models.snapshots import at_once, on_snapshot
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
-from equipoise.signals import SETTINGS
+from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.engine import Solved, Solver, Solving, solve
 from equipoise.solve.planning import plan
-from equipoise.storage import Fields, Stored
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from equipoise.automatic import Auto
 from equipoise.checks import count, non_negative, number
+from equipoise.data.interactions import Interactions
+from equipoise.data.storage import Stored
 from equipoise.errors import FileFormatError, SettingError
-from equipoise.interactions import Interactions
 from equipoise.normalize import power
 from equipoise.ranking.terms import LowRank
-from equipoise.storage import Stored
-from equipoise.svd import Spectrum, companion_sketch, spectrum, sums
+from equipoise.solve.svd import Spectrum, companion_sketch, spectrum, sums
 
 
 @dataclass(frozen=True)

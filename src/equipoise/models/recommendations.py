@@ -17,9 +17,9 @@ import polars as pl
 import scipy.sparse as sp
 from polars.io.plugins import register_io_source
 
+from equipoise.data.matrix import Csr
+from equipoise.display.notebook import Cell, fragment, table
 from equipoise.errors import DataError, SettingError
-from equipoise.matrix import Csr
-from equipoise.notebook import Cell, fragment, table
 from equipoise.ranking.ranker import score_items
 from equipoise.ranking.terms import Term
 

@@ -12,12 +12,12 @@ import numpy as np
 import scipy.sparse as sp
 
 import equipoise
+from equipoise.data.interactions import Interactions, pack, unpack
+from equipoise.data.signals import Signals
+from equipoise.data.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
 from equipoise.errors import DataError, FileFormatError
-from equipoise.interactions import Interactions, pack, unpack
 from equipoise.models.lowpass import LowPass
 from equipoise.normalize import Normalizer
-from equipoise.signals import Signals
-from equipoise.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
 
 if TYPE_CHECKING:
     from equipoise.models.base import Recommender

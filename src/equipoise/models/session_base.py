@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from equipoise.data.events import Events
+from equipoise.data.ids import SHOWN, as_list
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError
-from equipoise.events import Events
-from equipoise.ids import SHOWN, as_list
-from equipoise.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.histories import (
     Request,

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.checks import count
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats, compiled
 from equipoise.models.base import SearchSpace
 from equipoise.models.session_base import SessionModel
 from equipoise.ranking.terms import Adder, Rows, Term
+from equipoise.runtime.kernels import Floats, compiled
 
 
 @dataclass(kw_only=True, eq=False)

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise import machine
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import entry_rows, segments
 from equipoise.errors import DataError, TooBigError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats, compiled
-from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import entry_rows, segments
 from equipoise.ranking.kernels import add_rows
 from equipoise.ranking.terms import Adder, Rows, Term
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import Floats, compiled
+from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve import dense, gpu
 from equipoise.solve.blocked import strips
 from equipoise.solve.cg import System

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from equipoise import checks
 from equipoise.automatic import Auto
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
+from equipoise.data.signals import SETTINGS
+from equipoise.data.split.session_split import reveal
+from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
-from equipoise.events import Events
-from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes, limited
 from equipoise.models.base import SearchSpace
 from equipoise.models.histories import Request
 from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
@@ -43,13 +45,11 @@ from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.terms import Dense, Sparse, Term
-from equipoise.signals import SETTINGS
+from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.planning import plan
-from equipoise.split.session_split import reveal
-from equipoise.storage import Fields, Stored
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.signals import SETTINGS, Signals
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
 from equipoise.models.saving import plain
 from equipoise.models.snapshots import at_once
-from equipoise.signals import SETTINGS, Signals
 
 EXPONENTS = ("alpha", "beta", "gamma")
 # settings of a model's parts that `tune` varies by their own names

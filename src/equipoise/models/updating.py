@@ -16,13 +16,13 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.linalg import cholesky, solve_triangular
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.data.readers import read
+from equipoise.data.readers.frames import is_frame
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
-from equipoise.matrix import Csr
 from equipoise.normalize import CustomNorm
-from equipoise.readers import read
-from equipoise.readers.frames import is_frame
+from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
 from equipoise.solve.engine import Solved
 from equipoise.solve.planning import Size, update_cost

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.matrix import Csr
+from equipoise.data.matrix import Csr
 from equipoise.ranking.ranker import Job, Ranked, score, sum_dtype
 from equipoise.ranking.terms import Adder, Rows, ScaledTerm, Term
 from equipoise.solve.gpu import DeviceMatrix

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.kernels import Floats, Offsets, Positions, compiled, first_at_least
+from equipoise.runtime.kernels import Floats, Offsets, Positions, compiled, first_at_least
 
 SCAN = 32  # scores compared with the list's worst before any of them is looked at
 GROUP = 8  # rows added in one pass over the accumulator, which `_add_eight` is written for

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.kernels import Floats, compiled
 from equipoise.ranking.kernels import SCAN, add_to_sums, select
+from equipoise.runtime.kernels import Floats, compiled
 
 WIDTH = 512  # columns whose sums stay in the first-level cache
 LOWEST = -1e38  # below any score of a sound model

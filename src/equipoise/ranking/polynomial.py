@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
-from equipoise.kernels import Floats, compiled
 from equipoise.ranking.terms import Adder, Rows, Term
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import Floats, compiled
 
 Array = npt.NDArray[Any]
 LANES = 32  # vectors multiplied at a time: two cache lines of each

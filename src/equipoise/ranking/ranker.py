@@ -18,12 +18,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.matrix import Csr, as_positions, segments
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.kernels import Floats, Offsets, Positions
-from equipoise.machine import count, limited, run
-from equipoise.matrix import Csr, as_positions, segments
 from equipoise.ranking.kernels import boost_items, keep_items, mask_items, select, sort_heaps
 from equipoise.ranking.terms import Adder, Rows, Term
+from equipoise.runtime.kernels import Floats, Offsets, Positions
+from equipoise.runtime.machine import count, limited, run
 
 SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
 CHUNK = 4096  # users in a chunk, at most

@@ -22,9 +22,9 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise import checks
+from equipoise.data.ids import as_list, is_id
+from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.ids import as_list, is_id
-from equipoise.interactions import Interactions
 from equipoise.ranking.ranker import Boost
 
 Seen = Literal["exclude", "include", "only"]

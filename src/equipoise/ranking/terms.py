@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.errors import DataError
-from equipoise.kernels import Floats, Offsets, Positions
 from equipoise.ranking.kernels import (
     add_product,
     add_rows,
@@ -19,6 +18,7 @@ from equipoise.ranking.kernels import (
     add_users,
     gather_users,
 )
+from equipoise.runtime.kernels import Floats, Offsets, Positions
 
 Adder = Callable[[Floats, int], None]
 CORE_COLUMNS = 512  # of a dual term's core, multiplied at a time

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.drawing import QUARTERS, WIDTH, Drawing, Scale, axes, axis_text, padded
+from equipoise.display.drawing import QUARTERS, WIDTH, Drawing, Scale, axes, axis_text, padded
 
 MARKS = ("circle", "square", "diamond", "triangle")
 DASHES = ("", "dash1", "dash2", "dash3", "dash4")

@@ -16,20 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 import equipoise
-from equipoise import machine
 from equipoise.automatic import alpha_from_gini, beta_from_homophily
-from equipoise.comparison import compare
-from equipoise.evaluation import evaluate
-from equipoise.interactions import Interactions
-from equipoise.metrics import exposure, head_items
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split, strong
+from equipoise.data.statistics import Statistics, describe
+from equipoise.evaluation.comparison import compare
+from equipoise.evaluation.evaluator import evaluate
+from equipoise.evaluation.metrics import exposure, head_items
+from equipoise.evaluation.results import Result
 from equipoise.models import EASE, ItemKNN, Popularity, Recommender
 from equipoise.normalize import DAN
 from equipoise.ranking.ranker import Ranked
 from equipoise.report import users as shown_users
-from equipoise.results import Result
+from equipoise.runtime import machine
 from equipoise.solve.planning import plan
-from equipoise.split import Split, strong
-from equipoise.statistics import Statistics, describe
 from equipoise.tuning import tune
 
 ALPHAS = tuple(step / 20 for step in range(11))

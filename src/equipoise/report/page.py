@@ -14,13 +14,13 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Split
 from equipoise.errors import DataError, MissingExtraError
-from equipoise.interactions import Interactions
-from equipoise.machine import duration
 from equipoise.report import charts
 from equipoise.report.facts import SLICES, collect
 from equipoise.report.users import CaseStudy
-from equipoise.split import Split
+from equipoise.runtime.machine import duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.data.ids import IdIndex, as_list
+from equipoise.data.interactions import Interactions
+from equipoise.data.split import Part
 from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.ids import IdIndex, as_list
-from equipoise.interactions import Interactions
-from equipoise.metrics import head_items
+from equipoise.evaluation.metrics import head_items
 from equipoise.models import LAE, Recommender
 from equipoise.normalize import DAN, NoNorm, RandomWalk, Symmetric
-from equipoise.split import Part
 
 LISTED = 10  # items of a recommendation list that are shown
 REMEMBERED = 12  # items of a history that are shown

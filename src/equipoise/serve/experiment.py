@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.errors import DataError
-from equipoise.resampling import bootstrap_interval, holm, sign_flip_test
+from equipoise.evaluation.resampling import bootstrap_interval, holm, sign_flip_test
 from equipoise.serve.store import Store
 
 SLOTS = 200  # groups of users, at most

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.data.events import Events, as_types
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import cell_keys
+from equipoise.data.pairs import summed
 from equipoise.errors import EquipoiseError
-from equipoise.events import Events, as_types
-from equipoise.interactions import Interactions
-from equipoise.matrix import cell_keys
 from equipoise.models import Recommender, load
-from equipoise.pairs import summed
 from equipoise.serve.store import Change, Event, Store
 
 logger = logging.getLogger("equipoise.serve")

@@ -288,7 +288,7 @@ def work(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> 
     _end_with_parent()
     try:
         with lasting():
-            from equipoise.machine import one_blas_thread
+            from equipoise.runtime.machine import one_blas_thread
             from equipoise.serve.server import prepare
 
             server = prepare(config, ready)

@@ -18,10 +18,11 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions
+from equipoise.data.storage import MANIFEST
 from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
-from equipoise.ids import IdIndex
-from equipoise.interactions import Interactions
-from equipoise.metrics import head_items
+from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
@@ -31,7 +32,6 @@ from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
-from equipoise.storage import MANIFEST
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
+from equipoise.data.matrix import Csr
 from equipoise.errors import SolveError
-from equipoise.kernels import compiled, prefetch
-from equipoise.matrix import Csr
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled, prefetch
 from equipoise.solve.neighbourhood import Columns
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.matrix import segments
 from equipoise.errors import TooBigError
-from equipoise.kernels import Offsets, Positions
-from equipoise.machine import gigabytes
-from equipoise.matrix import segments
+from equipoise.runtime.kernels import Offsets, Positions
+from equipoise.runtime.machine import gigabytes
 from equipoise.solve.torch_backend import find_device, free_memory, load_torch, precision, send
 
 ENTRIES = 1 << 28  # of rows that are looked through together, at most

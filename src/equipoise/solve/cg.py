@@ -22,7 +22,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import SolveError
-from equipoise.kernels import compiled
+from equipoise.runtime.kernels import compiled
 
 LANES = 128  # items side by side, at most
 LANE_NUMBERS = 1 << 23  # of items x lanes: what a thread keeps stays within some 400 MB

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
+from equipoise.data.matrix import Csr
 from equipoise.errors import SolveError
-from equipoise.kernels import compiled, first_at_least
-from equipoise.matrix import Csr
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled, first_at_least
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
 from equipoise.solve.threaded import ThreadedBlocks
 

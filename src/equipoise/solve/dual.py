@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise import machine
-from equipoise.kernels import compiled
-from equipoise.matrix import Csr
+from equipoise.data.matrix import Csr
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled
 from equipoise.solve import dense, gpu
 
 Vector = npt.NDArray[np.float64]

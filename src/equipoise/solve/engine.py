@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import free_memory, gigabytes
+from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve import batched, dense, dual, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix

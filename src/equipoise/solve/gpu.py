@@ -34,7 +34,7 @@ from equipoise.solve.torch_backend import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.matrix import Csr
+    from equipoise.data.matrix import Csr
 
 BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
 STRIP = 1024

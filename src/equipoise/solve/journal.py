@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.storage import check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError
 from equipoise.solve.tiled import locked
-from equipoise.storage import check_seal, parse, sealed
 
 STATE = "neighbourhood.json"
 

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise import machine
-from equipoise.kernels import Offsets, Positions, compiled, prefetch
-from equipoise.matrix import Csr, entry_rows, segments
+from equipoise.data.matrix import Csr, entry_rows, segments
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import Offsets, Positions, compiled, prefetch
 from equipoise.solve.batched import Batches
 from equipoise.solve.journal import Journal
 from equipoise.solve.small_systems import solve_targets

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise import machine, svd
 from equipoise.checks import count as whole
 from equipoise.checks import period
+from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
-from equipoise.interactions import Interactions
-from equipoise.machine import duration, free_memory, gigabytes, parse_memory
-from equipoise.solve import dense, dual, gpu, neighbourhood, tiled, torch_backend
+from equipoise.runtime import machine
+from equipoise.runtime.machine import duration, free_memory, gigabytes, parse_memory
+from equipoise.solve import dense, dual, gpu, neighbourhood, svd, tiled, torch_backend
 
 ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from

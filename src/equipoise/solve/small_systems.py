@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.kernels import compiled, prefetch, reordered
+from equipoise.runtime.kernels import compiled, prefetch, reordered
 
 SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
 AHEAD = 4  # rows that are asked for before they are needed

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba.extending import get_cython_function_address
 
-from equipoise import machine
+from equipoise.runtime import machine
 from equipoise.solve.blocked import TRIANGULAR, Blocks, Span, Step, halves
 
 PIECE = 2048  # most rows or columns of a part: one that is larger is not faster

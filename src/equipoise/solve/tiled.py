@@ -30,14 +30,14 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.linalg import get_blas_funcs
 
-from equipoise import machine
+from equipoise.data.matrix import Csr
+from equipoise.data.storage import Fields, check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
-from equipoise.kernels import compiled
-from equipoise.machine import Pace, gigabytes
-from equipoise.matrix import Csr
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled
+from equipoise.runtime.machine import Pace, gigabytes
 from equipoise.solve import blocked, dense
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
-from equipoise.storage import Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.split.parts import Split
 from equipoise.errors import DataError, SettingError
-from equipoise.estimation import left_out_part
-from equipoise.evaluation import GivenPart, ListMetrics
-from equipoise.interactions import Interactions
-from equipoise.metrics import AGGREGATE, at_cutoff
+from equipoise.evaluation.evaluator import GivenPart, ListMetrics
+from equipoise.evaluation.leave_one_out import left_out_part
+from equipoise.evaluation.metrics import AGGREGATE, at_cutoff
 from equipoise.models.leaving_out import lists_without
-from equipoise.split.parts import Split
 from equipoise.tuning.proposals import Point
 from equipoise.tuning.shared_ranking import rank_together
 

@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from equipoise.data.storage import LARGEST, SEAL, Fields, check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.storage import LARGEST, SEAL, Fields, check_seal, parse, sealed
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from equipoise.drawing import search_frontier
-from equipoise.machine import duration
-from equipoise.notebook import fragment, framed, table
+from equipoise.display.drawing import search_frontier
+from equipoise.display.notebook import fragment, framed, table
+from equipoise.runtime.machine import duration
 from equipoise.tuning.criterion import Estimate
 
 
@@ -105,7 +105,7 @@ class Tuned:
         ax
             Axes to draw into; new ones if left out. They are returned.
         """
-        from equipoise.plot import frontier as draw
+        from equipoise.display.plot import frontier as draw
 
         return draw(self.trials, self.frontier, self.objectives, ax=ax)
 

@@ -15,17 +15,17 @@ import numpy as np
 import polars as pl
 
 from equipoise.checks import choice, count, period
+from equipoise.data.interactions import Interactions
+from equipoise.data.split.parts import Split
 from equipoise.errors import DataError, SettingError, SolveError
-from equipoise.estimation import leave_one_out, summary_of
-from equipoise.interactions import Interactions
-from equipoise.machine import Pace, duration, free_memory, limited
-from equipoise.metrics import USER_SLICES, at_cutoff
+from equipoise.evaluation.leave_one_out import leave_one_out, summary_of
+from equipoise.evaluation.metrics import USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import FIT_DEFAULTS, Recommender
 from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.settings import in_words
-from equipoise.split.parts import Split
+from equipoise.runtime.machine import Pace, duration, free_memory, limited
 from equipoise.tuning.criterion import REACH, USERS, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger, key_of
 from equipoise.tuning.proposals import CoordinateSearch, Point, import_optuna

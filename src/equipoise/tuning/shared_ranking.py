@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import machine
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
 from equipoise.errors import SolveError
-from equipoise.interactions import Interactions
-from equipoise.kernels import compiled
-from equipoise.matrix import Csr
 from equipoise.models.base import Recommender
 from equipoise.models.histories import Unknowns, cold_rows
 from equipoise.ranking.kernels import add_to_sums, mask_items, select, sort_heaps
 from equipoise.ranking.ranker import BLOCK, TILE, adders
 from equipoise.ranking.terms import Dense, ScaledTerm
+from equipoise.runtime import machine
+from equipoise.runtime.kernels import compiled
 
 Lists = npt.NDArray[np.int32]
 BATCH = 4096  # users that models of their own rank at a time

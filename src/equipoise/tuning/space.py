@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.data.interactions import Interactions
+from equipoise.data.signals import SETTINGS, Signals
 from equipoise.errors import SettingError
-from equipoise.interactions import Interactions
-from equipoise.metrics import nearest
+from equipoise.evaluation.metrics import nearest
 from equipoise.models import Recommender
-from equipoise.signals import SETTINGS, Signals
 from equipoise.tuning.proposals import (
     GridProposals,
     Point,

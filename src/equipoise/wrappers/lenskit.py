@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from equipoise import models
 from equipoise.checks import choice
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 
 
 class EquipoiseConfig(BaseModel):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rectools.dataset import Dataset
 from rectools.models.base import ModelBase
 
-from equipoise.interactions import Interactions
+from equipoise.data.interactions import Interactions
 from equipoise.models.base import Recommender
 from equipoise.models.recommendations import Recommendations
 

@@ -20,7 +20,18 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from equipoise import checks, metrics
+from equipoise import checks
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.data.split.parts import Part
+from equipoise.data.storage import (
+    MANIFEST,
+    Fields,
+    Stored,
+    check_ours,
+    load_directory,
+    write_directory,
+)
 from equipoise.errors import (
     DataError,
     FileFormatError,
@@ -28,15 +39,12 @@ from equipoise.errors import (
     SettingError,
     SolveError,
 )
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats
-from equipoise.machine import count
-from equipoise.matrix import Csr
+from equipoise.evaluation import metrics
 from equipoise.models.base import Recommender
 from equipoise.ranking.terms import Adder, LowRank, Rows, Term
+from equipoise.runtime.kernels import Floats
+from equipoise.runtime.machine import count
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
-from equipoise.split.parts import Part
-from equipoise.storage import MANIFEST, Fields, Stored, check_ours, load_directory, write_directory
 
 logger = logging.getLogger(__name__)
 

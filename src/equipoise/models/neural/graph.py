@@ -17,10 +17,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from equipoise import checks
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, entry_rows
+from equipoise.data.split.parts import Part
 from equipoise.errors import DataError
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats
-from equipoise.matrix import Csr, entry_rows
 from equipoise.models.base import SearchSpace
 from equipoise.models.histories import KnownUsers
 from equipoise.models.neural.base import (
@@ -32,9 +32,9 @@ from equipoise.models.neural.base import (
     as_array,
 )
 from equipoise.ranking.terms import LowRank, Rows, Term
+from equipoise.runtime.kernels import Floats
+from equipoise.solve.svd import normalised
 from equipoise.solve.torch_backend import Tensor, load_torch, send, sparse_rows
-from equipoise.split.parts import Part
-from equipoise.svd import normalised
 
 Triples = tuple[Tensor, Tensor, Tensor]
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from equipoise import checks
-from equipoise.interactions import Interactions
-from equipoise.kernels import Floats
+from equipoise.data.interactions import Interactions
 from equipoise.models.base import SearchSpace
 from equipoise.models.neural.base import (
     Array,
@@ -22,6 +21,7 @@ from equipoise.models.neural.base import (
     VectorTerm,
 )
 from equipoise.ranking.terms import Constant, LowRank, Rows, Term
+from equipoise.runtime.kernels import Floats
 from equipoise.solve.torch_backend import Tensor, load_torch
 
 BIAS = 1e-3  # deviation of the first biases

@@ -1,0 +1,1 @@
+"""Interactions and what is known about them: ids, events, files, splits."""

@@ -1,0 +1,754 @@
+"""Interactions: which user used which item, as a checked sparse matrix with the raw ids.
+
+Everything that makes interactions from interactions keeps events and labels with it. On disk they
+are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import scipy.sparse as sp
+
+from equipoise.checks import choice, count, fraction
+from equipoise.data.events import COLUMNS, NO_TYPE, Events, joined
+from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, is_id
+from equipoise.data.matrix import (
+    as_positions,
+    cell_keys,
+    checked_matrix,
+    column_counts,
+    entry_rows,
+    in_ascending,
+    keep_entries,
+    segments,
+    slices,
+)
+from equipoise.data.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
+from equipoise.data.storage import Fields, Stored, load_directory, write_directory
+from equipoise.display.notebook import fragment, table
+from equipoise.errors import DataError, FileFormatError
+
+logger = logging.getLogger(__name__)
+
+KIND = "equipoise-interactions"
+VERSION = 1
+
+
+class Interactions:
+    """Users x items matrix of interactions with the raw ids of both axes. Immutable.
+
+    Parameters
+    ----------
+    matrix
+        Rows are users, columns are items; values are non-negative weights (1 = an interaction).
+        Any scipy sparse format or a two-dimensional array; kept as CSR float32. A matrix that is
+        so already is shared, not copied: do not change it afterwards.
+    users, items
+        Raw ids, integers or text; positions 0, 1, ... when left out.
+    times
+        Seconds since 1970, one for each stored value of the CSR `matrix`, in its order: the time
+        of the one event of that pair, or of the last one where `events` are given without times.
+    labels
+        A frame with one row per item (titles, genres) for display; its first column is the title.
+    events
+        What happened one after another, repeats included, where that is more than the matrix
+        tells: times, kinds, weights that add up to those of the matrix, the order of a session.
+    notes
+        Sentences on how the data came about, such as what a reader merged or skipped.
+    signed
+        Whether values may be negative, as `Signals` make them of what a user does not want; such
+        a pair is in no count.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> data = eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea")])
+    >>> data
+    Interactions: 2 users x 2 items, 3 interactions (density 75%)
+    >>> data.history("ann")
+    ['milk', 'tea']
+    """
+
+    def __init__(
+        self,
+        matrix: Any,
+        users: Any = None,
+        items: Any = None,
+        *,
+        times: npt.ArrayLike | None = None,
+        labels: pl.DataFrame | None = None,
+        events: Events | None = None,
+        notes: Iterable[str] = (),
+        signed: bool = False,
+    ) -> None:
+        self.matrix, moments = checked_matrix(matrix, times, signed=signed)
+        n_users, n_items = self.matrix.shape
+        self.user_index = _index(users, n_users, "user")
+        self.item_index = _index(items, n_items, "item")
+        if labels is not None and labels.height != n_items:
+            raise DataError(f"labels has {labels.height} rows for {n_items} items; give one each")
+        if events is not None:
+            events.check_shape(n_users, n_items)
+        if moments is not None:
+            events = dated(self.matrix, moments, events)
+        self.labels = labels
+        self.events = events
+        self.notes = tuple(notes)
+        self.signed = signed and bool((self.matrix.data < 0).any())
+
+    @property
+    def users(self) -> npt.NDArray[Any]:
+        """Raw user ids, row by row."""
+        return self.user_index.values
+
+    @property
+    def items(self) -> npt.NDArray[Any]:
+        """Raw item ids, column by column."""
+        return self.item_index.values
+
+    @property
+    def n_users(self) -> int:
+        """Number of rows."""
+        return int(self.matrix.shape[0])
+
+    @property
+    def n_items(self) -> int:
+        """Number of columns."""
+        return int(self.matrix.shape[1])
+
+    @property
+    def n_interactions(self) -> int:
+        """Number of user-item pairs."""
+        return int(self.matrix.nnz)
+
+    @property
+    def density(self) -> float:
+        """Share of the matrix that is filled."""
+        return self.n_interactions / max(self.n_users * self.n_items, 1)
+
+    @cached_property
+    def item_counts(self) -> npt.NDArray[np.int64]:
+        """Number of users of each item."""
+        if self.signed:
+            used = self.matrix.indices[self.matrix.data > 0]
+            return np.bincount(used, minlength=self.n_items).astype(np.int64)
+        return column_counts(self.matrix)
+
+    @cached_property
+    def user_counts(self) -> npt.NDArray[np.int64]:
+        """Number of items of each user."""
+        if self.signed:
+            row = entry_rows(self.matrix)[self.matrix.data > 0]
+            return np.bincount(row, minlength=self.n_users).astype(np.int64)
+        return np.diff(self.matrix.indptr).astype(np.int64)
+
+    @property
+    def empty_users(self) -> npt.NDArray[np.bool_]:
+        """Mark the users without any value or event.
+
+        A user whose purchases were all returned has events, but no item in `user_counts`.
+        """
+        empty = np.asarray(np.diff(self.matrix.indptr) == 0)
+        return empty if self.events is None else empty & (self.events.lengths == 0)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when any pair, weight, time or id does."""
+        digest = hashlib.sha256(repr(self.matrix.shape).encode())
+        digest.update(self.matrix.indptr.astype(np.int64).tobytes())
+        for some in slices(self.n_interactions):
+            digest.update(self.matrix.indices[some].astype(np.int64).tobytes())
+        for some in slices(self.n_interactions):
+            digest.update(self.matrix.data[some].tobytes())
+        for ids in (self.users, self.items):
+            digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
+        if self.events is None:
+            return digest.hexdigest()[:12]
+        if self._one_event_per_pair:
+            assert self.times is not None
+            digest.update(self.times.tobytes())
+            return digest.hexdigest()[:12]
+        for name in ("items", "offsets", *COLUMNS):
+            column = getattr(self.events, name)
+            if column is not None:
+                digest.update(name.encode() + column.tobytes())
+        digest.update(repr((self.events.type_names, self.events.ordered)).encode())
+        return digest.hexdigest()[:12]
+
+    @cached_property
+    def own_events(self) -> Events:
+        """The events with what each counts; one per pair where there are none."""
+        if self.events is None:
+            return bare(self.matrix)
+        if self.events.weights is not None or not self.weighted:
+            return self.events
+        return replace_fields(self.events, weights=shares(self.matrix, self.events))
+
+    def with_values(self, matrix: Any) -> Interactions:
+        """Return the data with another matrix of the same shape; its values may be negative."""
+        return self._rebuilt(matrix, signed=True)
+
+    @cached_property
+    def sequences(self) -> Events | None:
+        """What each user used, one after another: by time, or in the order of a session.
+
+        Returns, which are no uses, are left out. None where the events are in no order.
+        """
+        if self.events is None or not self.events.ordered:
+            return None
+        return self.events.keep(self.events.positive)
+
+    @cached_property
+    def event_pairs(self) -> npt.NDArray[np.int64]:
+        """Where in the stored values of `matrix` the pair of each event is, or -1.
+
+        A pair has events and no value where its weights add up to nothing, such as a purchase
+        and its return.
+        """
+        return self._known_events("event_pairs").places(self.matrix)
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.float64] | None:
+        """Time of the last event of each pair, in the order of the matrix; None without times."""
+        if self.events is None or self.events.times is None:
+            return None
+        latest = np.full(self.n_interactions, np.nan)
+        held = self.event_pairs >= 0
+        # the events of a user are in order of time, and the last value assigned stays
+        latest[self.event_pairs[held]] = self.events.times[held]
+        if np.isnan(latest).any():
+            raise DataError("the matrix has a pair without an event; make it of the events")
+        return latest
+
+    @cached_property
+    def _one_event_per_pair(self) -> bool:
+        """Whether the events say no more than the times of the pairs do."""
+        events = self.events
+        if events is None or events.times is None or events.types is not None:
+            return False
+        if events.n_events != self.n_interactions or self.times is None:
+            return False
+        simple = dated(self.matrix, self.times, None)
+        return all(
+            np.array_equal(getattr(events, name), getattr(simple, name))
+            for name in ("items", "weights")
+        )
+
+    def _known_events(self, what: str) -> Events:
+        if self.events is None:
+            raise DataError(f"{what} needs events, and these data have none; read them with times")
+        return self.events
+
+    def history(self, user: Any) -> list[Any]:
+        """Raw ids of a user's items: one by one in order of the events, else by position."""
+        row = self.user_index.position(user)
+        if self.sequences is not None:
+            return list(self.items[self.sequences[row]].tolist())
+        start, stop = self.matrix.indptr[row : row + 2]
+        return list(self.items[self.matrix.indices[start:stop]].tolist())
+
+    def label(self, item: Any) -> str:
+        """Return the title of an item, or the id as text where there is none."""
+        if self.labels is None or not self.labels.width:
+            return str(item)
+        text = self.labels[self.item_index.position(item), 0]
+        return str(item) if text is None else str(text)
+
+    def rows(self, positions: npt.ArrayLike) -> Interactions:
+        """Return the users at these positions (or under this mask), all items kept."""
+        where = as_positions(positions, self.n_users)
+        indptr = self.matrix.indptr
+        places, offsets = segments(indptr[where], np.diff(indptr)[where])
+        csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
+        return self._rebuilt(
+            sp.csr_array(csr, shape=(len(where), self.n_items)),
+            users=self.user_index.take(where),
+            events=self.events.take(where) if self.events is not None else None,
+        )
+
+    def columns(self, positions: npt.ArrayLike) -> Interactions:
+        """Return the items at these positions (or under this mask), all users kept."""
+        where = as_positions(positions, self.n_items)
+        items = self.item_index.take(where)
+        new = np.full(self.n_items, -1, np.int64)
+        new[where] = np.arange(len(where))
+        labels = self.labels.select(pl.all().gather(where)) if self.labels is not None else None
+        return self._recoded(new, items, labels)
+
+    def select(self, users: Any = None, items: Any = None) -> Interactions:
+        """Return these users and items, by raw id; None keeps all."""
+        out = self if users is None else self.rows(self.user_index.positions(users))
+        return out if items is None else out.columns(out.item_index.positions(items))
+
+    def with_users(self, users: IdIndex) -> Interactions:
+        """Return the same rows under other user ids."""
+        return self._rebuilt(self.matrix, users=users)
+
+    def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
+        """Return only the pairs under this mask (one flag per stored value of `matrix`).
+
+        The events of a pair go with it; those of pairs without a value stay.
+        """
+        if kept.dtype != bool or kept.shape != self.matrix.data.shape:
+            raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
+        events = self.events
+        if events is not None and not kept.all():
+            events = events.keep(np.append(kept, True)[self.event_pairs])
+        return self._rebuilt(keep_entries(self.matrix, kept), events=events)
+
+    def only_events(self, kept: npt.NDArray[np.bool_]) -> Interactions:
+        """Return only the events under this mask, and the matrix that they make.
+
+        Values are sums of the weights of the events that are left; where the events have no
+        weights, a pair keeps its value as long as it has an event.
+        """
+        before = self._known_events("only_events")
+        if kept.dtype != bool or kept.shape != before.items.shape:
+            raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
+        events = before.keep(kept)
+        if events.weights is not None:
+            matrix = summed(events, self.n_items, signed=self.signed)[0]
+            return self._rebuilt(matrix, events=events)
+        left = np.zeros(self.n_interactions + 1, bool)
+        left[self.event_pairs[kept]] = True
+        return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
+
+    def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
+        """Return the same users over another list of items, such as a model's.
+
+        Used items that the list lacks are an error, or left out with ``unknown="skip"``.
+        """
+        choice("unknown", unknown, UNKNOWN)
+        if isinstance(items, IdIndex):
+            index = items
+        else:
+            index = IdIndex([items] if is_id(items) else items, "item")
+        if self.item_index.same_as(index):
+            return self
+        new = index.positions(self.items, unknown="skip")
+        if unknown == "error":
+            hint = "pass unknown='skip' to leave them out"
+            index.positions(self.items[(new < 0) & (self.item_counts > 0)], hint=hint)
+        labels = self.labels
+        if labels is not None:
+            old = self.item_index.positions(index.values, unknown="skip")
+            labels = labels.select(pl.all().gather(pl.Series(old).replace(-1, None)))
+        return self._recoded(new, index, labels)
+
+    def _recoded(
+        self, new: npt.NDArray[np.int64], items: IdIndex, labels: pl.DataFrame | None
+    ) -> Interactions:
+        """Move column i to ``new[i]``, or leave it out where that is negative."""
+        kept = new[self.matrix.indices] >= 0
+        part = keep_entries(self.matrix, kept)
+        csr = (part.data, new[part.indices], part.indptr)
+        return self._rebuilt(
+            sp.csr_array(csr, shape=(self.n_users, len(items))),
+            items=items,
+            labels=labels,
+            events=self.events.recode(new) if self.events is not None else None,
+        )
+
+    def _rebuilt(self, matrix: Any, **changes: Any) -> Interactions:
+        """Return the data with another matrix; what else differs is named."""
+        kept = {
+            "users": self.user_index,
+            "items": self.item_index,
+            "labels": self.labels,
+            "events": self.events,
+            "notes": self.notes,
+            "signed": self.signed,
+        }
+        return Interactions(matrix, **{**kept, **changes})
+
+    def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
+        """Keep users with `min_user` items and items with `min_item` users, until both hold."""
+        count("min_user", min_user, 0)
+        count("min_item", min_item, 0)
+        users, items = entry_rows(self.matrix), self.matrix.indices
+        while True:
+            user_fine = np.bincount(users, minlength=self.n_users) >= min_user
+            item_fine = np.bincount(items, minlength=self.n_items) >= min_item
+            fine = user_fine[users] & item_fine[items]
+            if fine.all():
+                break
+            users, items = users[fine], items[fine]
+        if not users.size:
+            asked = f"min_user={min_user} and min_item={min_item}"
+            raise DataError(f"nothing is left with {asked}; lower them")
+        kept = self.rows(user_fine).columns(item_fine)
+        gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
+        if any(gone):
+            kept.notes += (core_note(min_user, min_item, *gone),)
+        return kept
+
+    def union(self, other: Interactions, *, replace: bool = False) -> Interactions:
+        """All pairs and events of both, as if both tables had been read as one.
+
+        Weights of a pair that both have add up; where neither side has weights, it counts 1. With
+        `replace` the other's values and events of such a pair take the place of this side's. New
+        users and items are appended, as ids of this side's kind; integer ids become text where the
+        other side has text that is no integer. Times need both sides to have them, and so does the
+        order of events. `notes` say what was left out, and that ids became text.
+        """
+        users = self.user_index.extended(other.users)
+        items = self.item_index.extended(other.items)
+        mine = self.difference(other) if replace else self
+        parts = [part.with_items(items) for part in (mine, other)]
+        rows = [users.positions(part.users) for part in parts]
+        notes = list(dict.fromkeys([*self.notes, *other.notes]))
+        notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
+        events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
+        shape = (len(users), len(items))
+        signed = self.signed or other.signed
+        if not replace and events is not None and events.weights is not None:
+            matrix: Any = summed(events, len(items), signed=signed)[0]
+        else:
+            row, column, value = (
+                np.concatenate(each)
+                for each in zip(
+                    *(
+                        (new[entry_rows(part.matrix)], part.matrix.indices, part.matrix.data)
+                        for part, new in zip(parts, rows, strict=True)
+                    ),
+                    strict=True,
+                )
+            )
+            matrix = merged(row, column, value, shape)
+        return Interactions(
+            matrix,
+            users,
+            items,
+            labels=_merged_labels(parts[0].labels, parts[1].labels),
+            events=events,
+            notes=notes,
+            signed=signed,
+        )
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether any pair or event counts something else than 1."""
+        weights = self.events is not None and self.events.weights is not None
+        return weights or bool((self.matrix.data != 1).any())
+
+    def difference(self, other: Interactions) -> Interactions:
+        """Return the pairs that `other` holds neither a value nor an event of.
+
+        The events of a pair go with it; users and items stay.
+        """
+        theirs = other.with_items(self.item_index, unknown="skip")
+        row = self.user_index.positions(theirs.users, unknown="skip")
+        gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
+        if theirs.events is not None:
+            # pairs whose weights add up to nothing have events alone
+            keys = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
+            gone = np.concatenate([gone, keys])
+        gone.sort()
+        out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
+        if out.events is None:
+            return out
+        left = ~in_ascending(out.events.keys(self.n_items), gone)
+        return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
+
+    def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
+        """Replace a share of the pairs by pairs that were not observed, drawn evenly.
+
+        The number of pairs stays; this is the paper's robustness experiment. New pairs have
+        weight 1; events, which they lack, are left out.
+        """
+        fraction("ratio", ratio)
+        rng = generator(seed)
+        keys = cell_keys(self.matrix)
+        n_new = round(ratio * len(keys))
+        n_cells = self.n_users * self.n_items
+        if n_new > n_cells - len(keys):
+            raise DataError(
+                f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio"
+            )
+        kept = np.ones(len(keys), bool)
+        kept[rng.permutation(len(keys))[:n_new]] = False
+        cell = np.concatenate([keys[kept], unobserved(keys, n_cells, n_new, rng)])
+        value = np.concatenate([self.matrix.data[kept], np.ones(n_new, np.float32)])
+        place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
+        return Interactions(
+            sp.csr_array((value, place), shape=self.matrix.shape),
+            self.user_index,
+            self.item_index,
+            labels=self.labels,
+            notes=[*self.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
+            signed=self.signed,
+        )
+
+    def to_frame(self, *, events: bool = False) -> pl.DataFrame:
+        """One row per pair: user, item, weight, and time where known.
+
+        With `events` one row per event, in order of user and time, with its type where known; data
+        without events have one event per pair.
+        """
+        return self._events_frame() if events else self._frame(self.n_interactions)
+
+    def _events_frame(self) -> pl.DataFrame:
+        events = self.own_events
+        weights = np.ones(events.n_events) if events.weights is None else events.weights
+        columns = {
+            "user": self.user_index.to_series()[events.rows],
+            "item": self.item_index.to_series()[events.items],
+            "weight": weights,
+        }
+        if events.times is not None:
+            columns["time"] = events.times
+        if events.types is not None:
+            names = pl.Series([*events.type_names, None], dtype=pl.String)
+            columns["type"] = names[events.types % (len(events.type_names) + 1)]
+        return pl.DataFrame(columns)
+
+    def _frame(self, height: int) -> pl.DataFrame:
+        columns = {
+            "user": self.user_index.to_series()[entry_rows(self.matrix)[:height]],
+            "item": self.item_index.to_series()[self.matrix.indices[:height]],
+            "weight": self.matrix.data[:height],
+        }
+        if self.times is not None:
+            columns["time"] = self.times[:height]
+        return pl.DataFrame(columns)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a directory (manifest, `.npy`, Parquet) that `eq.read` opens again."""
+        packed = pack(self)
+        write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames, _restored)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Interactions:
+        """Read what `save` wrote; damaged or foreign directories are refused."""
+        return load_directory(path, KIND, VERSION, _restored)
+
+    def __repr__(self) -> str:
+        size = f"{self.n_users:,} users x {self.n_items:,} items"
+        filled = f"density {100 * self.density:.3g}%"
+        return f"Interactions: {size}, {self.n_interactions:,} interactions ({filled})"
+
+    def _repr_html_(self) -> str:
+        head = self._frame(5)
+        if self.labels is not None:
+            titles = [self.label(item) for item in head["item"]]
+            head = head.insert_column(2, pl.Series("title", titles, pl.String))
+        rows = table(head.columns, head.rows(), words=len(head.columns)) if head.height else ""
+        return fragment(repr(self), rows, notes=self.notes)
+
+
+def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
+    """Say how many users and items a filter left out."""
+    return (
+        f"users with fewer than {min_user} items and items with fewer than {min_item} users were "
+        f"left out: {n_users:,} users, {n_items:,} items"
+    )
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Random numbers of this seed alone, whatever the global state of numpy."""
+    return np.random.default_rng(count("seed", seed, 0))
+
+
+def _index(ids: Any, size: int, axis: str) -> IdIndex:
+    if isinstance(ids, IdIndex):
+        index = ids
+    else:
+        index = IdIndex(np.arange(size) if ids is None else ids, axis)
+    if len(index) != size:
+        raise DataError(f"{len(index)} {axis} ids for {size} {axis}s; give one each")
+    return index
+
+
+def _kind_note(before: IdIndex, after: IdIndex) -> list[str]:
+    """Say that integer ids became text, which is also logged as a warning."""
+    if not len(before) or after.kind == before.kind:
+        return []
+    why = "because some of those added are no integers"
+    note = f"the {after.axis} ids were integers and are text now, {why}"
+    logger.warning("%s", note)
+    return [note]
+
+
+def _joined_events(
+    parts: list[Interactions],
+    rows: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    n_users: int,
+    notes: list[str],
+) -> Events | None:
+    """Put the events of two sides over the same items together; what one side lacks is noted."""
+    sides = [part.own_events for part in parts]
+    weighted = any(part.weighted for part in parts)
+    if all(part.events is None for part in parts) and not weighted:
+        return None
+    lost = [
+        name
+        for name, held in (
+            ("times were", [side.times is not None for side in sides]),
+            ("the order of events was", [side.ordered for side in sides]),
+        )
+        if any(held) and not all(held)
+    ]
+    notes += [f"{name} left out of a union, because one side has none" for name in lost]
+    for at, side in enumerate(sides):
+        changes: dict[str, Any] = {}
+        if "times were" in lost:
+            changes["times"] = None
+        if weighted and side.weights is None:
+            changes["weights"] = shares(parts[at].matrix, side)  # of a side where all count 1
+        if any(each.types is not None for each in sides) and side.types is None:
+            changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
+        sides[at] = replace_fields(side, **changes)
+    return joined(sides[0], sides[1], rows, n_users)
+
+
+def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
+    """Columns of both, row by row over the same items; the second's values win."""
+    if first is None or second is None:
+        return second if first is None else first
+    for name in first.columns:
+        if name in second.columns and first[name].dtype != second[name].dtype:
+            kinds = f"{first[name].dtype} on one side and {second[name].dtype} on the other"
+            raise DataError(f"label column {name!r} is {kinds}; make them the same")
+    return first.with_columns(
+        pl.coalesce(column, first[column.name]) if column.name in first.columns else column
+        for column in second
+    )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Interactions as a directory holds them: settings, arrays and tables."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    frames: dict[str, pl.DataFrame]
+
+
+def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
+    """Return what to save, under names that start with `prefix`.
+
+    Items and labels that `like` has too are left out; `unpack` takes them from there.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "indptr": data.matrix.indptr.astype(np.int64),
+        "indices": data.matrix.indices.astype(np.int32, copy=False),
+        # most data are 0/1: one number stands for all of them
+        "weights": data.matrix.data if (data.matrix.data != 1).any() else data.matrix.data[:1],
+    }
+    meta: dict[str, Any] = {
+        "shape": [data.n_users, data.n_items],
+        "notes": list(data.notes),
+        "labelled": data.labels is not None,
+        "signed": data.signed,
+        "fingerprint": data.fingerprint,
+    }
+    events = data.events
+    if events is not None and data._one_event_per_pair:
+        assert data.times is not None
+        arrays["times"] = data.times
+    elif events is not None:
+        arrays["events"] = events.items.astype(np.int32)
+        arrays["offsets"] = events.offsets.astype(np.int64)
+        for name in COLUMNS:
+            column = getattr(events, name)
+            if column is not None:
+                arrays[f"event_{name}"] = column
+        meta |= {"event_types": list(events.type_names), "ordered": events.ordered}
+    frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
+    if like is None or not like.item_index.same_as(data.item_index):
+        frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
+    if data.labels is not None and (like is None or like.labels is not data.labels):
+        frames["labels"] = data.labels
+    return Packed(
+        meta,
+        {prefix + name: array for name, array in arrays.items()},
+        {prefix + name: frame for name, frame in frames.items()},
+    )
+
+
+def unpack(
+    stored: Stored, meta: Fields, prefix: str = "", like: Interactions | None = None
+) -> Interactions:
+    """Return what `pack` was given; anything wrong with it is a `DataError`."""
+    shape = meta.wholes("shape")
+    if len(shape) != 2:
+        raise FileFormatError(f"the field {meta.path + 'shape'!r} must be two sizes, got {shape}")
+    meta.text("fingerprint")
+    n_users, n_items = shape
+    indptr = np.array(stored.array(f"{prefix}indptr", (n_users + 1,), "i"))
+    pairs = (int(indptr[-1]),)
+    indices = np.array(stored.array(f"{prefix}indices", pairs, "i"))
+    name = f"{prefix}weights"
+    same = name in stored.arrays and stored.arrays[name].shape == (1,) != pairs
+    weights = np.array(stored.finite(name, (1,) if same else pairs))
+    weights = np.full(pairs, weights[0]) if same else weights
+    try:
+        matrix = sp.csr_array((weights, indices, indptr), shape=(n_users, n_items))
+    except ValueError as error:
+        raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
+    times = events = labels = None
+    if f"{prefix}times" in stored.arrays:
+        times = np.array(stored.finite(f"{prefix}times", pairs))
+    if f"{prefix}offsets" in stored.arrays:
+        events = _stored_events(stored, meta, prefix, n_users)
+    if f"{prefix}labels" in stored.frames:
+        labels = stored.frame(f"{prefix}labels", n_items)
+    elif like is not None and meta.flag("labelled"):
+        labels = like.labels
+    items: Any = like.item_index if like is not None else None
+    if like is None or f"{prefix}items" in stored.frames:
+        items = _ids(stored.frame(f"{prefix}items", n_items))
+    data = Interactions(
+        matrix,
+        _ids(stored.frame(f"{prefix}users", n_users)),
+        items,
+        times=times,
+        labels=labels,
+        events=events,
+        notes=meta.texts("notes"),
+        signed="signed" in meta and meta.flag("signed"),
+    )
+    if data.n_interactions != pairs[0]:
+        raise FileFormatError("a user-item pair occurs twice or with a weight of 0")
+    if meta.flag("labelled") != (data.labels is not None):
+        raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
+    return data
+
+
+def _stored_events(stored: Stored, meta: Fields, prefix: str, n_users: int) -> Events:
+    """Return the events of a directory; older ones have items and offsets alone."""
+    offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
+    size = (int(offsets[-1]),)
+    items = np.array(stored.array(f"{prefix}events", size, "i"))
+    columns: dict[str, Any] = {}
+    for name in ("times", "weights"):
+        if f"{prefix}event_{name}" in stored.arrays:
+            columns[name] = np.array(stored.finite(f"{prefix}event_{name}", size))
+    if f"{prefix}event_types" in stored.arrays:
+        columns["types"] = np.array(stored.array(f"{prefix}event_types", size, "i", sizes=(2,)))
+    names = tuple(meta.texts("event_types")) if "event_types" in meta else ()
+    ordered = meta.flag("ordered") if "ordered" in meta else True
+    return Events(items, offsets, **columns, type_names=names, ordered=ordered)
+
+
+def _restored(stored: Stored) -> Interactions:
+    return unpack(stored, stored.meta)
+
+
+def _ids(frame: pl.DataFrame) -> npt.NDArray[Any]:
+    if "id" not in frame.columns or frame["id"].dtype not in (pl.Int64, pl.String):
+        raise FileFormatError("a table of ids needs a column 'id' of integers or text")
+    if frame["id"].null_count():
+        raise FileFormatError("a table of ids holds empty ids")
+    return frame["id"].to_numpy()

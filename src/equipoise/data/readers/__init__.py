@@ -1,0 +1,327 @@
+"""Files, frames, matrices and research formats to `Interactions`.
+
+`read` makes a `Source` of what it is given (here for paths, else `frames`), whose columns are
+chosen and checked (`columns`) and made into a matrix (`build`). Matrices and the formats of
+published data have modules of their own.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+from equipoise.data.interactions import KIND, Interactions
+from equipoise.data.readers.build import to_interactions
+from equipoise.data.readers.delimited import delimited_parts
+from equipoise.data.readers.files import (
+    excel_parts,
+    existing_file,
+    first_bytes,
+    is_blank,
+    json_parts,
+    parquet_parts,
+)
+from equipoise.data.readers.frames import object_source, row_options
+from equipoise.data.readers.matrices import from_matrix
+from equipoise.data.readers.options import (
+    COLUMNS,
+    TABLES,
+    Column,
+    OnBad,
+    OptionalColumn,
+    ReadOptions,
+    Source,
+    Table,
+    TimeUnit,
+)
+from equipoise.data.readers.research import from_research, read_multvae, read_strong, read_weak
+from equipoise.data.storage import is_directory_of
+from equipoise.errors import DataError, SettingError
+
+__all__ = ["read", "read_multvae", "read_strong", "read_weak"]
+
+PARQUET = (".parquet", ".pq", ".parq")
+JSON = (".jsonl", ".ndjson", ".json")
+EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
+OPENERS = {
+    "parquet": parquet_parts,
+    "jsonl": json_parts,
+    "excel": excel_parts,
+    "text": delimited_parts,
+}
+
+
+def read(
+    source: Any,
+    *,
+    user: Column = None,
+    item: Column = None,
+    time: OptionalColumn = None,
+    time_unit: TimeUnit | None = None,
+    time_format: str | None = None,
+    rating: OptionalColumn = None,
+    weight: Column = None,
+    type: OptionalColumn = None,
+    session: Column = None,
+    gap: float | str | None = None,
+    min_rating: float | None = None,
+    labels: Any = None,
+    title: Column = None,
+    ids: Literal["text"] | None = None,
+    users: Any = None,
+    items: Any = None,
+    separator: str | None = None,
+    header: bool | None = None,
+    quote: str | None = None,
+    escape: str | None = None,
+    encoding: str = "utf-8",
+    sheet: str | None = None,
+    format: str | None = None,
+    on_bad: OnBad = "error",
+) -> Interactions:
+    r"""Read interactions from nearly anything that holds pairs of users and items.
+
+    Parameters
+    ----------
+    source
+        A path: CSV, TSV and other delimited text, JSON lines, Parquet, each also gzipped; Excel
+        (with the extra `excel`); a folder of such files with one schema, read as if their rows
+        were in one file; a pattern (``part-*.parquet``), where no file or folder has that name; a
+        research format; a directory written by `Interactions.save`. Or an object: a frame of
+        pandas, polars or
+        pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
+        (user, item), (user, item, weight) or (user, item, weight, time).
+    user, item, time, rating
+        Names of columns (or positions from 0). Left out, they are found by the usual spellings,
+        and `Interactions.notes` says which were taken. ``time=False`` reads no times.
+    time_unit
+        Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
+    time_format
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
+    weight
+        Column whose values, added up for each pair, become the matrix; without it every pair
+        counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
+        of has no value in the matrix.
+    type
+        Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
+        Left out, a column of a usual name (event, event_type, action) is taken; False takes none.
+    session
+        Column that groups events into sessions, in place of `user`. Events keep their order (by
+        time where there is one, else as they came).
+    gap
+        Cuts the events of a user into sessions where the pause is longer: seconds, or text such
+        as "30m" or "1h". The sessions of user "ann" are "ann/1", "ann/2", ...
+    min_rating
+        Keeps only rows with at least this rating.
+    labels
+        A table with an item column and titles, genres, ...; rows are matched to the items. Or a
+        dictionary from items to titles.
+    title
+        Column of the labels that is the title; found by its name or content when left out.
+    ids
+        "text" takes ids as text even where all of them are digits. Otherwise integers are what
+        they are, and "007" is text.
+    users, items
+        Ids of the rows and columns of a matrix; positions when left out.
+    separator, header, encoding
+        How delimited text is written; found or UTF-8 when left out. A first line that may be the
+        names of the columns or data is refused until `header` settles it. Numbers may have
+        decimal commas where another character separates the fields.
+    quote, escape
+        The mark that encloses fields, ``'"'`` when left out and ``""`` for none; and the character
+        before a mark within such a field, where marks are not doubled. A backslash is found where
+        it makes every mark right. A mark that is never closed costs its line, not those after it.
+        A field that holds five and more whole rows counts as such, unless `quote` is given.
+    sheet
+        Of an Excel workbook; its first one when left out.
+    format
+        "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
+        "movielens", "strong" or "weak", where the name of the file does not tell.
+    on_bad
+        "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
+        them by reason in `Interactions.notes` and logs a warning.
+
+    Notes
+    -----
+    Ids are never changed: integers stay integers, text stays text, and "007" is text. Data put
+    together (`Interactions.union`, `update`, a folder) have ids of the type of the first. Repeated
+    pairs have one value in the matrix, and every row is kept with its time, weight and type in
+    `Interactions.events`. Times become seconds since 1970 (UTC)
+    from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
+    datetimes. The matrix is of single precision, so weights lie between 1e-45 and 3e38.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> import polars as pl
+    >>> frame = pl.DataFrame(
+    ...     {"user_id": [1, 1, 2, 2], "movieId": [10, 20, 10, 30], "rating": [5, 2, 4, 5]}
+    ... )
+    >>> data = eq.read(frame, min_rating=4)
+    >>> data.items.tolist()
+    [10, 30]
+    >>> print(*data.notes, sep="\n")
+    columns found by name: user = 'user_id', item = 'movieId', rating = 'rating'
+    1 of 4 rows have a rating below 4
+    >>> eq.read([("ann", "tea"), ("bob", "milk"), ("bob", "tea")]).history("bob")
+    ['milk', 'tea']
+    """
+    given = locals()
+    settings = {name: given[name] for name in given if name not in ("source", "labels")}
+    options = ReadOptions(**settings)
+    if labels is not None:
+        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
+        options = replace(options, labels=labels_source(labels, plain))
+    if is_path(source):
+        return _from_path(source, options)
+    if sp.issparse(source) or isinstance(source, np.ndarray):
+        return from_matrix(source, options)
+    options.refuse(("users", "items"), "a table")
+    return to_interactions(object_source(source), row_options(source, options))
+
+
+def labels_source(labels: Any, options: ReadOptions) -> Source:
+    """Open the labels: a table, or a mapping from items to titles."""
+    if is_path(labels):
+        return table_source(labels, options)
+    if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
+        labels = {"item": list(labels), "title": list(labels.values())}
+    if isinstance(labels, (list, tuple)):
+        first = f" that starts with {labels[0]!r}" if labels else ""
+        raise SettingError(
+            "labels must be a table with a column of items, or a dictionary from items to "
+            f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
+        )
+    return object_source(labels, "the labels")
+
+
+def _is_column(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
+
+
+def is_path(source: object) -> bool:
+    return isinstance(source, (str, os.PathLike))
+
+
+def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
+    if is_directory_of(path, KIND):
+        others = ("min_rating", "labels", "title", "users", "items", "format")
+        options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
+        return Interactions.load(path)
+    options.refuse(("users", "items"), "a file")
+    research = from_research(Path(path), options)
+    return to_interactions(table_source(path, options), options) if research is None else research
+
+
+def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:
+    """Open a table file, a folder of parts, or the files a pattern names."""
+    text = os.fspath(path)
+    files = part_files(text)
+    if files is None:
+        return OPENERS[table_kind(Path(text), options)](text, [Path(text)], options)
+    return _parts(text, files, options)
+
+
+def part_files(path: str) -> list[Path] | None:
+    """Return the files of a folder or a pattern; None for the path of a file."""
+    place = Path(path)
+    if place.is_dir():
+        files = files_below(place)
+        missing = f"{place} is a folder without Parquet, CSV or JSON lines files"
+        missing += "; give the path of a file"
+    elif not place.exists() and glob.has_magic(path):
+        files = matching(place)
+        missing = f"no file matches {path}; check the pattern"
+    else:
+        return None
+    if not files:
+        raise DataError(missing)
+    return files
+
+
+def matching(pattern: Path) -> list[Path]:
+    """Return the files that a pattern names; folders that exist are what they are called."""
+    root = next(folder for folder in pattern.parents if folder.is_dir())
+    rest = str(pattern.relative_to(root))
+    found = sorted(glob.glob(rest, root_dir=root, recursive=True))
+    return [root / name for name in found if (root / name).is_file()]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the table files below a folder."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    names = [str(file.relative_to(folder)) for file in files]
+    return [folder / name for name in table_files(names, str(folder))]
+
+
+def table_files(names: Iterable[str], folder: str) -> list[str]:
+    """Return the tables among the files of a folder; names with . or _ in front are not data."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        hidden = any(part[0] in "._" for part in Path(name).parts)
+        for family in (PARQUET, JSON, EXCEL, TEXT):
+            if _suffix(Path(name)) in family and not hidden:
+                found.setdefault(family, []).append(name)
+    if len(found) > 1:
+        kinds = " and ".join(Path(files[0]).name for files in found.values())
+        raise DataError(
+            f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
+            f"{folder}/*.parquet"
+        )
+    return next(iter(found.values()), [])
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
+
+
+def table_kind(path: Path, options: ReadOptions) -> str:
+    """Return which kind of table a file holds: a key of `OPENERS`."""
+    suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
+    if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
+        return "parquet"
+    if suffix in EXCEL:
+        return "excel"
+    if options.sheet is not None:
+        raise SettingError(f"sheet= is of Excel files, which {path} is not; leave it out")
+    return "jsonl" if suffix in JSON else "text"
+
+
+def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
+    """Put files of one kind and with the same columns one after another."""
+    full = [file for file in files if not is_blank(file)]
+    kinds = [table_kind(file, options) for file in full]
+    notes = part_notes(name, len(files), len(full))
+    check_one_kind(list(map(str, full)), kinds)
+    source = OPENERS[kinds[0]](name, full, options)
+
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
+        table = source.loader(wanted, ids)
+        return replace(table, notes=[*notes, *table.notes])
+
+    return replace(source, loader=load)
+
+
+def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
+    """Say how many parts a table has; all of them empty is an error."""
+    if not n_full:
+        raise DataError(f"all {n_files} parts of {name} are empty; nothing can be read from it")
+    notes = [f"read {n_files} part{'s' if n_files > 1 else ''}"]
+    if n_full < n_files:
+        notes.append(f"{n_files - n_full} of {n_files} parts are empty")
+    return notes
+
+
+def check_one_kind(names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Refuse parts that are not all Parquet, text, ... like the first."""
+    for name, kind in zip(names, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{names[0]} and {name} are of different kinds; give a pattern of one")

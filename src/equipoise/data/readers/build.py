@@ -1,0 +1,549 @@
+"""From a table to `Interactions`: checks, filters, positions, sessions, matrix, labels.
+
+Ids become positions and pairs a CSR matrix by counting, in linear time and a few passes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from equipoise.checks import period
+from equipoise.data.events import MOST_TYPES, Events, pair_up
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, compact, entry_rows
+from equipoise.data.pairs import summed
+from equipoise.data.readers.columns import (
+    Columns,
+    choose_columns,
+    given_column,
+    id_column,
+    number_column,
+    spelled_like,
+    time_column,
+)
+from equipoise.data.readers.delimited import WHOLE
+from equipoise.data.readers.options import (
+    BadRows,
+    Mask,
+    ReadOptions,
+    Source,
+    reasons_text,
+    skipped_notes,
+)
+from equipoise.errors import DataError
+from equipoise.runtime.kernels import compiled
+from equipoise.runtime.machine import count, run
+
+logger = logging.getLogger(__name__)
+
+Codes = npt.NDArray[np.int32]
+Kinds = npt.NDArray[np.int16]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[Any]
+
+
+@dataclass
+class Rows:
+    """The usable rows of a table, with raw ids, and what is to be said of the others.
+
+    Parameters
+    ----------
+    users, items
+        Ids, as integers or text.
+    weights, times, types
+        What else is known of each row.
+    type_column
+        Name of the column of types.
+    notes
+        How the columns were found, how the table was opened, and how its cells were understood.
+    found
+        How many of the notes are on how the columns were found.
+    skipped
+        Bad rows that were left out, by reason.
+    reasons
+        The same in words, each with a value.
+    height
+        Number of rows of the table, usable or not.
+    rated, low, idle
+        Rows that have a rating, those of them below the least one, and rows of weight 0.
+    """
+
+    users: pl.Series
+    items: pl.Series
+    weights: Floats | None = None
+    times: Floats | None = None
+    types: pl.Series | None = None
+    type_column: str | None = None
+    notes: list[str] = field(default_factory=list)
+    found: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    reasons: str = ""
+    height: int = 0
+    rated: int = 0
+    low: int = 0
+    idle: int = 0
+
+    def said(self, name: str, options: ReadOptions) -> list[str]:
+        """Return the notes, with how many rows were left out and why."""
+        said = [*self.notes, *skipped_notes(self.skipped, name)]
+        if self.low:
+            below = f"have a rating below {options.min_rating:g}"
+            said.append(f"{self.low:,} of {self.rated:,} rows {below}")
+        if self.idle:
+            said.append(f"{self.idle:,} rows with weight 0 left out")
+        return said
+
+    def require_some(self, n_rows: int, name: str, options: ReadOptions) -> None:
+        """Refuse a table of which no row is left."""
+        if n_rows:
+            return
+        if not self.height and self.skipped:
+            reasons = reasons_text(self.skipped)
+            raise DataError(
+                f"{name}: no row is left after the bad ones ({reasons}); correct the file"
+            )
+        if not self.height:
+            raise DataError(f"{name} has no rows; nothing can be read from it")
+        remedy = "check the columns"
+        if self.skipped:
+            remedy = f"skipped were {self.reasons}; correct them or name another column"
+        if options.min_rating is not None:
+            remedy = f"lower min_rating={options.min_rating:g} or check the rating column"
+        raise DataError(f"{name}: nothing is left of the rows; {remedy}")
+
+
+def to_interactions(source: Source, options: ReadOptions) -> Interactions:
+    """Load the columns that a source has for the roles and make the matrix."""
+    table = usable_rows(source, choose_columns(source, options), options)
+    table.require_some(len(table.users), source.name, options)
+    notes = table.said(source.name, options)
+    (rows, user_ids), (places, item_ids) = factorize_both(table.users, table.items)
+    table.users, table.items = table.users.clear(), table.items.clear()
+    if options.gap is not None and table.times is not None:
+        rows, user_ids = cut_sessions(rows, table.times, user_ids, options.gap)
+        notes.append(cut_note(len(user_ids), options.gap))
+    names = type_names(table.types, table.type_column)
+    log = Log(rows, places, table.weights, table.times, type_codes(table.types, names))
+    shape = (len(user_ids), len(item_ids))
+    matrix, events, repeats = gathered(log, shape, in_sessions(options), names)
+    check_sums(matrix, log, (user_ids, item_ids))
+    notes += event_notes(log, matrix.nnz, repeats)
+    return finished(source.name, matrix, user_ids, item_ids, options, notes, events)
+
+
+def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
+    """Load and check these columns; rows of no use are left out."""
+    extra = (columns.time, columns.rating, columns.weight, columns.type)
+    others = [column for column in extra if column is not None]
+    table = source.load((columns.user, columns.item), others)
+    if table.frame.height == 0:
+        return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
+    bad = BadRows(table, options.on_bad)
+    users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
+    types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
+    found = Rows(users, items, weights, times, types, columns.type, notes)
+    found.found, found.skipped = len(columns.notes), bad.counts
+    found.reasons, found.height = bad.reasons(), table.frame.height
+    kept = _kept_rows(ratings, options, bad, found)
+    # The frame is the largest thing in memory and, like the ratings, no longer needed.
+    table.frame = table.frame.clear()
+    if kept is not None:
+        found.users, found.items = (each.filter(pl.Series(kept)) for each in (users, items))
+        found.weights = None if weights is None else weights[kept]
+        found.times = None if times is None else times[kept]
+        found.types = None if types is None else types.filter(pl.Series(kept))
+    return found
+
+
+def in_sessions(options: ReadOptions) -> bool:
+    """Whether the rows of the matrix are sessions, whose order means something."""
+    return options.gap is not None or options.session is not None
+
+
+def type_names(column: pl.Series | None, name: str | None) -> tuple[str, ...]:
+    """Return the kinds of events in order of the alphabet."""
+    if column is None:
+        return ()
+    names = column.drop_nulls().unique().sort()
+    if len(names) >= MOST_TYPES:
+        raise DataError(
+            f"column {name!r} holds {len(names):,} kinds of events, too many; name another one "
+            "or pass type=False"
+        )
+    return tuple(names.to_list())
+
+
+def type_codes(column: pl.Series | None, names: tuple[str, ...]) -> Kinds | None:
+    """Return the kinds of events as positions in their names."""
+    if column is None:
+        return None
+    places = pl.int_range(len(names), eager=True)
+    known = pl.Series(list(names), dtype=pl.String)
+    codes = column.replace_strict(known, places, default=-1, return_dtype=pl.Int16)
+    return codes.to_numpy()
+
+
+def _values(
+    frame: pl.DataFrame, columns: Columns, bad: BadRows, options: ReadOptions
+) -> tuple[pl.Series, pl.Series, Floats | None, Floats | None, Floats | None, list[str]]:
+    """Return users, items, weights, ratings, times and notes; rows of no use are marked bad."""
+    text = options.ids == "text"
+    users, user_notes = id_column(frame[columns.user], "user", bad, text=text)
+    items, item_notes = id_column(frame[columns.item], "item", bad, text=text)
+    weights = ratings = times = None
+    time_notes: list[str] = []
+    if columns.rating is not None:
+        ratings = number_column(frame[columns.rating], "rating", bad)
+    if columns.weight is not None:
+        weights = number_column(frame[columns.weight], "weight", bad)
+    if columns.time is not None:
+        times, time_notes = time_column(
+            frame[columns.time], bad, options.time_unit, options.time_format
+        )
+    found = [*columns.notes, *dict.fromkeys(bad.table.notes)]
+    notes = [*found, *user_notes, *item_notes, *time_notes]
+    return users, items, weights, ratings, times, notes
+
+
+def finished(
+    name: str,
+    matrix: Any,
+    users: Ids,
+    items: Ids,
+    options: ReadOptions,
+    notes: list[str],
+    events: Events | None = None,
+) -> Interactions:
+    """Add the labels; a single user or item, often of a wrong column, is a warning."""
+    notes += [*lone_note(name, "user", users), *lone_note(name, "item", items)]
+    labels = item_labels(items, options, notes)
+    return Interactions(matrix, users, items, labels=labels, events=events, notes=notes)
+
+
+def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
+    """Say that there is a single user or item, which is also logged as a warning."""
+    if len(ids) != 1:
+        return []
+    note = (
+        f"there is only one {axis}, {ids.tolist()[0]!r}: enough for an update, not to recommend "
+        f"from; {axis}= names another column"
+    )
+    logger.warning("%s: %s", name, note)
+    return [note]
+
+
+def item_labels(items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame | None:
+    """Return the labels of the items, where a table of them was given."""
+    return None if options.labels is None else _aligned(options.labels, items, options, notes)
+
+
+def _kept_rows(
+    ratings: Floats | None, options: ReadOptions, bad: BadRows, found: Rows
+) -> Mask | None:
+    """Return the rows to use, or None for all; a row that is left out is counted once."""
+    kept = None if bad.mask is None else ~bad.mask
+    if options.min_rating is not None and ratings is not None:
+        found.rated = len(ratings) if kept is None else int(kept.sum())
+        kept, found.low = _narrowed(kept, ratings >= options.min_rating)
+    if found.weights is not None:  # a weight of 0 is no interaction
+        kept, found.idle = _narrowed(kept, found.weights != 0)
+    return kept
+
+
+def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
+    """Keep only fine rows of those kept so far; also return how many fall out."""
+    if fine.all():
+        return kept, 0
+    if kept is None:
+        return fine, int((~fine).sum())
+    return kept & fine, int((kept & ~fine).sum())
+
+
+def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
+    """Refuse sums of weights that single precision cannot hold."""
+    if log.weights is None:
+        return
+    with np.errstate(over="ignore"):
+        large = ~np.isfinite(matrix.data.astype(np.float32))
+    if not large.any():
+        return
+    place = int(np.flatnonzero(large)[0])
+    row, column = int(entry_rows(matrix)[place]), int(matrix.indices[place])
+    raise DataError(
+        f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
+        f"add up to {float(matrix.data[place]):g}, and 3e38 is the most; scale the weights down"
+    )
+
+
+def event_notes(log: Log, n_values: int, repeats: int) -> list[str]:
+    """Say how repeated pairs and returns make a matrix of so many values."""
+    returned = 0 if log.weights is None else int((log.weights < 0).sum())
+    return repeat_notes(len(log.users), n_values, repeats, log.weights is not None, returned)
+
+
+def repeat_notes(
+    n_rows: int, n_values: int, repeats: int, weighted: bool, returned: int
+) -> list[str]:
+    """Say how many rows repeat a pair, and how many are returns."""
+    notes = []
+    if repeats:
+        added = ", their weights added up" if weighted else ""
+        notes.append(f"merged {repeats:,} repeated pairs{added}")
+    if returned:
+        gone = n_rows - repeats - n_values
+        notes.append(
+            f"{returned:,} rows with a negative weight are returns, taken off the other weights "
+            f"of their pair; {gone:,} pairs are left with nothing"
+        )
+    return notes
+
+
+def cut_note(n_sessions: int, gap: float | str) -> str:
+    """Say where sessions were cut."""
+    return f"cut into {n_sessions:,} sessions at pauses over {period('gap', gap):g} seconds"
+
+
+def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tuple[Codes, Ids]:
+    """Return the session of each event and the ids of the sessions.
+
+    A session ends where the same user pauses for longer than `gap`. Sessions are in order
+    of user, then time; user "ann" has sessions "ann/1", "ann/2", ...
+    """
+    order = np.lexsort((times, users))
+    user, time = users[order], times[order]
+    new_user = np.concatenate([[True], user[1:] != user[:-1]])
+    starts = new_user | np.concatenate([[False], np.diff(time) > period("gap", gap)])
+    number = np.cumsum(starts) - 1
+    sessions = np.empty(len(users), np.int32)
+    sessions[order] = number
+    owner = user[starts]
+    first = np.flatnonzero(new_user[starts])
+    ordinal = np.arange(len(owner)) - np.repeat(first, np.diff(np.append(first, len(owner)))) + 1
+    names = np.empty(len(owner), object)
+    names[:] = [f"{ids[who]}/{turn}" for who, turn in zip(owner, ordinal, strict=True)]
+    return sessions, names
+
+
+def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
+    """Return one row of labels per item, the title first; items without labels get nulls."""
+    key = _item_column(source, options)
+    rest = [name for name in source.columns if name != key]
+    if not rest:
+        raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
+    table = source.load([key], rest)
+    if options.title is not None:
+        title = given_column(source, options.title, "title")
+    else:
+        title = _title(table.frame, rest, key)
+    frame = table.frame.select([key, title, *(name for name in rest if name != title)])
+    wanted = pl.Series("\x00item", items.tolist())  # a name that no column of labels has
+    keys = _same_type(wanted, frame[key], table.written)
+    frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
+    unique = frame.unique(subset=[key], keep="first", maintain_order=True)
+    joined = wanted.to_frame().join(
+        unique.with_columns(pl.lit(True).alias("\x00found")),
+        left_on=wanted.name,
+        right_on=key,
+        how="left",
+        maintain_order="left",
+    )
+    missing = joined["\x00found"].null_count()
+    if missing == len(items):
+        raise DataError(
+            f"{source.name}: none of the items is labelled; check that column {key!r} holds "
+            f"ids such as {items.tolist()[0]!r}"
+        )
+    also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
+    notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
+    if missing:
+        notes.append(f"{missing:,} of {len(items):,} items have no label")
+    if unique.height < frame.height:
+        notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
+    return joined.drop(wanted.name, "\x00found")
+
+
+def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
+    """Return the column of titles: a usual name, else the texts that tell most items apart."""
+    known = [name for name in spelled_like(tuple(names), "title") if name != key]
+    if known:
+        return known[0]
+    texts = [name for name in names if frame[name].dtype == pl.String]
+    return max(texts, key=lambda name: frame[name].n_unique()) if texts else names[0]
+
+
+def _item_column(source: Source, options: ReadOptions) -> str:
+    if isinstance(options.item, str) and options.item in source.columns:
+        return options.item
+    found = spelled_like(source.columns, "item")
+    if not source.named or (not found and len(source.columns) == 2):
+        return source.columns[0]
+    if len(found) == 1:
+        return found[0]
+    return given_column(source, options.item or "item_id", "item")
+
+
+def _same_type(
+    items: pl.Series, keys: pl.Series, written: Callable[[str], pl.Series] | None
+) -> pl.Series:
+    """Bring the keys of the labels to the type of the ids; what does not fit becomes null."""
+    if items.dtype == pl.String:
+        return keys.cast(pl.String) if written is None else written(keys.name)
+    if keys.dtype.is_float():
+        keys = keys.set((keys != keys.floor()) | ~keys.is_finite(), None)
+    if keys.dtype == pl.String:  # "007" is not 7
+        keys = keys.set(~keys.str.contains(WHOLE), None)
+    if keys.dtype.is_numeric() or keys.dtype == pl.String:
+        return keys.cast(pl.Int64, strict=False)
+    kind = np.asarray(items).dtype
+    raise DataError(f"labels have ids of type {keys.dtype} for items of type {kind}; convert them")
+
+
+class Log(NamedTuple):
+    """The rows of a table: positions of user and item, and what else is known of each event."""
+
+    users: Codes
+    items: Codes
+    weights: Floats | None = None
+    times: Floats | None = None
+    types: Kinds | None = None
+
+
+def factorize(values: pl.Series) -> tuple[Codes, Ids]:
+    """Return the position of each value among the sorted distinct values, and those.
+
+    >>> codes, ids = factorize(pl.Series(["tea", "milk", "tea"]))
+    >>> codes.tolist(), ids.tolist()
+    ([1, 0, 1], ['milk', 'tea'])
+    """
+    if values.dtype == pl.Int64:
+        low, high = int(values.min() or 0), int(values.max() or 0)  # type: ignore[arg-type]
+        # A table over the whole range beats hashing unless it is much larger than the data.
+        if high - low < max(2 * len(values), 1 << 16):
+            pieces = [each.to_numpy() for each in values.get_chunks()]
+            codes, seen = _by_table(pieces, low, high - low + 1)
+            return codes, np.flatnonzero(seen).astype(np.int64) + low
+    distinct = values.unique().sort()
+    places = pl.int_range(len(distinct), eager=True, dtype=pl.Int32)
+    table = pl.DataFrame({"value": distinct, "place": places})
+    found = (
+        values.alias("value").to_frame().join(table, on="value", how="left", maintain_order="left")
+    )
+    return found["place"].to_numpy(), distinct.to_numpy()
+
+
+def factorize_both(*columns: pl.Series) -> list[tuple[Codes, Ids]]:
+    """Return the positions and the distinct values of columns, each on its own thread."""
+    found: dict[int, tuple[Codes, Ids]] = {}
+    run(lambda at: found.update({at: factorize(columns[at])}), len(columns))
+    return [found[at] for at in range(len(columns))]
+
+
+def gathered(
+    log: Log,
+    shape: tuple[int, int],
+    in_sessions: bool = False,
+    type_names: tuple[str, ...] = (),
+    *,
+    always: bool = False,
+) -> tuple[Csr, Events | None, int]:
+    """Return the matrix, the events and how many rows repeat a pair.
+
+    Of a repeated pair the weights add up. There are events where they say more than the matrix:
+    times, weights, kinds, repeats, or the order of a session; or `always`.
+    """
+    held = log._asdict()
+    rows = _own(held.pop("users"))
+    present = {name: _own(each) for name, each in held.items() if each is not None}
+    offsets, columns = dealt(rows, shape[0], present)
+    items = columns.pop("items")
+    columns |= {"type_names": type_names, "ordered": in_sessions or log.times is not None}
+    if log.weights is None:
+        indptr, indices, _ = pair_up(offsets, items, places=False)
+        repeats = len(items) - len(indices)
+        ones = np.ones(len(indices), np.float32)
+        matrix = compact(ones, indices, indptr, shape)
+        matrix.has_canonical_format = True
+        plain = log.times is None and log.types is None
+        if plain and not (repeats or in_sessions or always):
+            return matrix, None, 0
+        return matrix, Events.dealt(items, offsets, **columns), repeats
+    events = Events.dealt(items, offsets, **columns)
+    matrix, n_pairs = summed(events, shape[1])
+    return matrix, events, len(items) - n_pairs
+
+
+def _own(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Copy arrays that polars lends read-only: another kind of array is compiled anew."""
+    return values if values.flags.writeable and values.flags.c_contiguous else values.copy()
+
+
+def _by_table(pieces: list[Ints], low: int, span: int) -> tuple[Codes, npt.NDArray[np.bool_]]:
+    """Return the positions of numbers among the distinct ones, and which of the span there are."""
+    seen = np.zeros(span, np.bool_)
+    for piece in pieces:
+        _mark(piece, low, seen)
+    place = np.cumsum(seen, dtype=np.int32) - np.int32(1)
+    codes = np.empty(sum(map(len, pieces)), np.int32)
+    start = 0
+    for piece in pieces:
+        _look_up(piece, low, place, codes[start : start + len(piece)])
+        start += len(piece)
+    return codes, seen
+
+
+@compiled
+def _mark(values: Ints, low: int, seen: npt.NDArray[np.bool_]) -> None:
+    for value in values:
+        seen[value - low] = True
+
+
+@compiled
+def _look_up(values: Ints, low: int, place: Codes, codes: Codes) -> None:
+    for row in range(values.size):
+        codes[row] = place[values[row] - low]
+
+
+def dealt(users: Codes, n_users: int, columns: dict[str, Any]) -> tuple[Ints, dict[str, Any]]:
+    """Deal the rows to their users, in the order they come; each thread has some of the rows."""
+    parts = max(1, min(count(), len(users) // max(n_users, 1)))
+    cuts = np.linspace(0, len(users), parts + 1).astype(int)
+    shares = [slice(*ends) for ends in pairwise(cuts)]
+    counts = np.zeros((parts, n_users), np.int64)
+    run(lambda at: _tally(users[shares[at]], counts[at]), parts)
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
+    filled = offsets[:-1] + np.cumsum(counts, axis=0) - counts
+    out = {name: np.empty_like(column) for name, column in columns.items()}
+    tasks = [(name, part) for part in range(parts) for name in columns]
+
+    def deal(number: int) -> None:
+        name, part = tasks[number]
+        rows = shares[part]
+        _deal(users[rows], filled[part].copy(), columns[name][rows], out[name])
+
+    run(deal, len(tasks))
+    return offsets, out
+
+
+@compiled
+def _tally(users: Codes, counts: Ints) -> None:
+    for user in users:
+        counts[user] += 1
+
+
+@compiled
+def _deal(users: Codes, filled: Ints, column: Any, out: Any) -> None:
+    """Put each value at the next place of its user, which `filled` tells."""
+    for row in range(users.size):
+        user = users[row]
+        out[filled[user]] = column[row]
+        filled[user] += 1

@@ -1,0 +1,346 @@
+"""Formats of published data, chosen by `format=` or recognised by name and content.
+
+MovieLens as GroupLens publishes it, RecBole files, LightGCN adjacency lists, `.npz` arrays, and
+folders that hold a published split: every part as `Interactions` over the same items.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions
+from equipoise.data.readers.build import Log, factorize, gathered, to_interactions
+from equipoise.data.readers.columns import id_column
+from equipoise.data.readers.delimited import delimited_source, whole_numbers
+from equipoise.data.readers.files import all_bytes, contents, existing_file, first_bytes
+from equipoise.data.readers.matrices import load_arrays, npz_interactions, pair_arrays
+from equipoise.data.readers.options import (
+    COLUMNS,
+    BadRows,
+    ReadOptions,
+    Source,
+    Table,
+    bad_row,
+    frame_source,
+    row_of,
+)
+from equipoise.errors import DataError
+
+TITLES = {"u.data": "u.item", "ratings.dat": "movies.dat", "ratings.csv": "movies.csv"}
+RATINGS = ("user_id", "item_id", "rating", "timestamp")
+KINDS = (
+    "unknown Action Adventure Animation Children Comedy Crime Documentary Drama Fantasy Film-Noir "
+    "Horror Musical Mystery Romance Sci-Fi Thriller War Western"
+)
+GENRES = KINDS.split()
+U_ITEM = ("item_id", "title", "release_date", "video_release_date", "imdb_url", *GENRES)
+
+STRONG = (("train",), ("valid_in", "valid_target"), ("test_in", "test_target"))
+WEAK = ("train", "test", "valid_subset_of_train")
+MULTVAE = {
+    "train": "train.csv",
+    "valid_in": "validation_tr.csv",
+    "valid_target": "validation_te.csv",
+    "test_in": "test_tr.csv",
+    "test_target": "test_te.csv",
+}
+ADJACENCY = re.compile(rb"\d+( \d+)*\s*")
+
+
+def from_research(path: Path, options: ReadOptions) -> Interactions | None:
+    """Read a research format, or return None where the path holds none."""
+    kind = options.format or recognised(path)
+    if kind in ("multvae", "strong", "weak"):
+        options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
+        whole = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
+        others = ", ".join(name for name in whole if name != "train")
+        train = whole["train"]
+        said = f"train part of a {kind} folder; readers.read_{kind} gives {others} too"
+        notes = [said, *train.notes]
+        return Interactions(train.matrix, train.user_index, train.item_index, notes=notes)
+    if kind == "npz":
+        return npz_interactions(existing_file(path), options)
+    if kind == "lightgcn":
+        return to_interactions(_adjacency(path, options), options)
+    if kind == "recbole":
+        return _recbole(path, options)
+    if kind == "movielens":
+        return _movielens(path, options)
+    return None
+
+
+def recognised(path: Path) -> str | None:
+    """Return the research format of a file or folder, or None."""
+    if path.is_dir():
+        present = part_names(path)
+        if (path / "unique_sid.txt").is_file() and (path / "train.csv").is_file():
+            return "multvae"
+        if {"train", "valid_in", "test_in"} <= present:
+            return "strong"
+        if {"train", "test"} <= present:
+            return "weak"
+        if len(list(path.glob("*.inter"))) == 1:
+            return "recbole"
+        return "movielens" if movielens_file(path) else None
+    if not path.is_file():
+        return None
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".npz"):
+        return "npz"
+    if name.endswith(".inter"):
+        return "recbole"
+    if name.endswith(".txt") and _looks_adjacent(first_bytes(path)):
+        return "lightgcn"
+    return "movielens" if movielens_file(path) == path else None
+
+
+def movielens_file(path: Path) -> Path | None:
+    """Return the file of ratings that a path is or holds, if it is laid out as MovieLens."""
+    if path.is_dir():
+        known = [
+            path / name
+            for name, titles in TITLES.items()
+            if (path / name).is_file() and (name != "ratings.csv" or (path / titles).is_file())
+        ]
+        return known[0] if len(known) == 1 else None
+    if path.name not in TITLES or not path.is_file():
+        return None
+    if path.name == "ratings.csv":
+        titles = path.with_name(TITLES[path.name])
+        return path if titles.is_file() and b"movieId" in first_bytes(path, 200) else None
+    return path
+
+
+def _movielens(path: Path, options: ReadOptions) -> Interactions:
+    """Read ratings, with titles and genres from the file beside them."""
+    file = movielens_file(path) if path.is_dir() else path
+    if file is None:
+        raise DataError(f"{path} holds none of {', '.join(TITLES)}; give the path of a file")
+    titles = file.parent / TITLES.get(file.name, "")
+    if options.labels is None and titles.is_file():
+        options = replace(options, labels=_titles(titles, options))
+    if file.name.endswith(".csv"):
+        return to_interactions(delimited_source(file, options), options)
+    separator = options.separator or ("\t" if file.name.endswith("u.data") else "::")
+    source = _without_header(file, separator, RATINGS, options)
+    return to_interactions(source, options)
+
+
+def _without_header(
+    file: Path, separator: str, names: tuple[str, ...], options: ReadOptions
+) -> Source:
+    plain = replace(options, separator=separator, header=False, quote="")
+    return delimited_source(file, plain).renamed(names)
+
+
+def _titles(path: Path, options: ReadOptions) -> Source:
+    if path.name == "movies.csv":
+        return delimited_source(path, replace(options, header=None, separator=None))
+    old = replace(options, encoding="latin-1")  # both older files are
+    if path.name == "movies.dat":
+        return _without_header(path, "::", ("item_id", "title", "genres"), old)
+    source = _without_header(path, "|", U_ITEM, old)
+
+    def load(wanted: list[str], ids: Collection[str]) -> Table:
+        """Turn the 19 columns of flags into one column, as the later releases have it."""
+        table = source.load(list(ids), [*(name for name in wanted if name != "genres"), *GENRES])
+        flags = table.frame.select(GENRES).rows()
+        genres = [
+            "|".join(g for g, on in zip(GENRES, row, strict=True) if on == 1) for row in flags
+        ]
+        table.frame = table.frame.drop(GENRES).with_columns(pl.Series("genres", genres))
+        return table
+
+    return Source(source.name, ("item_id", "title", "genres", "release_date"), load)
+
+
+def _recbole(path: Path, options: ReadOptions) -> Interactions:
+    """Read a RecBole `.inter` file, with labels from the `.item` file beside it."""
+    if path.is_dir():
+        found = sorted(path.glob("*.inter"))
+        if len(found) != 1:
+            raise DataError(f"{path} holds {len(found)} .inter files; give the path of one")
+        path = found[0]
+    source = _untyped(path, options)
+    beside = path.with_name(path.name.removesuffix(".gz")).with_suffix(".item")
+    if options.labels is None and beside.is_file():
+        options = replace(options, labels=_untyped(beside, options))
+    return to_interactions(source, options)
+
+
+def _untyped(path: Path, options: ReadOptions) -> Source:
+    """Open a RecBole file without the types in names such as `user_id:token`."""
+    plain = replace(options, separator=options.separator or "\t", header=True, quote="")
+    source = delimited_source(path, plain)
+    return source.renamed(tuple(name.split(":")[0] for name in source.columns))
+
+
+def _looks_adjacent(sample: bytes) -> bool:
+    """Whether the lines are whole numbers between single blanks, not all equally many."""
+    lines = sample.split(b"\n")[:50]
+    lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
+    counts = {len(line.split()) for line in lines}
+    return len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+
+
+def _adjacency(path: Path, options: ReadOptions) -> Source:
+    """Open an adjacency list: each line is a user and then the items of that user."""
+    values: list[npt.NDArray[np.int64]] = []
+    numbers: list[int] = []
+    skipped: Counter[str] = Counter()
+    for number, line in enumerate(all_bytes(contents(path)).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = np.array(line.split(), dtype=np.int64)
+        except (ValueError, OverflowError):
+            raise DataError(
+                f"{path}, line {number}: not a list of whole numbers; a LightGCN file has lines "
+                "like '0 12 7'"
+            ) from None
+        if len(row) > 1:
+            values.append(row)
+            numbers.append(number)
+        elif options.on_bad == "error":
+            raise bad_row(f"{path}, line {number}", f"user {row[0]} has no items", "add items")
+        else:
+            skipped["the line names a user without items"] += 1
+    if not values:
+        raise DataError(f"{path} has no user with items; nothing can be read from it")
+    lengths = np.array([len(row) - 1 for row in values])
+    users = np.repeat(np.array([row[0] for row in values]), lengths)
+    items = np.concatenate([row[1:] for row in values])
+    lines = np.repeat(np.array(numbers), lengths)
+    frame = pl.DataFrame({"user": users, "item": items})
+    return frame_source(str(path), frame, lambda row: f"{path}, line {lines[row]}", skipped)
+
+
+def read_strong(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
+    """Read a split over users: train, valid_in, valid_target, test_in and test_target.
+
+    The files are `.npz` pairs of `users` and `items`. All parts share the items of all files, and
+    the rows of a history (`*_in`) and its targets are the same users.
+    """
+    root = Path(folder)
+    pairs = {name: _npz_pairs(root / f"{name}.npz") for group in STRONG for name in group}
+    return _assembled(root, pairs, STRONG)
+
+
+def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
+    """Read a split within users: train and test over the same users and items.
+
+    The files are `.npz` pairs, or LightGCN adjacency lists `train.txt` and `test.txt`. A third
+    file `valid_subset_of_train.npz`, where there is one, is returned too.
+    """
+    root = Path(folder)
+    names = [name for name in WEAK if name in WEAK[:2] or (root / f"{name}.npz").is_file()]
+    pairs = {}
+    for name in names:
+        listed = root / f"{name}.txt"
+        # Published test files list users without test items; here such a row is simply empty.
+        pairs[name] = (
+            _adjacency(listed, ReadOptions(on_bad="skip")).load(["user", "item"], []).frame
+            if listed.is_file()
+            else _npz_pairs(root / f"{name}.npz")
+        )
+    return _assembled(root, pairs, (tuple(names),))
+
+
+def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
+    """Read a `pro_sg` folder of the Mult-VAE authors, with the parts named as in `read_strong`.
+
+    The items are the raw ids of `unique_sid.txt` in its order, so column s is the file's item s.
+    """
+    root = Path(folder)
+    listed = existing_file(root / "unique_sid.txt").read_text(encoding="utf-8").splitlines()
+    items = IdIndex(whole_numbers(pl.Series(listed, dtype=pl.String)).to_numpy(), "item")
+    pairs = {}
+    for name, file in MULTVAE.items():
+        path = root / file
+        source = delimited_source(path, ReadOptions(separator=",", header=True))
+        if not {"uid", "sid"} <= set(source.columns):
+            raise DataError(f"{path} needs the columns uid and sid, found {source.columns}")
+        table = source.load(["uid", "sid"], [])
+        if not table.frame.height:
+            raise DataError(f"{path} has no rows; nothing can be read from it")
+        bad = BadRows(table, "error")
+        pairs[name] = _checked_pairs(bad, "uid", "sid")
+        places = pairs[name]["item"]
+        outside = ((places < 0) | (places >= len(items))).to_numpy()
+        bad.refuse(outside, "sid", f"is no line of unique_sid.txt ({len(items):,} lines)")
+    return _assembled(root, pairs, STRONG, items)
+
+
+def part_names(folder: Path) -> set[str]:
+    """Return the names of the parts that a folder holds as `.npz` or adjacency lists."""
+    known = {*WEAK, *(name for group in STRONG for name in group)}
+    present = {name for name in known if (folder / f"{name}.npz").is_file()}
+    lists = {name for name in ("train", "test") if (folder / f"{name}.txt").is_file()}
+    return present or (lists if len(lists) == 2 else set())
+
+
+def _npz_pairs(path: Path) -> pl.DataFrame:
+    users, items = pair_arrays(path, load_arrays(existing_file(path)))
+    frame = pl.DataFrame({"users": users, "items": items})
+    return _checked_pairs(BadRows(Table(frame, row_of(str(path))), "error"), "users", "items")
+
+
+def _checked_pairs(bad: BadRows, user: str, item: str) -> pl.DataFrame:
+    frame = bad.table.frame
+    users, items = id_column(frame[user], "user", bad)[0], id_column(frame[item], "item", bad)[0]
+    return pl.DataFrame({"user": users, "item": items})
+
+
+def _assembled(
+    root: Path,
+    pairs: dict[str, pl.DataFrame],
+    groups: tuple[tuple[str, ...], ...],
+    items: IdIndex | None = None,
+) -> dict[str, Interactions]:
+    """Make the matrices; the parts of a group have the same users in the same rows.
+
+    Items are positions where an index of them is given, else ids, and all parts share them.
+    """
+    coded = items is not None
+    if items is None:
+        items = IdIndex(
+            _together(root, pairs, tuple(pairs), "item").unique().sort().to_numpy(), "item"
+        )
+    out: dict[str, Interactions] = {}
+    for group in groups:
+        codes, ids = factorize(_together(root, pairs, group, "user"))
+        users = IdIndex(ids, "user")
+        start = 0
+        for name in group:
+            column = pairs[name]["item"].to_numpy()
+            places = column if coded else np.searchsorted(items.values, column)
+            rows = codes[start : start + len(column)]
+            start += len(column)
+            shape = (len(users), len(items))
+            matrix, _, repeats = gathered(Log(rows, places.astype(np.int32)), shape)
+            notes = [f"merged {repeats:,} repeated pairs"] if repeats else []
+            out[name] = Interactions(matrix, users, items, notes=notes)
+    return out
+
+
+def _together(
+    root: Path, pairs: dict[str, pl.DataFrame], group: tuple[str, ...], axis: str
+) -> pl.Series:
+    """Put the ids of the parts one after another; they must be of one type."""
+    columns = {name: pairs[name][axis] for name in group}
+    first = group[0]
+    for name, column in columns.items():
+        if column.dtype != columns[first].dtype:
+            kinds = f"{columns[first].dtype} in {first} and {column.dtype} in {name}"
+            raise DataError(f"{root}: {axis} ids are {kinds}; write the parts with one type")
+    return pl.concat(list(columns.values()))

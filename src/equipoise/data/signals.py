@@ -1,0 +1,254 @@
+"""Signals: what the events of a user on an item are worth to a model.
+
+The matrix of a model is made of the events of the data: how often, how much, how long ago and in
+which way an item was used become one number per pair. A model has its `Signals` as it has its
+normalizer; they are applied when it is fitted and to every history it is asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from equipoise.checks import Moment, choice, fraction, moment, number, period
+from equipoise.data.events import Events
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, entry_rows
+from equipoise.data.pairs import ROUNDING
+from equipoise.errors import DataError, SettingError
+
+Transform = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
+Returns = Literal["net", "negative", "ignore"]
+Floats = npt.NDArray[np.float64]
+
+TRANSFORMS = get_args(Transform)
+RETURNS = get_args(Returns)
+SETTINGS = ("transform", "decay", "floor", "returns")  # that `tune` can vary
+LEAST = 1e-30  # a pair that counts almost nothing is still a part of the history
+SATURATION, LENGTH = 1.2, 0.75  # k1 and b of BM25
+
+
+@dataclass(frozen=True)
+class Background:
+    """What BM25 takes from the training data: the weight of an item, the usual size of a row."""
+
+    rarity: Floats
+    mean_length: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signals:
+    """How events become the values of the matrix.
+
+    An event is worth its quantity, times the weight of its kind, times 2^(-age / decay). A pair of
+    user and item is worth what `transform` makes of its events.
+
+    Parameters
+    ----------
+    transform
+        "binary": the largest worth of one event, whatever the quantities, so 1 without `weights`
+        and `decay`. "count": the sum over the events, each with quantity 1. "sum": the sum with
+        quantities. "log1p": log(1 + sum). "bm25": the sum, saturated, by the length of the history
+        and the rarity of the item. "last": the last event alone.
+    weights
+        What each kind of event counts, as in ``{"view": 1, "cart": 3, "buy": 10}``; None: all
+        count 1. Kinds below 0 are taken as returns, 0 leaves a kind out. Events without a kind
+        count 1.
+    decay
+        Half-life, as a number of seconds or as text with a unit, such as "30d": an event this old
+        counts half. None: age does not matter.
+    floor
+        Least factor that age leaves, 0 to 1.
+    reference
+        When age is 0: a time in seconds, an ISO text or a date; later events do not count more.
+        None: at the last event of the training data, and at the last event of each history that
+        the model is asked about.
+    returns
+        What negative quantities are. "net": they are taken off the purchases of the pair, and a
+        pair that nothing is left of has no value. "negative": the same, but such a pair has a
+        negative value, as something the user does not want (linear autoencoders). "ignore":
+        nothing.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> log = [("ann", "tea", 4.0, 0), ("ann", "tea", 2.0, 100), ("bob", "milk", 1.0, 100)]
+    >>> data = eq.read(log)
+    >>> eq.Signals(transform="sum", decay=100, floor=0).apply(data).matrix.toarray().tolist()
+    [[0.0, 4.0], [1.0, 0.0]]
+    >>> eq.Signals().apply(data).matrix.toarray().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+
+    transform: Transform = "binary"
+    weights: Mapping[str, float] | None = None
+    decay: float | str | None = None
+    floor: float = 0.1
+    reference: Moment | None = None
+    returns: Returns = "net"
+
+    def __post_init__(self) -> None:
+        choice("transform", self.transform, TRANSFORMS)
+        choice("returns", self.returns, RETURNS)
+        fraction("floor", self.floor)
+        if self.decay is not None:
+            period("decay", self.decay)
+        if self.reference is not None:
+            object.__setattr__(self, "reference", moment("reference", self.reference))
+        if self.weights is not None:
+            if not isinstance(self.weights, Mapping) or not self.weights:
+                raise SettingError(
+                    f"weights must map kinds of events to numbers, got {self.weights!r}"
+                )
+            found = {
+                str(kind): number(f"weights[{kind!r}]", each)
+                for kind, each in self.weights.items()
+            }
+            object.__setattr__(self, "weights", found)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def apply(self, data: Interactions) -> Interactions:
+        """Return training data whose matrix is what their events are worth."""
+        events = data.own_events
+        self._check(events)
+        background = self.background(data)
+        matrix = self.values(events, data.n_items, background, self.latest(events))
+        return data.with_values(matrix)
+
+    def background(self, data: Interactions) -> Background | None:
+        """Return what has to be known of the training data to weigh a history."""
+        if self.transform != "bm25":
+            return None
+        events = data.own_events
+        worth = self._sums(events, data.n_items, self.latest(events))
+        counts = np.bincount(worth.indices[worth.data > 0], minlength=data.n_items)
+        rarity = np.log1p((data.n_users - counts + 0.5) / (counts + 0.5))
+        total = float(np.abs(worth.data).sum())
+        return Background(rarity, total / max(int((np.diff(worth.indptr) > 0).sum()), 1))
+
+    def values(
+        self,
+        events: Events,
+        n_items: int,
+        background: Background | None = None,
+        now: float | None = None,
+    ) -> Csr:
+        """Return rows x items: what the events of each row are worth.
+
+        Without `now` the age counts back from the last event of each row.
+        """
+        matrix = self._sums(events, n_items, now)
+        size = np.abs(matrix.data)
+        if self.transform == "log1p":
+            size = np.log1p(size)
+        elif background is not None:
+            lengths = np.bincount(entry_rows(matrix), size, minlength=matrix.shape[0])
+            relative = lengths / background.mean_length if background.mean_length else lengths
+            scale = SATURATION * (1 - LENGTH + LENGTH * relative)[entry_rows(matrix)]
+            size = background.rarity[matrix.indices] * size * (SATURATION + 1) / (size + scale)
+        values = np.copysign(np.maximum(size, LEAST), matrix.data)
+        return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
+
+    def _sums(self, events: Events, n_items: int, now: float | None) -> Csr:
+        """Return the worth of each pair before it is transformed."""
+        quantity, factor = self._quantities(events), self._factors(events, now)
+        indptr, indices, pair = events.pairs()
+        bought, returned = (
+            self._side(pair, np.maximum(sign * quantity, 0), factor, len(indices))
+            for sign in (1.0, -1.0)
+        )
+        gross, back = (
+            np.bincount(pair, np.maximum(sign * quantity, 0), minlength=len(indices))
+            for sign in (1.0, -1.0)
+        )
+        if self.returns == "ignore":
+            back = np.zeros_like(back)
+        left = gross - back
+        left[left <= ROUNDING * (gross + back)] = 0
+        # what was returned takes its share of the purchases, whenever they were
+        share = left / np.where(gross > 0, gross, 1)
+        worth = bought * ((share > 0) if self.transform == "binary" else share)
+        if self.returns == "negative":
+            worth = np.where((left == 0) & (back > 0), -returned, worth)
+        kept = worth != 0
+        running = np.concatenate([[0], np.cumsum(kept)])
+        csr = (worth[kept], indices[kept], running[indptr])
+        return sp.csr_array(csr, shape=(len(events), n_items))
+
+    def _side(self, pair: Any, quantity: Floats, factor: Floats, n_pairs: int) -> Floats:
+        """Return what the purchases (or the returns) of each pair are worth together."""
+        some = quantity > 0
+        if self.transform in ("binary", "last"):
+            found = np.zeros(n_pairs)
+            value = factor if self.transform == "binary" else factor * quantity
+            # the last value assigned stays: the largest, or that of the last event
+            order = np.flatnonzero(some)
+            if self.transform == "binary":
+                order = order[np.argsort(value[order], kind="stable")]
+            found[pair[order]] = value[order]
+            return found
+        size = some.astype(np.float64) if self.transform == "count" else quantity
+        return np.asarray(np.bincount(pair, size * factor, minlength=n_pairs), np.float64)
+
+    def _quantities(self, events: Events) -> Floats:
+        """Return the quantity of each event, negative for a return."""
+        quantity = np.ones(events.n_events) if events.weights is None else events.weights
+        kinds = self._kinds(events)
+        return quantity if kinds is None else quantity * np.sign(kinds)
+
+    def _factors(self, events: Events, now: float | None) -> Floats:
+        kinds = self._kinds(events)
+        factor = np.ones(events.n_events) if kinds is None else np.abs(kinds)
+        if self.decay is None or events.times is None:
+            return factor
+        latest: Any = now
+        if now is None and self.reference is None:
+            latest = events.last_times[events.rows]
+        elif now is None:
+            latest = self.reference
+        age = np.maximum(latest - events.times, 0.0)
+        left = np.exp2(-age / period("decay", self.decay))
+        return np.asarray(factor * np.maximum(left, self.floor))
+
+    def _kinds(self, events: Events) -> Floats | None:
+        """Return the weight of the kind of each event."""
+        if self.weights is None or events.types is None:
+            return None
+        missing = [name for name in events.type_names if name not in self.weights]
+        if missing:
+            raise DataError(
+                f"weights has no number for events of kind {missing[0]!r}; give one, 0 leaves "
+                "them out"
+            )
+        table = [*(self.weights[name] for name in events.type_names), 1.0]
+        return np.array(table)[events.types]
+
+    def latest(self, events: Events) -> float | None:
+        """Return when the age of training events is 0; None where they have no times."""
+        if self.reference is not None:
+            return moment("reference", self.reference)
+        if events.times is None:
+            return None
+        return float(events.times.max(initial=-math.inf))
+
+    def _check(self, events: Events) -> None:
+        """Refuse settings that the training data cannot follow."""
+        if self.decay is not None and events.times is None:
+            raise DataError("decay needs times; name the column with eq.read(..., time=...)")
+        if self.weights is not None:
+            if events.types is None:
+                raise DataError(
+                    "weights needs kinds of events; name them with eq.read(..., type=...)"
+                )
+            for kind in self.weights:
+                if kind not in events.type_names:
+                    known = ", ".join(events.type_names)
+                    raise DataError(f"no event is of kind {kind!r}; there are {known}")

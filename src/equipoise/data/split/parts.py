@@ -1,0 +1,493 @@
+"""What a split is: data to learn from, and users with a history and targets to be found.
+
+Splits that others made come in as parts (`from_parts`); what the other splits share follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections import ChainMap
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from equipoise.checks import choice, fraction
+from equipoise.data.events import Events
+from equipoise.data.ids import IdIndex, Unknown
+from equipoise.data.interactions import Interactions, pack, unpack
+from equipoise.data.matrix import cell_keys, entry_rows, in_ascending
+from equipoise.data.storage import LARGEST_SEED, Stored, load_directory, write_directory
+from equipoise.display.notebook import fragment, shares, table
+from equipoise.errors import DataError, SettingError
+
+Protocol = Literal["strong", "weak", "last", "time", "session"]
+Repeats = Literal["new", "all", "again"]
+Pair = tuple[Interactions, Interactions]
+
+PROTOCOLS = get_args(Protocol)
+REPEATS = get_args(Repeats)
+KIND = "equipoise-split"
+VERSION = 1
+LATER = "training may hold events later than those to be found"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Users (or steps of sessions) to recommend to: what is known, and what is to be found.
+
+    Both sides have the same rows and items, and an item in every row. The name is "valid" (to tune
+    on) or "test" (to report). `repeats` says what the targets are: items that are new to the user,
+    all of them, or only those the user comes back to ("again"); `evaluate` lists items of the
+    history unless they are "new".
+    """
+
+    history: Interactions
+    target: Interactions
+    protocol: str
+    name: str
+    repeats: str = "new"
+
+    def __post_init__(self) -> None:
+        choice("repeats", self.repeats, REPEATS)
+        if self.protocol not in PROTOCOLS:
+            known = ", ".join(PROTOCOLS)
+            raise SettingError(f"protocol must be one of {known}, got {self.protocol!r}")
+        choice("name", self.name, ("valid", "test"))
+        for axis in ("user", "item"):
+            mine, yours = (getattr(side, f"{axis}_index") for side in (self.history, self.target))
+            if not mine.same_as(yours):
+                raise DataError(
+                    f"history and target of {self.name} have different {axis}s; "
+                    "take both from the same data"
+                )
+        if not self.history.n_users:
+            left = f"no user is left in {self.name} with a history and a target"
+            raise DataError(f"{left}; use more data or other shares")
+        for side in ("history", "target"):
+            counts = getattr(self, side).user_counts
+            if not counts.all():
+                user = self.history.users.tolist()[int(np.argmin(counts))]
+                raise DataError(
+                    f"user {user!r} of {self.name} has no {side}; leave such users out"
+                )
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when a history or a target does."""
+        return _digest(self.history.fingerprint, self.target.fingerprint)
+
+    @property
+    def n_users(self) -> int:
+        """Number of users (or revealed steps of sessions)."""
+        return self.history.n_users
+
+    @property
+    def hides_seen(self) -> bool:
+        """Whether lists for this part leave out the items of the history."""
+        return self.repeats == "new" and self.protocol != "session"
+
+    def __repr__(self) -> str:
+        rows = "steps" if self.protocol == "session" else "users"
+        known, hidden = self.history.n_interactions, self.target.n_interactions
+        what = {"new": "", "all": ", known items too", "again": ", known items only"}[self.repeats]
+        size = f"{self.n_users:,} {rows}, {known:,} known, {hidden:,} to find"
+        return f"Part {self.name}: {size}{what}"
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Data to learn from, and parts to tune on (None where there is none) and to report.
+
+    The notes say what was left out and whether training sees the future. `valid_data` holds every
+    event that is in neither train nor test: what valid was cut from, with users and items that
+    cannot be evaluated because train lacks them. It is None where only the parts are known, as
+    with `from_parts`.
+    """
+
+    train: Interactions
+    valid: Part | None
+    test: Part
+    protocol: str
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+    valid_data: Interactions | None = None
+
+    def __post_init__(self) -> None:
+        if not self.train.n_interactions:
+            raise DataError("nothing is left to train on; use smaller shares for valid and test")
+        for part in self.parts:
+            if not part.history.item_index.same_as(self.train.item_index):
+                raise DataError(
+                    f"the items of {part.name} differ from those of train; "
+                    "take all parts from the same data"
+                )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts there are, valid before test."""
+        return (self.test,) if self.valid is None else (self.valid, self.test)
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change when any part does."""
+        return _digest(self.train.fingerprint, *(part.fingerprint for part in self.parts))
+
+    def train_and_valid(self) -> Interactions:
+        """Return everything that is not in test, every event once: the data for a final fit.
+
+        That includes events of the time of valid whose user or item train lacks. Where only the
+        parts are known, it is the union of train, valid.history and valid.target.
+        """
+        if self.valid_data is not None:
+            return self.train.union(self.valid_data)
+        return self.train if self.valid is None else _union_of_parts(self.train, self.valid)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one directory (manifest, `.npy`, Parquet), atomically."""
+        content = {"train": pack(self.train, "train_")}
+        for part in self.parts:
+            for side, data in (("history", part.history), ("target", part.target)):
+                key = f"{part.name}_{side}"
+                content[key] = pack(data, f"{key}_", like=self.train)
+        if self.valid_data is not None:
+            content["valid_data"] = pack(self.valid_data, "valid_data_", like=self.train)
+        meta = {
+            "protocol": self.protocol,
+            "seed": self.seed,
+            "notes": list(self.notes),
+            "fingerprint": self.fingerprint,
+            "repeats": self.test.repeats,
+            "parts": {key: packed.meta for key, packed in content.items()},
+        }
+        arrays = dict(ChainMap(*(packed.arrays for packed in content.values())))
+        frames = dict(ChainMap(*(packed.frames for packed in content.values())))
+        write_directory(path, KIND, VERSION, meta, arrays, frames, _restored)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Split:
+        """Read what `save` wrote; damaged or foreign directories are refused."""
+        return load_directory(path, KIND, VERSION, _restored)
+
+    def __repr__(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        lines = [f"Split: {self.protocol}{seed}", f"  train {str(self.train).partition(': ')[2]}"]
+        lines += [str(part).replace("Part ", "  ").replace(":", "", 1) for part in self.parts]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        sizes = [("train", self.train.n_interactions)]
+        rows = [("train", self.train.n_users, self.train.n_interactions, "")]
+        for part in self.parts:
+            known, hidden = part.history.n_interactions, part.target.n_interactions
+            sizes += [(f"{part.name}, to find", hidden)]
+            rows += [(part.name, part.n_users, known, f"{hidden:,}")]
+        head = ["part", "steps" if self.protocol == "session" else "users", "known", "to find"]
+        cells = [(name, f"{n_users:,}", f"{known:,}", find) for name, n_users, known, find in rows]
+        title = f"Split: {self.protocol}" + ("" if self.seed is None else f", seed {self.seed}")
+        picture = shares(f"Interactions of the split {self.fingerprint}", sizes)
+        return fragment(title, table(head, cells), picture, notes=self.notes)
+
+
+def _restored(stored: Stored) -> Split:
+    meta = stored.meta
+    protocol, packed = meta.text("protocol", PROTOCOLS), meta.group("parts")
+    repeats = meta.text("repeats", REPEATS) if "repeats" in meta else "new"
+    meta.text("fingerprint")
+    train = unpack(stored, packed.group("train"), "train_")
+    parts: dict[str, Part] = {}
+    for name in ("valid", "test"):
+        keys = [f"{name}_{side}" for side in ("history", "target")]
+        saved = any(each.startswith(f"{name}_") for each in (*packed, *stored.arrays))
+        if saved or name == "test":
+            history, target = (
+                unpack(stored, packed.group(key), f"{key}_", like=train) for key in keys
+            )
+            parts[name] = Part(history, target, protocol, name, repeats)
+    seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
+    notes = tuple(meta.texts("notes"))
+    valid_data = None
+    if "valid_data" in packed:  # splits that older versions saved have none
+        valid_data = unpack(stored, packed.group("valid_data"), "valid_data_", like=train)
+    return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes, valid_data)
+
+
+def _union_of_parts(train: Interactions, valid: Part) -> Interactions:
+    """Return train with the events of valid that it lacks, every event once."""
+    if valid.protocol == "session":
+        return train.union(_last_steps(valid))
+    history, target = valid.history, valid.target
+    if valid.protocol == "strong":  # users of valid are not in train, whatever they are called
+        users = _new_ids(history.user_index, train.user_index)
+        history, target = (side.with_users(users) for side in (history, target))
+    united = train.union(_missing_events(history, train))
+    if valid.repeats == "new":  # else the same pair again is another event
+        target = _missing_events(target, united)
+    return united.union(target)
+
+
+def _missing_events(data: Interactions, held: Interactions) -> Interactions:
+    """Return the events of `data` that `held` lacks; of repeats, those beyond its number."""
+    frames = [side.to_frame(events=True) for side in (data, held)]
+    columns = [name for name in frames[0].columns if name in frames[1].columns]
+    columns.remove("weight")
+    events, held_events = (
+        frame.select(pl.col("user").cast(pl.String), pl.col(columns[1:])).with_columns(
+            pl.int_range(pl.len()).over(columns).alias("repeat")
+        )
+        for frame in frames
+    )
+    found = held_events.with_columns(held=True)
+    is_held = events.join(found, on=events.columns, how="left", maintain_order="left")["held"]
+    missing = is_held.is_null().to_numpy()
+    return data.entries(missing) if data.events is None else data.only_events(missing)
+
+
+def _new_ids(users: IdIndex, taken: IdIndex) -> IdIndex:
+    """Return ids of users with others in place of those that are taken."""
+    known = taken.positions(users.values, unknown="skip") >= 0
+    if not known.any():
+        return users
+    values = users.values.tolist()
+    if all(isinstance(value, int) for value in values):
+        first = max(*values, *taken.values.tolist()) + 1
+        return IdIndex(np.where(known, first + np.arange(len(users)), users.values), "user")
+    names = {*map(str, values), *map(str, taken.values.tolist())}
+    for place in np.flatnonzero(known):
+        values[place] = f"{values[place]} of valid"
+        while values[place] in names:
+            values[place] += "'"
+    return IdIndex(values, "user")
+
+
+def _last_steps(part: Part) -> Interactions:
+    """Return the sessions that were revealed step by step: the last step of each, with its target.
+
+    A row whose id is not "session:step" is a session of its own.
+    """
+    ids = part.history.user_index.to_series().cast(pl.String)
+    frame = (
+        ids.to_frame("id")
+        .with_row_index("row")
+        .with_columns(
+            session=pl.col("id").str.extract(r"^(.*):\d+$").fill_null(pl.col("id")),
+            step=pl.col("id").str.extract(r":(\d+)$").cast(pl.Int64, strict=False).fill_null(0),
+        )
+    )
+    last = frame.sort("step", "row").group_by("session", maintain_order=True).last().sort("row")
+    rows = last["row"].to_numpy().astype(np.int64)
+    users = IdIndex(last["session"].to_list(), "user")
+    history, target = (side.rows(rows).with_users(users) for side in (part.history, part.target))
+    if history.sequences is None or history.sequences.times is not None:
+        return history.union(target)
+    sides = history.sequences, target.own_events
+    events = Events.collected(
+        np.concatenate([side.rows for side in sides]),
+        len(users),
+        np.concatenate([side.items for side in sides]),
+    )
+    united = history.union(target)
+    return Interactions(
+        united.matrix, users, united.item_index, labels=united.labels, events=events
+    )
+
+
+def identity(target: Interactions) -> str:
+    """Return twelve hex digits of who is to find what: users, items and pairs, not weights."""
+    digest = hashlib.sha256(cell_keys(target.matrix).tobytes())
+    for ids in (target.users, target.items):
+        digest.update(repr(ids.tolist()).encode())
+    return digest.hexdigest()[:12]
+
+
+def _digest(*fingerprints: str) -> str:
+    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()[:12]
+
+
+def from_parts(
+    train: Interactions,
+    *,
+    test: Pair,
+    valid: Pair | None = None,
+    protocol: Protocol,
+    unknown: Unknown = "error",
+) -> Split:
+    """Make a split of parts that were published, such as a paper's own held-out users.
+
+    ::
+
+        test_in          test_target          test.history     test.target
+            a b c            a b c d              a b c            a b c
+        1   x x .        1   . . x .          1   x x .        1   . . x
+        2   x . .        3   x . . x          (2 has no target, 3 no history: left out)
+
+    Users are matched by their ids; those without a history or a target are left out, as is item
+    d, which train lacks, with ``unknown="skip"``. `Split.notes` counts both.
+
+    Parameters
+    ----------
+    train
+        What models are fitted on; its items are the items of the split.
+    test, valid
+        Pairs (history, target). For a weak split the history is train itself.
+    protocol
+        "strong", "weak", "last", "time" or "session"; the metrics follow its conventions.
+    unknown
+        What to do about items that train lacks: an error, or "skip".
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> train = eq.Interactions([[1, 1, 0], [0, 1, 1]])
+    >>> test = eq.Interactions([[0, 0, 1], [1, 0, 0]])
+    >>> eq.split.from_parts(train, test=(train, test), protocol="weak")
+    Split: weak
+      train 2 users x 3 items, 4 interactions (density 66.7%)
+      test 2 users, 4 known, 2 to find
+    """
+    notes: list[str] = []
+    parts = {
+        name: _aligned(train, pair, name, protocol, unknown, notes)
+        for name, pair in (("valid", valid), ("test", test))
+        if pair is not None
+    }
+    return Split(train, parts.get("valid"), parts["test"], protocol, None, tuple(notes))
+
+
+def _aligned(
+    train: Interactions, pair: Pair, name: str, protocol: str, unknown: Unknown, notes: list[str]
+) -> Part:
+    """Return the part over the items of train and the users of both sides."""
+    history, target = (side.with_items(train.item_index, unknown=unknown) for side in pair)
+    lost = sum(side.n_interactions for side in pair)
+    lost -= history.n_interactions + target.n_interactions
+    notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
+    shown, hidden = (
+        side.user_index.take(np.flatnonzero(side.user_counts)) for side in (history, target)
+    )
+    common = shown.values[hidden.positions(shown.values, unknown="skip") >= 0]
+    for what, index in (("target", shown), ("history", hidden)):
+        missing = len(index) - len(common)
+        if what == "history" or protocol != "weak":
+            notes += counted(missing, "user", f"of {name} left out: no {what}")
+    history, target = history.select(users=common), target.select(users=common)
+    both = int(in_ascending(cell_keys(target.matrix), cell_keys(history.matrix)).sum())
+    if protocol != "session":
+        notes += counted(both, "pair", f"of {name} both in the history and to be found")
+    return Part(history, target, protocol, name)
+
+
+def check_shares(valid: float, test: float) -> None:
+    """Refuse shares of valid and test that leave nothing to train on."""
+    fraction("valid", valid, one=False)
+    fraction("test", test, zero=False, one=False)
+    if valid + test >= 1:
+        raise SettingError(f"valid and test must sum to less than 1, got {valid} + {test}")
+
+
+def rounded(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return shares of many counts, rounded half up."""
+    return np.asarray(np.floor(share * counts + 0.5), np.int64)
+
+
+def groups(
+    order: npt.NDArray[np.int64], valid: float, test: float, what: str
+) -> list[npt.NDArray[np.int64]]:
+    """Cut positions in this order into those of train, valid and test; each list ascends."""
+    total = len(order)
+    # With 2 / share of each group, train included, rounding by 1/2 can leave no group empty.
+    least = min(share for share in (valid, test, 1 - valid - test) if share)
+    enough = max(total, math.ceil(2 / least))
+    # Numbers in between are tried so that the message can name the least; no more than a million.
+    sizes = np.unique(np.append(np.arange(total, min(enough, total + 1_000_000)), enough))
+    n_valid, n_test = rounded(valid, sizes), rounded(test, sizes)
+    fits = ((n_valid > 0) | (valid == 0)) & (n_test > 0) & (n_valid + n_test < sizes)
+    if not fits[0]:
+        asked = f"valid={valid} and test={test} need at least {sizes[fits][0]:,} {what}"
+        raise DataError(f"{asked}, the data have {total:,}; give more data or other shares")
+    stop = total - n_test[0]
+    return [np.sort(rows) for rows in np.split(order, [stop - n_valid[0], stop])]
+
+
+def without_unused(data: Interactions) -> Interactions:
+    """Return the data without users and items that have neither a pair nor an event."""
+    items = data.item_counts > 0
+    if data.events is not None:
+        items |= np.bincount(data.events.items, minlength=data.n_items) > 0
+    return data.rows(~data.empty_users).columns(items)
+
+
+def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """Rank of each pair among the pairs of its user by ascending key; ties by item position."""
+    row = entry_rows(data.matrix)
+    order = np.lexsort((key, row))
+    out = np.empty(len(row), np.int64)
+    out[order] = np.arange(len(row)) - data.matrix.indptr[row]
+    return out
+
+
+def timed_events(data: Interactions, split: str) -> Events:
+    """Return the events of data with times; an error names the split that needs them."""
+    if data.events is None or data.events.times is None:
+        raise DataError(f"{split} needs times; name the column with eq.read(..., time=...)")
+    return data.events
+
+
+def first_events(data: Interactions, events: Events) -> npt.NDArray[np.bool_]:
+    """Mark the events by which a user first uses an item; a return is none."""
+    first = np.zeros(events.n_events, bool)
+    added = np.flatnonzero(events.positive)
+    keys = events.keys(data.n_items)[added]
+    first[added[np.unique(keys, return_index=True)[1]]] = True
+    return first
+
+
+def following(events: Events, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return how many of the counted events of the same user come after each event."""
+    running = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
+    return np.asarray(running[np.repeat(events.offsets[1:], events.lengths)] - running[1:])
+
+
+def targets(
+    past: Interactions, future: Interactions, repeats: str, name: str, notes: list[str]
+) -> Interactions:
+    """Return the pairs of the future that are to be found, by what the past knows."""
+    known = in_ascending(cell_keys(future.matrix), cell_keys(past.matrix))
+    if repeats == "new":
+        why = f"of {name} left out: repeats of what the history holds (repeats='all' keeps them)"
+        notes += counted(int(known.sum()), "pair", why)
+        return future.entries(~known)
+    return future.entries(known) if repeats == "again" else future
+
+
+def leak_notes(data: Interactions, why: str = "this split ignores time") -> list[str]:
+    """Say that training may see the future, where the data have times."""
+    timed = data.events is not None and data.events.times is not None
+    return [f"{why}: {LATER}"] if timed else []
+
+
+def with_known(
+    data: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
+) -> Interactions:
+    """Leave out the items that train lacks, and note how many pairs of the part that takes."""
+    kept = data.columns(known)
+    lost = data.n_interactions - kept.n_interactions
+    notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
+    return kept
+
+
+def unlearnable(
+    data: Interactions, train: Interactions, in_test: npt.NDArray[np.bool_]
+) -> list[str]:
+    """Note how many pairs of test are on items that train, which keeps all items, never saw."""
+    unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
+    return counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
+
+
+def counted(number: int, noun: str, why: str) -> list[str]:
+    """Return a note such as "3 users left out: ...", or none where the number is 0."""
+    return [f"{number:,} {noun}{'' if number == 1 else 's'} {why}"] if number else []

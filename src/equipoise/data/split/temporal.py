@@ -1,0 +1,232 @@
+"""Splits along time: each user's last items, or everything from a date on."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.checks import Moment, choice, count, fraction, moment
+from equipoise.data.interactions import Interactions
+from equipoise.data.split.parts import (
+    REPEATS,
+    Part,
+    Repeats,
+    Split,
+    check_shares,
+    counted,
+    first_events,
+    following,
+    leak_notes,
+    rounded,
+    targets,
+    timed_events,
+    with_known,
+    without_unused,
+)
+from equipoise.errors import DataError, SettingError
+
+
+def leave_last_out(
+    data: Interactions, *, valid: int = 1, test: int = 1, repeats: Repeats = "new"
+) -> Split:
+    """Hide each user's last items in time, and those before them for tuning.
+
+    ::
+
+            data (1 = first)    train         valid.target   test.target
+            a b c d e           a b c d e      a b c d e      a b c d e
+        1   2 1 . 3 .           . x . . .      x . . . .      . . . x .
+        2   . 4 2 1 3           . . x x .      . . . . x      . x . . .
+
+        events of 3             repeats        history        target
+        a b a c b a             "new"          a b a          c
+                                "all"          a b a c b      a
+                                "again"        a b a c b      a
+
+    Used by SASRec, BERT4Rec and most papers on sequences. Each user is cut before the events to be
+    found, and the history of a part is everything before that cut: for test that is train and
+    valid together. What follows the cut and is no target, such as user 3's last b and a for "new",
+    is in no part. Users with too few events to leave one in train are in train only. All users and
+    items stay in train. Each user is cut at another time, so training may see the future of
+    others.
+
+    Parameters
+    ----------
+    data
+        Interactions with the times of their events.
+    valid, test
+        Numbers of events to hide in each part; ``valid=0`` gives no such part.
+    repeats
+        Which events are counted and to be found: those by which a user first uses an item ("new"),
+        any ("all"), or only those on an item used before ("again").
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> data = eq.Interactions([[1, 1, 1]], times=[30, 10, 20])
+    >>> split = eq.split.leave_last_out(data)
+    >>> split.train.history(0), split.valid.target.history(0), split.test.target.history(0)
+    ([1], [2], [0])
+    """
+    count("valid", valid, 0)
+    count("test", test)
+    choice("repeats", repeats, REPEATS)
+    events = timed_events(data, "leave_last_out")
+    first = first_events(data, events)
+    counts = {"new": first, "all": events.positive, "again": events.positive & ~first}[repeats]
+    after, row = following(events, counts), events.rows
+    total = np.bincount(row[counts], minlength=data.n_users)
+    # the first event of a user is no repeat, so there is one before every repeat
+    spare = 0 if repeats == "again" else 1
+    notes: list[str] = []
+    parts: dict[str, Part] = {}
+    left = np.ones(events.n_events, bool)
+    before_test = left
+    for name, low, high in (("test", 0, test), ("valid", test, test + valid)):
+        if low == high:
+            continue
+        held = total >= high + spare
+        if not held.any():
+            what = {"new": "items", "all": "events", "again": "repeats"}[repeats]
+            asked = f"leave_last_out needs a user with {high + spare} {what} for {name}"
+            raise DataError(f"{asked}; hide fewer or use more data")
+        window = (low <= after) & (after < high) & held[row]
+        left = left & ~((after < high) & held[row])
+        before_test = left if name == "test" else before_test
+        past = data.only_events((after >= high) & held[row])
+        future = targets(past, data.only_events(window), repeats, name, notes)
+        users = (past.user_counts > 0) & (future.user_counts > 0)
+        parts[name] = Part(past.rows(users), future.rows(users), "last", name, repeats)
+    train = data.only_events(left)
+    unseen = int(parts["test"].target.item_counts[train.item_counts == 0].sum())
+    notes += counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
+    few = data.n_users - parts["test"].n_users
+    notes += counted(few, "user", f"in train only: fewer than {test + spare} such events")
+    notes += leak_notes(data, "each user is cut at another time")
+    valid_data = without_unused(data.only_events(before_test & ~left)) if valid else None
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "last", None, tuple(notes), valid_data)
+
+
+def time_cut(
+    data: Interactions,
+    *,
+    test_from: Moment | None = None,
+    valid_from: Moment | None = None,
+    test: float = 0.1,
+    valid: float = 0.1,
+    repeats: Repeats = "new",
+) -> Split:
+    """Learn from the past and evaluate on the future: one cut in time for all users.
+
+    ::
+
+            data (days)         train (< 7)   test.history   test.target (>= 7)
+            a   b c   d e       a b c d         a b c d        a b c d
+        1   1,9 3 .   8 .       x x . .         x x . .        . . . x
+        2   .   2 9   . .       . x . .         . x . .        . . x .
+        3   .   . 5,8 6 .       . . x x         . . . .        . . . .
+        4   7   . .   . 9       . . . .         . . . .        . . . .
+
+    The split nearest to what a running service meets, and the only one here that never leaks the
+    future. An event before the cut is in train and history whatever comes later. An item that the
+    history holds (1 and a, 3 and c) is a target only with `repeats` "all" or "again". Items that
+    train lacks (e) and users without a history (4) or a target (3) are left out; `Split.notes`
+    counts them. The history of a part is everything before its targets: for test that is train
+    and valid together.
+
+    Parameters
+    ----------
+    data
+        Interactions with the times of their events.
+    test_from, valid_from
+        First moment of test and of valid: seconds since 1970, an ISO text or a date (UTC).
+    test, valid
+        Where no moment is given: the share of all events from there on. ``valid=0`` gives no such
+        part. Events of one moment stay together, so shares are met as far as ties allow.
+    repeats
+        What is to be found: items that are new to the user ("new"), all items ("all"), or only
+        those that the user comes back to ("again"). `evaluate` then lists known items too.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> days = np.array([[1, 3, 0, 8, 0], [0, 2, 9, 0, 0], [0, 0, 5, 6, 0], [7, 0, 0, 0, 9]])
+    >>> data = eq.Interactions(days > 0, [1, 2, 3, 4], list("abcde"), times=days[days > 0])
+    >>> split = eq.split.time_cut(data, test_from=7, valid=0)
+    >>> [(user, split.test.target.history(user)) for user in split.test.target.users.tolist()]
+    [(1, ['d']), (2, ['c'])]
+    """
+    choice("repeats", repeats, REPEATS)
+    events = timed_events(data, "time_cut")
+    times = events.times
+    assert times is not None
+    valid_cut, test_cut = _cuts(times, test_from, valid_from, test, valid)
+    in_test = times >= test_cut
+    in_train = times < (test_cut if valid_cut is None else valid_cut)
+    train = data.only_events(in_train)
+    known = train.item_counts > 0
+    notes: list[str] = []
+    parts: dict[str, Part] = {}
+    for name, before, hidden in (
+        ("valid", in_train, ~in_train & ~in_test),
+        ("test", ~in_test, in_test),
+    ):
+        if name == "test" or valid_cut is not None:
+            past = data.only_events(before).columns(known)
+            everything = data.only_events(hidden)
+            future = with_known(everything, known, name, notes)
+            future = targets(past, future, repeats, name, notes)
+            users = (past.user_counts > 0) & (future.user_counts > 0)
+            lost = int(((everything.user_counts > 0) & ~users).sum())
+            why = f"active in {name} left out: no history before it or nothing in it to find"
+            notes += counted(lost, "user", why)
+            parts[name] = Part(past.rows(users), future.rows(users), "time", name, repeats)
+    valid_data = None
+    if valid_cut is not None:
+        learnt = in_train & known[events.items]
+        valid_data = without_unused(data.only_events(~in_test & ~learnt))
+    train = train.columns(known)
+    train = train.rows(~train.empty_users)
+    valid_part, test_part = parts.get("valid"), parts["test"]
+    return Split(train, valid_part, test_part, "time", None, tuple(notes), valid_data)
+
+
+def _cuts(
+    times: npt.NDArray[np.float64],
+    test_from: Moment | None,
+    valid_from: Moment | None,
+    test: float,
+    valid: float,
+) -> tuple[float | None, float]:
+    """Return the first moments of valid (None for no such part) and of test."""
+    if test_from is None:
+        check_shares(0.0 if valid_from is not None else valid, test)
+    else:
+        fraction("valid", valid, one=False)
+    if not len(times):
+        raise DataError("time_cut needs interactions, and the data have none")
+    ordered = np.sort(times)
+    if test_from is None:
+        test_cut = _share_from(ordered, test, len(times))
+    else:
+        test_cut = moment("test_from", test_from)
+    valid_cut = None
+    if valid_from is not None:
+        valid_cut = moment("valid_from", valid_from)
+        if valid_cut >= test_cut:
+            raise SettingError(f"valid must begin before test, got {valid_cut} and {test_cut}")
+    elif valid and test_cut > ordered[0]:
+        valid_cut = _share_from(ordered, valid, int(np.searchsorted(ordered, test_cut)))
+    first = test_cut if valid_cut is None else valid_cut
+    if first <= ordered[0]:
+        raise DataError(f"nothing happened before {first}, where train ends; choose a later cut")
+    if test_cut > ordered[-1]:
+        raise DataError(f"nothing happened from {test_cut} on, where test begins; cut earlier")
+    return valid_cut, test_cut
+
+
+def _share_from(ordered: npt.NDArray[np.float64], share: float, stop: int) -> float:
+    """Return the time from which on a share of all events lies, counted back from `stop`."""
+    size = max(int(rounded(share, np.array(len(ordered)))), 1)
+    return float(ordered[max(stop - size, 0)])

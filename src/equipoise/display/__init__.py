@@ -1,0 +1,1 @@
+"""Drawings, plots and what objects show in a notebook."""

@@ -1,0 +1,152 @@
+"""Plots in one line, by matplotlib (``pip install 'equipoise[report]'``).
+
+Each function returns the axes it drew into, to be changed, shown or saved
+(``axes.figure.savefig("plot.png")``); `ax` draws into axes of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from equipoise.data.interactions import Interactions
+from equipoise.data.statistics import HEAD, popularity_curve
+from equipoise.display.notebook import Interval
+from equipoise.errors import MissingExtraError, SettingError
+
+if TYPE_CHECKING:
+    from equipoise.evaluation.results import Result
+
+MAIN, SOFT = "#0b6e4f", "#b8c0cc"
+
+
+def popularity(data: Interactions, *, ax: Any = None) -> Any:
+    """Draw what share of the interactions the most used items hold.
+
+    Parameters
+    ----------
+    data
+        The interactions.
+    ax
+        Axes to draw into; new ones if left out.
+
+    Returns
+    -------
+    axes
+        The axes of matplotlib.
+    """
+    axes = _axes(ax)
+    curve = popularity_curve(data)
+    axes.plot(curve["items"], curve["interactions"], color=MAIN)
+    axes.plot([0, 1], [0, 1], color=SOFT, linestyle=":", label="all items alike")
+    axes.axvline(HEAD, color=SOFT, linestyle="--", label=f"head: {HEAD:.0%} of the items")
+    axes.set(xlabel="share of the items, most used first", ylabel="share of the interactions")
+    axes.legend(frameon=False)
+    return axes
+
+
+def results(
+    given: Sequence[Result] | Mapping[str, Result], metric: str = "ndcg@20", *, ax: Any = None
+) -> Any:
+    """Draw one metric of several models beside one another, with 95% intervals.
+
+    Parameters
+    ----------
+    given
+        Results, or results by name.
+    metric
+        Any name that all of them hold, such as "tail_ndcg@20".
+    ax
+        Axes to draw into; new ones if left out.
+
+    Returns
+    -------
+    axes
+        The axes of matplotlib.
+    """
+    pairs = list(given.items()) if isinstance(given, Mapping) else [(r.label, r) for r in given]
+    if not pairs:
+        raise SettingError("there is no result to draw; give at least one")
+    return intervals(
+        [result.interval(metric)._replace(label=name) for name, result in pairs], metric, ax=ax
+    )
+
+
+def intervals(rows: Sequence[Interval], axis: str, *, title: str = "", ax: Any = None) -> Any:
+    """Draw numbers with their intervals, the first one on top.
+
+    Parameters
+    ----------
+    rows
+        The numbers with their labels.
+    axis
+        What the numbers are.
+    title
+        Title of the plot.
+    ax
+        Axes to draw into; new ones if left out.
+
+    Returns
+    -------
+    axes
+        The axes of matplotlib.
+    """
+    axes = _axes(ax)
+    places = range(len(rows))
+    for place, row in zip(places, rows, strict=True):
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], color=MAIN)
+        axes.plot([row.value], [place], color=MAIN, marker="o")
+    axes.set_yticks(list(places), [row.label for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    axes.set(xlabel=axis, title=title)
+    return axes
+
+
+def frontier(
+    points: pl.DataFrame, front: pl.DataFrame, names: Sequence[str], *, ax: Any = None
+) -> Any:
+    """Draw what a search tried, and the points that no other beats.
+
+    Parameters
+    ----------
+    points, front
+        `Tuned.trials` and `Tuned.frontier`.
+    names
+        `Tuned.objectives`; the first two are drawn.
+    ax
+        Axes to draw into; new ones if left out.
+
+    Returns
+    -------
+    axes
+        The axes of matplotlib.
+    """
+    if len(names) < 2:
+        raise SettingError(
+            f"a frontier is between two objectives, and the search had {', '.join(names)} alone; "
+            "tune with objectives=[...]"
+        )
+    across, up = names[:2]
+    axes = _axes(ax)
+    best = front.sort(across)
+    axes.scatter(points[across], points[up], color=SOFT, s=12, label="tried")
+    axes.plot(best[across], best[up], color=MAIN, marker="o", label="frontier")
+    axes.set(xlabel=across, ylabel=up)
+    axes.legend(frameon=False)
+    return axes
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingExtraError(
+            "plots need matplotlib; install it with `pip install 'equipoise[report]'`"
+        ) from error
+    return pyplot.subplots(layout="constrained")[1]

@@ -1,0 +1,1 @@
+"""How good ranked lists are: metrics, evaluation, comparison, leave-one-out."""

@@ -1,0 +1,683 @@
+"""Evaluate a model on a part of a split: one pass over the users, all metrics at all cut-offs.
+
+`evaluate` ranks every user once and reports everything about the lists; `ListMetrics` gives the
+same numbers for lists that are there already, which is what a search needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+import equipoise
+from equipoise.checks import count
+from equipoise.data.ids import IdIndex, as_list, some
+from equipoise.data.interactions import Interactions
+from equipoise.data.split.parts import Part, identity
+from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
+from equipoise.evaluation import metrics as formulas
+from equipoise.evaluation.given_lists import GivenLists
+from equipoise.evaluation.metrics import (
+    ACCURACY,
+    AGGREGATE,
+    ITEM_SLICES,
+    UNBIASED,
+    USER_SLICES,
+    Named,
+    Vectors,
+    at_cutoff,
+    known,
+    look_up,
+)
+from equipoise.evaluation.resampling import bootstrap_interval
+from equipoise.evaluation.results import SCHEMA, Result
+from equipoise.ranking.rules import Rules, RulesLike, as_rules
+from equipoise.runtime.machine import limited
+
+__all__ = ["GivenPart", "ListMetrics", "Rankable", "Result", "evaluate"]
+
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Lists = npt.NDArray[np.int32]  # item positions (m, k), best first, padded with -1
+Exposure = dict[int, npt.NDArray[np.int64]]  # how often each item is shown, by cut-off
+
+log = logging.getLogger(__name__)
+
+
+class Rankable(Protocol):
+    """What `evaluate` asks of a fitted model."""
+
+    @property
+    def item_index_(self) -> IdIndex:
+        """The model's items."""
+
+    @property
+    def item_counts_(self) -> npt.NDArray[Any]:
+        """Training interactions of each item."""
+
+    @property
+    def data_fingerprint_(self) -> str:
+        """Fingerprint of the training data."""
+
+    def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Any:
+        """Return `items`, positions of the k best of each row padded with -1, and `scores`."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return "name" and the hyper-parameters as plain values."""
+
+
+@dataclass(frozen=True)
+class GivenPart:
+    """A part that was given as (history, target)."""
+
+    history: Interactions
+    target: Interactions
+    protocol: str = "given"
+    name: str = "test"
+
+
+def evaluate(
+    model: Rankable | Any,
+    part: Part | GivenPart | tuple[Interactions, Interactions],
+    k: int | Iterable[int] = 20,
+    *,
+    rules: RulesLike | None = None,
+    alpha: float | None = None,
+    train: Interactions | None = None,
+    metrics: Sequence[str] | str | None = None,
+    groups: Mapping[str, Any] | None = None,
+    item_vectors: Any = None,
+    exclude_seen: bool | None = None,
+    batch_size: int = 4096,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    threads: int | None = None,
+    tuned_on_test: bool = False,
+    name: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Rank every user of a part once and compute all metrics at all cut-offs from the lists.
+
+    "recall@k" divides hits by min(k, targets), in the weak protocol by the number of targets, as
+    the numbers published under it do; "recall_capped" and "recall_full" name one form in any
+    protocol. Every definition is in `Result.definitions` and in docs/metrics.md. A user with an
+    empty history is evaluated on the list `recommend` would give, which is that of popularity.
+
+    Parameters
+    ----------
+    model
+        Fitted; anything with the few names of `Rankable`. Or the lists of another system: a frame
+        or the path of a file with columns user, item, and rank or score.
+    part
+        ``split.test``, ``split.valid``, or a pair (history, target) with the same users.
+    k
+        One or more cut-offs.
+    rules, alpha
+        As for `Recommender.recommend`: the lists are those it would give.
+    train
+        For lists of another system: the data it learnt from, whose counts say what is head and
+        tail, popular and novel. Left out, metrics that need them are left out too.
+    metrics
+        Names without cut-off; left out: recall, ndcg, mrr, map, precision and hit; recall and
+        ndcg by slice; coverage, gini, popularity, novelty, lift. A name may carry a slice:
+        "tail_mrr", "active_map". "diversity" needs `item_vectors`.
+    groups
+        More groups of items by name, each a mask over the items of the part or a list of ids.
+    item_vectors
+        For "diversity": the training `Interactions` (an item's vector is its column), or a row per
+        item of the model.
+    exclude_seen
+        Keep items of the history out of the lists; left out: yes, except for sessions, where
+        users come back to an item, and for parts whose `repeats` are "all" or "again".
+    batch_size
+        Users ranked at a time; has no effect on the numbers.
+    bootstrap
+        Resamples behind the 95% intervals; 0 for none.
+    seed
+        Seed of the resamples.
+    threads
+        At most this many; all if left out.
+    tuned_on_test
+        Say so if settings were chosen on this part; the result is then labelled.
+    name
+        Name of the model in tables; left out: its `label`, or the name of its class.
+    progress
+        Called with the number of users done and of all users after every batch.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> data = eq.Interactions(np.random.default_rng(0).random((60, 20)) < 0.3)
+    >>> split = eq.split.strong(data, valid=0, test=0.2)
+    >>> result = eq.evaluate(eq.Popularity().fit(split.train), split.test, k=[5, 10])
+    >>> result["recall@5"] < result["recall@10"] <= 1
+    True
+    >>> result.definitions["recall"]
+    'hits among the first k / min(k, number of targets)'
+    """
+    given = _checked_part(part)
+    count("batch_size", batch_size)
+    wanted = look_up(metrics, groups or ())
+    if not hasattr(model, "settings"):
+        if rules is not None or alpha is not None:
+            raise SettingError("rules and alpha are for models; lists are evaluated as given")
+        name = name or "lists"
+        model = GivenLists(model, given, train, exclude_seen)
+        wanted = model.measurable(wanted, chosen=metrics is not None)
+        exclude_seen = model.hides_seen
+    question = Question.of(
+        model,
+        given,
+        k,
+        wanted,
+        rules=rules,
+        alpha=alpha,
+        groups=groups,
+        item_vectors=item_vectors,
+        exclude_seen=exclude_seen,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    history, target = _aligned(given, question.items)
+    measured = question.metrics(history, target)
+    seconds = {"rank": 0.0}
+    ranker = model
+    batches = _ranked(
+        lambda rows: question.lists(ranker, rows), history, batch_size, seconds, progress
+    )
+    with limited(threads):
+        started = time.perf_counter()
+        per_user, exposure = measured.per_user(batches)
+        seconds["metrics"] = time.perf_counter() - started - seconds["rank"]
+        return question.result(
+            model,
+            history.user_index,
+            per_user,
+            exposure,
+            part=given.name,
+            fingerprint=identity(given.target),
+            name=name or str(getattr(model, "label", type(model).__name__)),
+            tuned_on_test=tuned_on_test,
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked of lists, whoever the users are: metrics at cut-offs, and which lists.
+
+    Parameters
+    ----------
+    items, counts
+        The model's items, and their training interactions.
+    ks, wanted
+        Cut-offs, and metrics.
+    protocol, repeats
+        Those of the part.
+    how, exclude_seen
+        How the lists are made.
+    groups
+        Flags over the items by name.
+    units
+        Item vectors, for "diversity".
+    bootstrap, seed
+        Resamples behind the intervals, and their seed.
+    """
+
+    items: IdIndex
+    counts: npt.NDArray[Any]
+    ks: tuple[int, ...]
+    wanted: Sequence[Named]
+    protocol: str
+    repeats: str
+    how: Mapping[str, Any]
+    exclude_seen: bool
+    groups: Mapping[str, Flags]
+    units: Vectors | None
+    bootstrap: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        part: Any,
+        k: int | Iterable[int],
+        wanted: Sequence[Named],
+        *,
+        rules: RulesLike | None = None,
+        alpha: float | None = None,
+        groups: Mapping[str, Any] | None = None,
+        item_vectors: Any = None,
+        exclude_seen: bool | None = None,
+        bootstrap: int = 1000,
+        seed: int = 0,
+    ) -> Question:
+        """Return what is asked of the lists of a model on a part; as for `evaluate`."""
+        items = _model_items(model)
+        repeats = str(getattr(part, "repeats", "new"))
+        how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
+        how = {name: value for name, value in how.items() if value is not None}
+        if exclude_seen is None:
+            exclude_seen = repeats == "new" and part.protocol != "session"
+            if "rules" in how and how["rules"].seen is not None:
+                exclude_seen = how["rules"].seen == "exclude"
+        diverse = any(named.base == "diversity" for named in wanted)
+        return cls(
+            items,
+            model.item_counts_,
+            _cutoffs(k),
+            wanted,
+            part.protocol,
+            repeats,
+            how,
+            exclude_seen,
+            _flags_of_groups(groups or {}, part.target.items, items),
+            _units(item_vectors, items) if diverse else None,
+            count("bootstrap", bootstrap, 0),
+            count("seed", seed, 0),
+        )
+
+    def metrics(
+        self, history: Interactions, target: Interactions, active: Flags | None = None
+    ) -> ListMetrics:
+        """Return the metrics for some users; `active` are flags of those, if they are not all."""
+        at = list(product(self.wanted, self.ks))
+        how: dict[str, Any] = {"protocol": self.protocol, "groups": self.groups, "active": active}
+        measured = ListMetrics(history, target, self.counts, at, **how)
+        measured.units = self.units
+        return measured
+
+    def lists(self, model: Any, rows: Interactions) -> Lists:
+        """Return the lists of some users, checked."""
+        depth = min(self.ks[-1], len(self.items))
+        ranked = model.rank(rows, depth, exclude_seen=self.exclude_seen, **self.how)
+        return _checked_lists(ranked, rows, depth, len(self.items))
+
+    def result(
+        self,
+        model: Any,
+        users: IdIndex,
+        per_user: Mapping[str, Floats],
+        exposure: Exposure,
+        *,
+        seconds: dict[str, float],
+        **facts: Any,
+    ) -> Result:
+        """Return the result from the values of all users."""
+        started = time.perf_counter()
+        intervals = _intervals(per_user, self.bootstrap, self.seed)
+        seconds["bootstrap"] = time.perf_counter() - started
+        log.info("evaluated %d users in %.1f s", len(users), sum(seconds.values()))
+        at = list(product(self.wanted, self.ks))
+        rows = [
+            (named.base, k, named.slice, value, *intervals.get(named.at(k), (None, None)), size)
+            for (named, k), (value, size) in summaries(at, per_user, exposure, len(users))
+        ]
+        table = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        series = [pl.Series(name, each) for name, each in per_user.items()]
+        columns = pl.DataFrame([users.to_series().alias("user"), *series])
+        form = recall_form(self.protocol)
+        return Result(
+            table=table.with_columns(pl.col("value", "low", "high").fill_nan(None)),
+            per_user=columns.with_columns(pl.col(pl.Float64).fill_nan(None)),
+            k=self.ks,
+            protocol=self.protocol,
+            data_fingerprint=model.data_fingerprint_,
+            n_users=len(users),
+            n_items=len(self.items),
+            exclude_seen=self.exclude_seen,
+            settings={**model.settings(), **_plain_options(dict(self.how))},
+            definitions={named.name: named.definition(form) for named in self.wanted},
+            bootstrap=self.bootstrap,
+            seed=self.seed,
+            seconds=seconds,
+            version=equipoise.__version__,
+            repeats=self.repeats,
+            **facts,
+        )
+
+
+def recall_form(protocol: str) -> str:
+    """Return which form "recall" has in a protocol."""
+    return "recall_full" if protocol == "weak" else "recall_capped"
+
+
+def summaries(
+    wanted: Iterable[tuple[Named, int]],
+    per_user: Mapping[str, Floats],
+    exposure: Exposure,
+    n_users: int,
+) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
+    """Each metric and cut-off with its value and how many users that is over."""
+    aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
+    for named, k in wanted:
+        if named.base in AGGREGATE:
+            yield (named, k), (aggregate[named.base](exposure[k]), n_users)
+        else:
+            values = per_user[named.at(k)]
+            defined = values[~np.isnan(values)]
+            mean = float(defined.mean()) if len(defined) else math.nan
+            yield (named, k), (mean, len(defined))
+
+
+def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flags:
+    """Flag the ceil(m / 5) users with the longest histories.
+
+    Ties go to the smaller id, so that the order of the rows does not matter.
+    """
+    by_id = np.argsort(users, kind="stable")
+    order = by_id[np.argsort(-counts[by_id], kind="stable")]
+    active = np.zeros(len(users), bool)
+    active[order[: -(-len(users) // 5)]] = True
+    return active
+
+
+class ListMetrics:
+    """Metrics of ranked lists on one part; what does not depend on the lists is kept.
+
+    Parameters
+    ----------
+    history, target
+        What the model may see and what is to be found, over the items that are counted.
+    counts
+        Training interactions of each item.
+    wanted
+        Metrics, each with a cut-off.
+    protocol
+        In "weak", "recall" divides by all targets.
+    groups
+        Flags over the items by name, beside "head" and "tail".
+    active
+        Flags of the users with the longest histories; left out: those among these users.
+    """
+
+    def __init__(
+        self,
+        history: Interactions,
+        target: Interactions,
+        counts: npt.NDArray[Any],
+        wanted: Sequence[tuple[Named, int]],
+        *,
+        protocol: str,
+        groups: Mapping[str, Flags] | None = None,
+        active: Flags | None = None,
+    ) -> None:
+        self._given_active = active
+        self.history, self.target, self.counts, self.wanted = history, target, counts, wanted
+        self.recall_form = recall_form(protocol)
+        self.bases = {named.base for named, _ in wanted}
+        self.ks = sorted({k for _, k in wanted})
+        head = formulas.head_items(counts)
+        self.groups: dict[str, Flags] = {"head": head, "tail": ~head, **(groups or {})}
+        self.units: Vectors | None = None  # item vectors, for "diversity"
+
+    @classmethod
+    def of(
+        cls, part: Part | GivenPart, counts: npt.NDArray[Any], names: Iterable[str]
+    ) -> ListMetrics:
+        """Prepare metrics such as "ndcg@20" on a part over the items that are counted."""
+        wanted = [at_cutoff(name) for name in names]
+        out = cls(part.history, part.target, counts, wanted, protocol=part.protocol)
+        for named, _ in wanted:
+            group = out.groups.get(named.slice)
+            if group is not None and not group[part.target.matrix.indices].any():
+                where = f"no target of the {part.name} part is in the {named.slice}"
+                raise DataError(f"{where}; choose another metric")
+        return out
+
+    def measure(self, lists: Lists) -> dict[str, float]:
+        """Return the value of each metric on the lists of all users, equal to `evaluate`'s."""
+        found = self.summaries(*self.per_user([lists]))
+        return {named.at(k): value for (named, k), (value, _) in found}
+
+    def per_user(self, batches: Iterable[Lists]) -> tuple[dict[str, Floats], Exposure]:
+        """Return values per user by name, and exposures for the metrics that have none.
+
+        Parameters
+        ----------
+        batches
+            Lists of consecutive users, all of them together; each batch is dropped after use.
+        """
+        hits: list[formulas.Hits] = []
+        means: dict[str, list[Floats]] = defaultdict(list)
+        n_items = len(self.counts)
+        shown_at = {k for named, k in self.wanted if named.base in AGGREGATE}
+        exposure = {k: np.zeros(n_items, np.int64) for k in shown_at}
+        start = 0
+        for lists in batches:
+            whole = len(lists) == self.target.n_users
+            rows = self.target.matrix if whole else self.target.matrix[start : start + len(lists)]
+            start += len(lists)
+            hits.append(formulas.find_hits(lists, rows))
+            for k in exposure:
+                exposure[k] += formulas.exposure(lists, k, n_items)
+            if self.bases & {"popularity", "lift"}:
+                means["popularity"].append(formulas.list_mean(lists, self.counts, self.ks))
+            if "novelty" in self.bases:
+                means["novelty"].append(formulas.list_mean(lists, self._surprise, self.ks))
+            if self.units is not None:
+                columns = [formulas.diversity(lists, self.units, k) for k in self.ks]
+                means["diversity"].append(np.stack(columns, axis=1))
+        per_list = {name: np.concatenate(parts) for name, parts in means.items()}
+        if "lift" in self.bases:
+            chosen = formulas.row_mean(self.history.matrix, self.counts)
+            columns = [formulas.popularity_lift(each, chosen) for each in per_list["popularity"].T]
+            per_list["lift"] = np.stack(columns, axis=1)
+        return self._values(formulas.join_hits(hits, self.target.matrix), per_list), exposure
+
+    def _values(self, hits: formulas.Hits, per_list: Mapping[str, Floats]) -> dict[str, Floats]:
+        of_slice = {"all": hits, "unbiased": hits, **dict.fromkeys(USER_SLICES, hits)}
+        out: dict[str, Floats] = {}
+        for named, k in self.wanted:
+            if named.base in AGGREGATE:
+                continue
+            if named.slice not in of_slice:
+                of_slice[named.slice] = hits.within(self.groups[named.slice])
+            base = self.recall_form if named.base == "recall" else named.base
+            if named.slice == "unbiased":
+                values = UNBIASED[named.base](hits, k, self._propensities)
+            elif base in per_list:
+                values = per_list[base][:, self.ks.index(k)]
+            else:
+                values = ACCURACY[base](of_slice[named.slice], k)
+            if named.slice in USER_SLICES:
+                values = np.where(self._active == (named.slice == "active"), values, np.nan)
+            out[named.at(k)] = values
+        return out
+
+    def summaries(
+        self, per_user: Mapping[str, Floats], exposure: Exposure
+    ) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
+        """Each metric and cut-off with its value and how many users that is over."""
+        return summaries(self.wanted, per_user, exposure, self.target.n_users)
+
+    @cached_property
+    def _propensities(self) -> Floats:
+        return formulas.propensities(self.counts)
+
+    @cached_property
+    def _surprise(self) -> Floats:
+        return formulas.self_information(self.counts)
+
+    @cached_property
+    def _active(self) -> Flags:
+        """Flags of the users with the longest histories."""
+        if self._given_active is not None:
+            return self._given_active
+        return active_users(self.history.users, self.history.user_counts)
+
+
+def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
+    """Return the cut-offs in ascending order, each once."""
+    listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
+    if not listed:
+        raise SettingError("k is empty; give at least one cut-off")
+    return tuple(sorted({count("k", one) for one in listed}))
+
+
+def _checked_part(part: Any) -> Part | GivenPart:
+    """Return a part whose histories and targets belong to the same users."""
+    if isinstance(part, tuple):
+        if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):
+            raise SettingError("a pair must be (history, target), both Interactions")
+        part = GivenPart(*part)
+    if not all(hasattr(part, name) for name in ("history", "target", "protocol", "name")):
+        kind = type(part).__name__
+        raise SettingError(f"evaluate needs split.test, split.valid or a pair, got {kind}")
+    checked: Part | GivenPart = part
+    history, target = checked.history, checked.target
+    if not history.user_index.same_as(target.user_index):
+        raise DataError(
+            f"history ({history.n_users} users) and target ({target.n_users} users) must hold the "
+            "same users in the same order; select them from both by id"
+        )
+    if not history.n_users:
+        raise DataError("the part has no users; split off a larger one")
+    bare = target.users[target.user_counts == 0]
+    if len(bare):
+        raise DataError(
+            f"{len(bare):,} of {target.n_users:,} users have no target ({some(bare)}); keep the "
+            "others with .rows(target.user_counts > 0) on history and target"
+        )
+    return checked
+
+
+def _model_items(model: Rankable) -> IdIndex:
+    """Return the model's items; a model that is not fitted has none."""
+    try:
+        items = model.item_index_
+    except NotFittedError:
+        raise
+    except AttributeError as error:
+        kind = type(model).__name__
+        reason = f"{kind} has no item_index_; evaluate needs a fitted model"
+        raise NotFittedError(reason) from error
+    if len(model.item_counts_) != len(items):
+        raise DataError(f"the model has {len(model.item_counts_)} counts for {len(items)} items")
+    return items
+
+
+def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
+    """Return history and target over the model's items; unknown ones are refused."""
+    for side, data in (("targets", part.target), ("histories", part.history)):
+        if not data.item_index.same_as(items):
+            check_known(side, data.items, data.item_counts, items)
+    return part.history.with_items(items), part.target.with_items(items)
+
+
+def check_known(
+    side: str, items: npt.NDArray[Any], counts: npt.NDArray[Any], known: IdIndex
+) -> None:
+    """Refuse items that occur in histories or targets and that a model does not know."""
+    used = items[counts > 0]
+    missing = used[known.positions(used, unknown="skip") < 0]
+    if not len(missing):
+        return
+    reason = f"the model does not know {len(missing):,} of {len(used):,} items"
+    if len(missing) == len(used):
+        reason = "the model was fitted on other items"
+    raise UnknownIdError(
+        f"{reason} in the {side} ({some(missing)}); fit it on the train part of the same "
+        "split, or leave them out with .with_items(model.item_index_, unknown='skip')"
+    )
+
+
+def _flags_of_groups(
+    groups: Mapping[str, Any], of_part: npt.NDArray[Any], items: IdIndex
+) -> dict[str, Flags]:
+    """Return each group as flags over the model's items."""
+    taken = {*known(), *ITEM_SLICES, *USER_SLICES, "all", "unbiased"}
+    out: dict[str, Flags] = {}
+    for name, members in groups.items():
+        if not isinstance(name, str) or not name.isidentifier() or name in taken:
+            raise SettingError(f"a group cannot be called {name!r}; choose another word")
+        listed = as_list(members)
+        if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
+            if len(listed) != len(of_part):
+                sizes = f"{len(listed)} flags for {len(of_part)} items"
+                raise DataError(f"group {name!r} has {sizes}; give one flag per item of the part")
+            places = items.positions(of_part[np.array(listed)], unknown="skip")
+        else:
+            places = items.positions(listed)
+        out[name] = np.zeros(len(items), bool)
+        out[name][places[places >= 0]] = True
+    return out
+
+
+def _units(vectors: Any, items: IdIndex) -> Vectors:
+    """Return the item vectors, scaled to length 1."""
+    if vectors is None:
+        raise SettingError("diversity needs item_vectors, such as the training Interactions")
+    if isinstance(vectors, Interactions):
+        vectors = vectors.with_items(items, unknown="skip").matrix.T
+    units = formulas.unit_rows(vectors)
+    if units.shape[0] != len(items):
+        sizes = f"{units.shape[0]} rows for {len(items)} items"
+        raise DataError(f"item_vectors has {sizes}; give one each")
+    return units
+
+
+def _plain_options(how: dict[str, Any]) -> dict[str, Any]:
+    """Return what the lists were made under, to stand among the settings."""
+    return {k: v.settings() if isinstance(v, Rules) else float(v) for k, v in how.items()}
+
+
+def _ranked(
+    rank: Callable[[Interactions], Lists],
+    history: Interactions,
+    batch_size: int,
+    seconds: dict[str, float],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Lists]:
+    """Rank batch after batch, adding the time to ``seconds["rank"]``."""
+    for start in range(0, history.n_users, batch_size):
+        stop = min(start + batch_size, history.n_users)
+        whole = stop - start == history.n_users
+        rows = history if whole else history.rows(np.arange(start, stop))
+        began = time.perf_counter()
+        lists = rank(rows)
+        seconds["rank"] += time.perf_counter() - began
+        yield lists
+        if progress is not None:
+            progress(stop, history.n_users)
+
+
+def _checked_lists(ranked: Any, rows: Interactions, depth: int, n_items: int) -> Lists:
+    """Return the first `depth` of each list; scores that are NaN have no order and are refused."""
+    lists = np.asarray(ranked.items)[:, :depth]
+    if len(lists) != rows.n_users:
+        raise DataError(f"the model ranked {len(lists)} lists for {rows.n_users} users")
+    wrong = np.isnan(np.asarray(ranked.scores)[:, :depth]) & (lists >= 0)
+    if wrong.any():
+        users = rows.users[wrong.any(axis=1)]
+        raise DataError(
+            f"the model scores NaN for {len(users):,} users ({some(users)}), which has no order; "
+            "look for NaN or infinite values in its weights"
+        )
+    ordered = np.sort(lists, axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    if twice.any() or lists.max(initial=-1) >= n_items:
+        fault = f"an item twice for {some(rows.users[twice])}" if twice.any() else "unknown items"
+        raise DataError(f"the model ranks {fault}; each position must occur once, below {n_items}")
+    return lists
+
+
+def _intervals(
+    per_user: Mapping[str, Floats], bootstrap: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    if not per_user or not bootstrap:
+        return {}
+    low, high = bootstrap_interval(np.stack(list(per_user.values()), axis=1), bootstrap, seed)
+    return dict(zip(per_user, zip(low.tolist(), high.tolist(), strict=True), strict=True))

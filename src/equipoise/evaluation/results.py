@@ -1,0 +1,287 @@
+"""Result: the numbers of one evaluation, with all that is needed to trust and compare them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import polars as pl
+
+from equipoise.data.storage import LARGEST_SEED, Stored, load_directory, write_directory
+from equipoise.display.notebook import Interval, fragment, intervals, table
+from equipoise.errors import DataError, FileFormatError, UnknownIdError
+from equipoise.evaluation.metrics import Named, nearest
+
+KIND = "equipoise-result"
+VERSION = 1
+TUNED = "tuned on the part it is measured on: too good for what new users will see"
+SCHEMA: dict[str, type[pl.DataType]] = {
+    "metric": pl.String,
+    "k": pl.Int64,
+    "slice": pl.String,
+    "value": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "n_users": pl.Int64,
+}
+FRAMES = ("table", "per_user")
+LEFT_OUT = {
+    "leave-one-out": "each user was left out of the fit, exactly, while it was ranked",
+    "leave-items-out": "the items to find were left out of the fit, exactly, user by user",
+}
+COMPANION = "the low-pass companion was fitted without groups of users, at most a tenth at a time"
+REPEATED = {"all": ", known items to be found too", "again": ", known items only to be found"}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """Numbers of one model on one part of a split. Made by `evaluate`.
+
+    ``result["ndcg@20"]`` is a number; ``"ndcg@20" in result`` asks for it.
+
+    `table` has one row per metric, cut-off and slice (see `to_frame`), `per_user` one row per user
+    of the part: "user", then every metric that has a value per user.
+    """
+
+    name: str  # of the model
+    table: pl.DataFrame
+    per_user: pl.DataFrame
+    k: tuple[int, ...]  # cut-offs, ascending
+    protocol: str  # how the part was split off
+    part: str  # which part it is
+    fingerprint: str  # of the part
+    data_fingerprint: str  # of the data the model was fitted on
+    n_users: int  # users of the part, events for sessions
+    n_items: int  # items of the model
+    exclude_seen: bool  # whether items of the history were kept out of the lists
+    settings: dict[str, Any]  # of the model
+    definitions: dict[str, str]  # what each metric means, in words
+    tuned_on_test: bool  # whether settings were chosen on this very part
+    bootstrap: int  # resamples behind the intervals: 95%, over users
+    seed: int  # of the resamples
+    seconds: dict[str, float]  # spent on "rank", "metrics" and "bootstrap"
+    version: str  # of equipoise
+    repeats: str = "new"  # which items were to be found: "new", "all", or known ones "again"
+
+    @property
+    def label(self) -> str:
+        """The model's name, marked where its settings were chosen on this part."""
+        return f"{self.name} (tuned on test)" if self.tuned_on_test else self.name
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences a reader of the numbers must know."""
+        notes = [TUNED] if self.tuned_on_test else []
+        if self.protocol in LEFT_OUT:
+            notes.append(LEFT_OUT[self.protocol])
+            notes += [COMPANION] if self.settings.get("lowpass") else []
+        return tuple(notes)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Every number by its name, such as "head_ndcg@20"; NaN where it is not defined."""
+        return {
+            Named(part, base).at(k): math.nan if value is None else value
+            for base, k, part, value in self.table.select("metric", "k", "slice", "value").rows()
+        }
+
+    def __getitem__(self, name: str) -> float:
+        values = self.values
+        if name not in values:
+            raise UnknownIdError(f"the result has no {name!r}; {nearest(name, values)}")
+        return values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row per number: model, metric, k, slice, value, low, high, n_users.
+
+        `low` and `high` bound a 95% interval; `n_users` is how many users the mean is over.
+        """
+        return self.table.select(pl.lit(self.label).alias("model"), pl.all())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the values per user, as plain values; NaN is None."""
+        whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        whole["k"] = list(self.k)
+        whole["notes"] = list(self.notes)
+        whole["values"] = {n: None if math.isnan(v) else v for n, v in self.values.items()}
+        whole["table"] = self.table.to_dicts()
+        return whole
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+    def to_markdown(self) -> str:
+        """A Markdown table: a row per metric and slice, a column per cut-off."""
+        table = markdown_table(self._rows("{} [{}, {}]"))
+        return "\n".join([f"**{self.label}**, {self._where}.", "", table, *self._footer()]) + "\n"
+
+    def to_latex(self) -> str:
+        """The same table for a paper; needs the package booktabs."""
+        rows = self._rows(r"{} {{\scriptsize [{}, {}]}}")
+        head, *body = (" & ".join(row).replace("_", r"\_") + r" \\" for row in rows)
+        top = [f"% {self.label}, {self._where}", rf"\begin{{tabular}}{{ll{'r' * len(self.k)}}}"]
+        notes = [f"% {line}" for line in self._footer() if line]
+        lines = [*top, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*lines, *notes]) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a directory, values per user included, that `Result.load` opens again."""
+        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        frames = {name: getattr(self, name) for name in FRAMES}
+        write_directory(path, KIND, VERSION, {**meta, "k": list(self.k)}, {}, frames, _restored)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read what `save` wrote; damaged or foreign directories are refused."""
+        return load_directory(path, KIND, VERSION, _restored)
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.values), default=0)
+        lines = [f"  {name:<{width}}  {_number(value)}" for name, value in self.values.items()]
+        return "\n".join([f"{self.label}: {self._where}", *lines, *self.notes])
+
+    def plot(self, metric: str = "ndcg", *, k: int | None = None, ax: Any = None) -> Any:
+        """Draw a metric of all, head and tail items with its intervals; needs matplotlib.
+
+        Parameters
+        ----------
+        metric
+            Its name without a slice and a cut-off, such as "ndcg" or "recall".
+        k
+            The cut-off; the largest one if left out.
+        ax
+            Axes to draw into; new ones if left out. They are returned.
+        """
+        from equipoise.display.plot import intervals as draw
+
+        k = self.k[-1] if k is None else k
+        return draw(self.slices(metric, k), f"{metric}@{k}", title=self.label, ax=ax)
+
+    def interval(self, name: str) -> Interval:
+        """Return a number such as "tail_ndcg@20" with the ends of its 95% interval."""
+        if math.isnan(self[name]):
+            raise DataError(f"{name} of {self.label!r} is not defined; choose another metric")
+        rows = self.table.select("metric", "k", "slice", "value", "low", "high").rows()
+        (found,) = (row for row in rows if Named(row[2], row[0]).at(row[1]) == name)
+        return Interval(name, *found[3:])
+
+    def slices(self, metric: str, k: int) -> list[Interval]:
+        """Return the values of a metric by slice, with the ends of their intervals."""
+        rows = self.table.filter(pl.col("metric") == metric, pl.col("k") == k)
+        if not rows.height:
+            raise UnknownIdError(
+                f"the result has no {metric}@{k}; {nearest(f'{metric}@{k}', self.values)}"
+            )
+        defined = rows.filter(pl.col("value").is_not_null() & pl.col("value").is_not_nan())
+        return [Interval(*row) for row in defined.select("slice", "value", "low", "high").rows()]
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows("{} [{}, {}]")
+        parts = [table(head, rows, words=2)]
+        if "ndcg" in self.table["metric"]:
+            k = self.k[-1]
+            parts.insert(0, intervals(f"ndcg@{k} of {self.label}", self.slices("ndcg", k)))
+        footer = [line.removeprefix("Note: ") for line in self._footer() if line]
+        return fragment(f"{self.label}: {self._where}", *parts, notes=footer)
+
+    @property
+    def _where(self) -> str:
+        rows = "events" if self.protocol == "session" else "users"
+        where = f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
+        return where + REPEATED.get(self.repeats, "")
+
+    def _rows(self, with_interval: str) -> list[list[str]]:
+        """Cells of the table, its head first."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        for base, _, part, *numbers, _ in self.table.sort("k", maintain_order=True).rows():
+            value, low, high = map(_number, numbers)
+            cell = value if numbers[1] is None else with_interval.format(value, low, high)
+            rows.setdefault((base, part), [base, part]).append(cell)
+        order = self.table.select("metric", "slice").unique(maintain_order=True).rows()
+        head = ["metric", "over", *(f"@{k}" for k in self.k)]
+        return [head, *(rows[base, part] for base, part in order)]
+
+    def _footer(self) -> list[str]:
+        recall = self.definitions.get("recall")
+        lines = ["", f"Recall: {recall}."] if recall else []
+        if self.bootstrap:
+            lines += ["", f"In brackets: 95% bootstrap intervals over users ({self.bootstrap:,})."]
+        return lines + [line for note in self.notes for line in ("", f"Note: {note}.")]
+
+
+def _restored(stored: Stored) -> Result:
+    meta = stored.meta
+    content = {"repeats": "new", **meta, **stored.frames}
+    names = {f.name for f in fields(Result)}
+    if set(content) != names:
+        odd = ", ".join(sorted(names ^ set(content)))
+        raise FileFormatError(f"it is not a complete result: {odd}")
+    for name in ("name", "protocol", "part", "fingerprint", "data_fingerprint", "version"):
+        meta.text(name)
+    if "repeats" in meta:
+        meta.text("repeats", ("new", *REPEATED))
+    for name in ("exclude_seen", "tuned_on_test"):
+        meta.flag(name)
+    for name in ("n_users", "n_items", "bootstrap"):
+        meta.whole(name)
+    meta.whole("seed", most=LARGEST_SEED)
+    meta.group("settings")
+    definitions, seconds = meta.group("definitions"), meta.group("seconds")
+    content["definitions"] = {name: definitions.text(name) for name in definitions}
+    content["seconds"] = {name: seconds.number(name, least=0) for name in seconds}
+    content["k"] = tuple(meta.wholes("k", least=1))
+    if not content["k"] or list(content["k"]) != sorted(set(content["k"])):
+        raise FileFormatError(f"its cut-offs must ascend, got {meta['k']}")
+    stored.frame("per_user", meta["n_users"])
+    result = Result(**content)
+    _check_tables(result)
+    return result
+
+
+def _check_tables(result: Result) -> None:
+    """Refuse tables that are not those `evaluate` makes: typed, and each number there once."""
+    table, per_user = result.table, result.per_user
+    if table.schema != pl.Schema(SCHEMA):
+        raise FileFormatError(f"its table should have the columns {', '.join(SCHEMA)}")
+    if "user" not in per_user.columns or any(
+        not kind.is_float() for name, kind in per_user.schema.items() if name != "user"
+    ):
+        raise FileFormatError("its values per user should be a column 'user' and numbers")
+    numbers = [*table.select("value", "low", "high"), *per_user.drop("user")]
+    if any(column.is_infinite().any() for column in numbers):
+        raise FileFormatError("its tables hold infinite values")
+    keys = table.select("metric", "slice", "k")
+    if any(keys.null_count().row(0)) or keys.is_duplicated().any():
+        raise FileFormatError("a number of its table is there twice or has no name")
+    cells = keys.select("metric", "slice").unique().height * len(result.k)
+    if cells != keys.height or not set(keys["k"]) <= set(result.k):
+        raise FileFormatError("its table does not hold every metric at every cut-off")
+    named = {Named(part, base).name for base, part in keys.select("metric", "slice").rows()}
+    if named != set(result.definitions) or not set(per_user.columns) <= {"user", *result}:
+        raise FileFormatError("its tables, definitions and values per user are not of one result")
+    known = table["n_users"].drop_nulls()
+    if ((known < 0) | (known > result.n_users)).any():
+        raise FileFormatError("its table counts more users than there are")
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of a Markdown table, its head first; columns after the second are right-aligned."""
+    ruler = ["---", "---", *["---:"] * (len(rows[0]) - 2)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ruler, *rows[1:]))
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"

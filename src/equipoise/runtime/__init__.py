@@ -1,0 +1,1 @@
+"""The machine a program runs on: memory, threads, compiled loops."""

@@ -1,0 +1,359 @@
+"""Rules: filters, boosts, pins, quotas and diversity, against lists made the slow way."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from equipoise.data.interactions import Interactions
+from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.ranking.mixture import similarity
+from tests.models.sessions import drawn
+
+LABELS = pl.DataFrame(
+    {
+        "title": [f"item {n}" for n in range(80)],
+        "brand": [None if n % 11 == 0 else f"b{n % 6}" for n in range(80)],
+        "shelf": [n % 4 for n in range(80)],
+        "tags": [["new"] if n % 9 == 0 else ["old", f"t{n % 3}"] for n in range(80)],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data(synthetic: Interactions) -> Interactions:
+    matrix, users, items = synthetic.matrix, synthetic.users, synthetic.items
+    return Interactions(matrix, users, items, labels=LABELS)
+
+
+@pytest.fixture(scope="module")
+def model(data: Interactions) -> eq.EASE:
+    return eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3)).fit(data)
+
+
+def label(name: str, item: Any) -> Any:
+    return LABELS[name][(item - 3) // 10]
+
+
+def full(model: Any, user: Any, **options: Any) -> list[Any]:
+    return list(model.recommend([user], k=80, **options).items[0])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fits"),
+    [
+        ([13, 23, 43], lambda item: item in (13, 23, 43)),
+        (13, lambda item: item == 13),
+        ({"brand": "b2"}, lambda item: label("brand", item) == "b2"),
+        ({"brand": ["b2", "b3"]}, lambda item: label("brand", item) in ("b2", "b3")),
+        (
+            {"brand": "b2", "shelf": [0, 1]},
+            lambda item: label("brand", item) == "b2" and label("shelf", item) in (0, 1),
+        ),
+        ([{"brand": "b2"}, 13], lambda item: label("brand", item) == "b2" or item == 13),
+        (lambda labels: labels["shelf"] == 3, lambda item: label("shelf", item) == 3),
+        (pl.col("shelf") > 1, lambda item: label("shelf", item) > 1),
+        ({"tags": "new"}, lambda item: "new" in label("tags", item)),
+    ],
+)
+def test_items_are_chosen_by_id_label_or_function(model: eq.EASE, chosen: Any, fits: Any) -> None:
+    every = full(model, "u3")
+    kept = [item for item in every if fits(item)]
+    assert full(model, "u3", rules=eq.Rules(include=chosen)) == kept
+    left = [item for item in every if not fits(item)]
+    assert full(model, "u3", rules=eq.Rules(exclude=chosen)) == left
+    own = eq.Rules(users={"u3": {"exclude": chosen}, "u4": {"include": chosen}})
+    first, second, third = model.recommend(["u3", "u4", "u5"], k=80, rules=own).items
+    assert first == left
+    assert second == [item for item in full(model, "u4") if fits(item)]
+    assert third == full(model, "u5")
+
+
+def test_a_rule_of_a_user_that_is_none_changes_nothing(model: eq.EASE) -> None:
+    rules = eq.Rules(users={"u3": {"include": None, "exclude": None}})
+    assert full(model, "u3", rules=rules) == full(model, "u3")
+
+
+def test_rules_come_on_top_of_the_callers_lists(model: eq.EASE) -> None:
+    rules = eq.Rules(exclude={"brand": "b1"}, users={"u3": {"include": [13, 23, 33, 43]}})
+    options = {"rules": rules, "exclude": [13], "candidates": {"u4": [33, 53]}}
+    three, four = model.recommend(["u3", "u4"], k=80, exclude_seen=False, **options).items
+    assert set(three) == {33, 43, 23} - {i for i in (23, 33, 43) if label("brand", i) == "b1"}
+    assert set(four) == {33, 53} - {i for i in (33, 53) if label("brand", i) == "b1"}
+
+
+@pytest.mark.parametrize("kind", [eq.EASE, eq.LAE])
+def test_boosts_raise_and_lower_scores_whatever_their_sign(data: Interactions, kind: Any) -> None:
+    model = kind(l2=5.0).fit(data)
+    rules = eq.Rules(
+        boost={"brand": {"b1": 2.0, "b2": 0.5}, 13: 4.0},
+        bonus={"shelf": {"3": 0.25}},
+        seen="include",
+    )
+    plain = model.score(["u7"])[0]
+    assert (plain < 0).any()
+    expected = plain.astype(np.float64)
+    for n, item in enumerate(data.items.tolist()):
+        factor = {"b1": 2.0, "b2": 0.5}.get(label("brand", item), 1.0)
+        factor *= 4.0 if item == 13 else 1.0
+        expected[n] = plain[n] * factor if plain[n] > 0 else plain[n] / factor
+        expected[n] += 0.25 if label("shelf", item) == 3 else 0.0
+    found = model.recommend(["u7"], k=80, rules=rules)
+    place = data.item_index.positions(found.items[0])
+    # factors are powers of 2, and the bonus is rounded once
+    np.testing.assert_allclose(found.scores[0], expected[place], rtol=1e-6)
+    assert sorted(found.items[0]) == data.items.tolist()
+
+
+def by_hand(model: Any, history: list[Any], rules: eq.Rules, k: int) -> list[Any]:
+    """Choose a list from all items, place by place."""
+    terms, data = model.terms(), model.interactions_
+    plain = eq.Rules(include=rules.include, exclude=rules.exclude)
+    found = model.recommend([history], k=80, rules=plain)
+    ranked = data.item_index.positions(found.items[0])
+    score = dict(zip(ranked.tolist(), found.scores[0].astype(float), strict=True))
+    pins = [int(data.item_index.position(item)) for item in rules.pin or []]
+    out = [item for item in pins if item in score][:k]
+    rest = [item for item in ranked.tolist() if item not in pins]
+    if not rest:
+        return data.items[out].tolist()
+    best, least = score[rest[0]], score[rest[min(k, len(rest)) - 1]]
+    span = best - least if best > least else max(abs(best), 1.0)
+    alike = similarity(terms, np.arange(80))
+    while len(out) < k:
+        worth = {}
+        for item in rest:
+            full_up = any(
+                LABELS[name][item] is not None
+                and sum(LABELS[name][other] == LABELS[name][item] for other in out) >= most
+                for name, most in (rules.at_most or {}).items()
+            )
+            if item in out or full_up:
+                continue
+            near = max((alike[other, item] for other in out), default=0.0)
+            scaled = (score[item] - least) / span
+            worth[item] = (1 - rules.diversity) * scaled - rules.diversity * near
+        if not worth:
+            break
+        out.append(max(worth, key=lambda item: worth[item]))
+    return data.items[out].tolist()
+
+
+@given(
+    k=st.integers(1, 30),
+    diversity=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    most=st.dictionaries(st.sampled_from(["brand", "shelf"]), st.integers(1, 3)),
+    pin=st.lists(st.sampled_from([13, 23, 33, 203, 793]), unique=True, max_size=3),
+    exclude=st.sampled_from([None, [23, 33], {"shelf": 1}]),
+    history=st.lists(st.integers(0, 79), min_size=1, max_size=6, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_lists_are_those_that_choosing_from_all_items_gives(
+    model: eq.EASE, k: int, diversity: float, most: Any, pin: Any, exclude: Any, history: list[int]
+) -> None:
+    rules = eq.Rules(at_most=most, pin=pin, diversity=diversity, exclude=exclude)
+    asked = [place * 10 + 3 for place in history]
+    (found,) = model.recommend([asked], k=k, rules=rules).items
+    assert found == by_hand(model, asked, rules, k)
+
+
+def test_a_list_is_full_where_enough_items_may_be_shown(model: eq.EASE) -> None:
+    lists = model.recommend(
+        [f"u{n}" for n in range(50)], k=6, rules=eq.Rules(at_most={"brand": 1})
+    )
+    assert all(len(row) == 6 for row in lists.items)  # six brands, or items without one
+    for row in lists.items:
+        brands = [label("brand", item) for item in row if label("brand", item) is not None]
+        assert len(brands) == len(set(brands))
+
+
+def test_diversity_makes_neighbours_less_alike(model: eq.EASE, data: Interactions) -> None:
+    alike = similarity(model.terms(), np.arange(80))
+    means = []
+    for diversity in (0.0, 0.3, 0.6):
+        found = model.rank(data, 10, rules=eq.Rules(diversity=diversity)).items
+        means.append(np.mean([alike[np.ix_(row, row)].mean() for row in found]))
+    assert means[0] > means[1] > means[2]
+
+
+def test_lists_under_rules_do_not_depend_on_batches_and_threads(
+    model: eq.EASE, data: Interactions
+) -> None:
+    rules = eq.Rules(at_most={"brand": 2}, diversity=0.4, pin=[13], boost={"brand": {"b1": 1.5}})
+    whole = model.recommend(data, k=12, rules=rules, threads=1)
+    assert whole.items == model.recommend(data, k=12, rules=rules, threads=2).items
+    for start in (0, 1, 2):
+        part = model.recommend(data.rows(np.arange(start, 300, 3)), k=12, rules=rules)
+        assert part.items == whole.items[start::3]
+        for one, two in zip(part.scores, whole.scores[start::3], strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_pins_never_show_what_may_not_be_shown(model: eq.EASE, data: Interactions) -> None:
+    seen = data.history("u3")
+    fresh = next(item for item in data.items.tolist() if item not in [*seen, 13])
+    rules = eq.Rules(pin=[seen[0], fresh, 13], exclude=[13])
+    (found,) = model.recommend(["u3"], k=5, rules=rules).items
+    assert found[0] == fresh
+    assert seen[0] not in found
+    assert 13 not in found
+    again = eq.Rules(pin=[seen[0], fresh], seen="include")
+    assert model.recommend(["u3"], k=5, rules=again).items[0][:2] == [seen[0], fresh]
+
+
+def test_seen_items_are_hidden_shown_or_the_only_ones(model: eq.EASE, data: Interactions) -> None:
+    seen = set(data.history("u3"))
+    for kind, expected in (
+        ("exclude", set(data.items.tolist()) - seen),
+        ("include", set(data.items.tolist())),
+        ("only", seen),
+    ):
+        assert set(full(model, "u3", rules=eq.Rules(seen=kind))) == expected
+    again = model.recommend(["u3"], k=3, rules=eq.Rules(seen="only"), exclude_seen=True)
+    best = model.score(["u3"])[0]
+    order = sorted(seen, key=lambda item: -best[(item - 3) // 10])
+    assert again.items[0] == order[:3]
+    assert model.recommend([[]], k=3, rules=eq.Rules(seen="only")).items == [[]]
+
+
+def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> None:
+    popular = full(model, "nobody", unknown_users="popular")
+    rules = eq.Rules(include={"brand": ["b1", "b2"]}, at_most={"brand": 2})
+    found = model.recommend(["nobody", "u1"], k=9, unknown_users="popular", rules=rules)
+    assert found.source == ["popular", "model"]
+    for brand in ("b1", "b2"):
+        of_brand = [item for item in popular if label("brand", item) == brand]
+        assert [i for i in found.items[0] if label("brand", i) == brand] == of_brand[:2]
+    assert len(found.items[0]) == len(found.items[1]) == 4
+
+
+@pytest.mark.parametrize(
+    "kind", [eq.Popularity(), eq.ItemKNN(), eq.GFCF(n_factors=9), eq.SLIS(l2=2.0)]
+)
+def test_every_model_obeys_rules(kind: Any) -> None:
+    data = drawn(60, 12, seed=3)
+    labels = pl.DataFrame({"title": list("abcdefghijkl"), "half": ["a", "b"] * 6})
+    named = Interactions(data.matrix, None, None, events=data.events, labels=labels)
+    rules = eq.Rules(at_most={"half": 2}, diversity=0.2, exclude=[0])
+    found = kind.fit(named).recommend([4, 5], k=9, rules=rules)
+    for row in found.items:
+        assert len(row) == 4
+        assert 0 not in row
+        assert sum(item % 2 for item in row) == 2
+
+
+def test_rules_are_the_same_after_a_file(tmp_path: Path, model: eq.EASE) -> None:
+    rules = eq.Rules(
+        include=[{"brand": ["b1", "b2", "b3"]}, 13],
+        exclude={"shelf": 1},
+        users={"u3": {"exclude": [33]}},
+        boost={"brand": {'b"1\n': 2.0, "b2": 0.5}, 23: 3.0},
+        bonus={"shelf": {3: -0.5}},
+        at_most={"brand": 3},
+        pin=[793],
+        diversity=0.25,
+        seen="include",
+    )
+    rules.save(tmp_path / "rules.toml")
+    again = eq.Rules.load(tmp_path / "rules.toml")
+    assert again.settings() == rules.settings()
+    one = model.recommend(["u3", "u4"], k=9, rules=rules)
+    two = model.recommend(["u3", "u4"], k=9, rules=tmp_path / "rules.toml")
+    assert one.items == two.items
+
+
+def test_a_file_of_rules_is_written_by_hand(tmp_path: Path, model: eq.EASE) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text('at_most = { brand = 1 }\npin = [13]\n\n[exclude]\nbrand = ["b1", "b2"]\n')
+    rules = eq.Rules.load(file)
+    same = {"at_most": {"brand": 1}, "pin": [13], "exclude": {"brand": ["b1", "b2"]}}
+    assert rules.settings() == same
+    assert (
+        model.recommend("u3", rules=same).items
+        == model.recommend("u3", rules=eq.Rules(**same)).items
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("at_mots = { brand = 1 }", SettingError, "'at_mots' is no rule; did you mean 'at_most'"),
+        ("at_most = 3", SettingError, "at_most must be a mapping"),
+        ("at_most = ", FileFormatError, "is not a TOML file"),
+        ("users = { ann = { pin = [1] } }", SettingError, "'pin' is no rule; there are include"),
+        ("diversity = 1.0", SettingError, r"diversity must lie in \[0, 1\)"),
+        ("boost = { tea = 0 }", SettingError, "boost of 'tea' must be > 0"),
+        ("bonus = { tea = 'much' }", SettingError, "bonus of 'tea' must be a number"),
+        ("seen = 'never'", SettingError, "seen must be 'exclude', 'include' or 'only'"),
+        ("pin = [[1]]", SettingError, "pin must be item ids"),
+        ("include = [[1]]", SettingError, "include takes item ids, labels or functions"),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_its_place(
+    tmp_path: Path, text: str, error: Any, message: str
+) -> None:
+    (tmp_path / "rules.toml").write_text(text)
+    with pytest.raises(error, match=message) as raised:
+        eq.Rules.load(tmp_path / "rules.toml")
+    assert "rules.toml" in str(raised.value)
+    with pytest.raises(DataError, match="cannot be read"):
+        eq.Rules.load(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (eq.Rules(exclude={"colour": "red"}), "label 'colour', which the items lack; they have"),
+        (eq.Rules(at_most={"tags": 1}), "the label 'tags' is a list"),
+        (eq.Rules(include=pl.col("price") > 1), "an expression of the rules failed"),
+        (eq.Rules(include=pl.col("shelf")), "must be true or false for each item"),
+    ],
+)
+def test_rules_that_do_not_fit_the_labels_are_refused(
+    model: eq.EASE, rules: eq.Rules, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        model.recommend("u3", rules=rules)
+
+
+def test_labels_are_needed_only_by_rules_that_look_at_them(synthetic: Interactions) -> None:
+    model = eq.Popularity().fit(synthetic)
+    assert model.recommend("u3", k=1, rules=eq.Rules(include=[793])).items == [[793]]
+    for rules in (eq.Rules(exclude={"brand": "b"}), eq.Rules(exclude=lambda labels: True)):
+        with pytest.raises(DataError, match="labels="):
+            model.recommend("u3", rules=rules)
+
+
+def test_names_that_no_item_has_are_logged_not_refused(
+    model: eq.EASE, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = eq.Rules(exclude=[{"brand": "b99"}, -7], pin=["x"])
+    assert model.recommend("u3", k=5, rules=rules).items == model.recommend("u3", k=5).items
+    assert "no item has the brand 'b99'" in caplog.text
+    assert "the model does not know: -7" in caplog.text
+    assert "'x'" in caplog.text
+
+
+def test_labels_are_looked_at_once(model: eq.EASE) -> None:
+    calls = []
+    rules = eq.Rules(exclude=lambda labels: calls.append(labels) or False)
+    for user in ("u1", "u2"):
+        copy.copy(model).recommend(user, rules=rules)
+    assert len(calls) == 80
+
+
+def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
+    with pytest.raises(SettingError, match=r"rules must be eq\.Rules or the path"):
+        model.recommend("u3", rules=3)
+    with pytest.raises(SettingError, match="'pins' is no rule; did you mean 'pin'"):
+        model.recommend("u3", rules={"pins": [1]})
+    with pytest.raises(SettingError, match="a function cannot be written"):
+        eq.Rules(exclude=lambda labels: True).to_toml()
