@@ -357,3 +357,40 @@ def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
         model.recommend("u3", rules={"pins": [1]})
     with pytest.raises(SettingError, match="a function cannot be written"):
         eq.Rules(exclude=lambda labels: True).to_toml()
+
+
+@pytest.fixture(scope="module")
+def numbered(data: Interactions) -> eq.EASE:
+    """A model whose users and items are 0, 1, 2, ..."""
+    return eq.EASE(l2=5.0).fit(Interactions(data.matrix, labels=LABELS))
+
+
+def test_rules_of_users_hold_for_users_named_by_id(numbered: eq.EASE, tmp_path: Path) -> None:
+    rules = eq.Rules(users={0: {"exclude": lambda labels: True}, "1": {"include": [5]}})
+    histories = [[1, 0], [2, 3], [4]]
+    free = numbered.recommend(histories, k=5).items
+    assert numbered.recommend(histories, k=5, rules=rules).items == free
+    assert numbered.similar([0, 1], k=5, rules=rules).items == numbered.similar([0, 1], k=5).items
+    numbered.similar_to(tmp_path / "ruled.csv", [0, 1], k=5, rules=rules)
+    numbered.similar_to(tmp_path / "free.csv", [0, 1], k=5)
+    assert (tmp_path / "ruled.csv").read_text() == (tmp_path / "free.csv").read_text()
+    numbered.recommend_to(tmp_path / "lists.csv", histories, k=5, batch_size=2, rules=rules)
+    written = pl.read_csv(tmp_path / "lists.csv").group_by("user", maintain_order=True)
+    assert [group["item"].to_list() for _, group in written] == free
+    for first, second in ((0, 1), ("0", "1")):
+        for asked in ([first, second], {first: [7], second: [8]}):
+            found = numbered.recommend(asked, k=5, rules=rules, exclude_seen=False).items
+            assert found == [[], [5]]
+    with pytest.raises(SettingError, match="users names the user 3 twice, as 3 and as '3'"):
+        eq.Rules(users={3: {"exclude": [1]}, "3": {"exclude": [2]}})
+
+
+def test_rules_of_users_hold_in_evaluate_by_id(numbered: eq.EASE) -> None:
+    split = eq.split.weak(numbered.data_, valid=0, test=0.2)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    user = int(split.test.target.users[0])
+    rules = eq.Rules(users={str(user): {"exclude": lambda labels: True}})
+    table = eq.evaluate(model, split.test, k=5, rules=rules, bootstrap=0).per_user
+    assert table.filter(pl.col("user") == user)["hit@5"].to_list() == [0.0]
+    lists = model.rank(split.test.history, 5, rules=rules).lengths
+    assert lists.tolist() == [0] + [5] * (len(lists) - 1)

@@ -470,7 +470,18 @@ class Recommender(Configured, ABC):
         wanted = self._fitted if users_or_histories is None else users_or_histories
         request = self._request(wanted, unknowns)
         request = request.limited(exclude, candidates, self.item_index_, unknowns)
-        terms, how = self.terms(alpha), (k, exclude_seen, as_rules(rules), reasons, threads)
+        how = (k, exclude_seen, as_rules(rules), reasons, threads)
+        return self._write(path, request, self.terms(alpha), batch_size, *how)
+
+    def _write(
+        self,
+        path: str | os.PathLike[str],
+        request: Request,
+        terms: list[Term],
+        batch_size: int,
+        *how: Any,
+    ) -> int:
+        """Write the lists of a request to a file, and return how many; `how` as for `_answer`."""
 
         def batches() -> Iterator[pl.DataFrame]:
             for start in range(0, len(request), batch_size):
@@ -523,9 +534,9 @@ class Recommender(Configured, ABC):
         k, rules, alpha, unknown_items
             As for `recommend`.
         """
-        alone = self._alone(items, unknown_items)
-        found = self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
-        (names,) = self._titles([self.item_index_.positions([*alone])]) or (None,)
+        request = self._alone(items, unknown_items)
+        found = self._answer(request, self.terms(alpha), k, True, rules, 0, None)
+        (names,) = self._titles([self.item_index_.positions(request.users)]) or (None,)
         return dataclasses.replace(found, names=names)
 
     @on_snapshot
@@ -545,14 +556,13 @@ class Recommender(Configured, ABC):
         The file is one of `recommend_to`, with the item each list is about in the column `user`.
         All items are taken when none are named. Returns the number of items.
         """
-        wanted = self.item_index_.values if items is None else items
-        alone = self._alone(wanted, unknown_items)
-        return self.recommend_to(
-            path, alone, k, batch_size=batch_size, rules=rules, alpha=alpha, exclude_seen=True
-        )
+        count("batch_size", batch_size)
+        request = self._alone(self.item_index_.values if items is None else items, unknown_items)
+        how = (k, True, as_rules(rules), 0, None)
+        return self._write(path, request, self.terms(alpha), batch_size, *how)
 
-    def _alone(self, items: Any, unknown_items: Unknown | None) -> dict[Any, list[Any]]:
-        """Return a history of one item for each item."""
+    def _alone(self, items: Any, unknown_items: Unknown | None) -> Request:
+        """Return a request with a history of one item for each item, and the item as its name."""
         if is_id(items):
             if unknown_items != "skip":
                 self.item_index_.position(items)
@@ -562,7 +572,9 @@ class Recommender(Configured, ABC):
             if not is_id(item):
                 raise DataError(f"similar takes one item id or a list of them, got {item!r}")
         place = Unknowns.of(None, None, unknown_items).item_positions(listed, self.item_index_)
-        return {item: [item] for item in self.item_index_.values[place[place >= 0]].tolist()}
+        known = self.item_index_.values[place[place >= 0]].tolist()
+        request = self._request({item: [item] for item in known}, Unknowns())
+        return dataclasses.replace(request, has_names=False)  # no rules of users are for items
 
     @on_snapshot
     def explain(
@@ -633,7 +645,7 @@ class Recommender(Configured, ABC):
             history = self._fitted.matrix  # the signals have weighed it already
         else:
             history = self._rows_of(asked.source, unknown)
-        return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
+        return asked.request(history, asked.trained)
 
     def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
         """Take what was learned: the data and arrays by name, sparse matrices among them."""

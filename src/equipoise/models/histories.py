@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from equipoise.checks import choice
 from equipoise.errors import DataError
 from equipoise.events import Events
-from equipoise.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
+from equipoise.ids import UNKNOWN, IdIndex, Unknown, as_list, by_id_key, id_key, is_id
 from equipoise.interactions import Interactions
 from equipoise.matrix import Csr, segments
 from equipoise.ranking.ranker import Only
@@ -68,6 +68,8 @@ class Asked:
         A flag for each user or history the caller passed: False where it was skipped.
     trained
         Positions among the training users, -1 for others; None where all are bare histories.
+    has_names
+        Whether `users` are ids or names that the caller gave; positions of a list are not.
     """
 
     users: list[Any]
@@ -75,6 +77,13 @@ class Asked:
     source: Positions | list[Any] | Interactions
     answered: Mask
     trained: Positions | None = None
+    has_names: bool = True
+
+    def request(self, history: Csr, trained: Positions | None = None) -> Request:
+        """Return the request for these users, whose histories are the rows of a matrix."""
+        return Request(
+            self.users, self.kind, history, self.answered, trained, has_names=self.has_names
+        )
 
 
 def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
@@ -103,7 +112,8 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
         if (place < 0).any() and kind == pl.Int64:
             kind = _kind(users)
         return Asked(users, kind, place, answered, place)
-    return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
+    every = np.ones(len(listed), np.bool_)
+    return Asked(list(range(len(listed))), pl.Int64, listed, every, has_names=False)
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,8 @@ class Request:
 
     Parameters
     ----------
-    users, kind, answered, trained
-        As of `Asked`.
+    users, kind, answered, trained, has_names
+        As of `Asked`. Rules for users hold only where these have names.
     history
         A row for each user.
     allowed
@@ -132,6 +142,7 @@ class Request:
     allowed: Mask | None = None
     exclude: Csr | None = None
     only: tuple[Only, ...] = ()
+    has_names: bool = True
 
     def __len__(self) -> int:
         return len(self.users)
@@ -151,10 +162,11 @@ class Request:
         One list for all users becomes a mask, which all of them share.
         """
         out = self
-        for given, excludes in ((exclude, True), (candidates, False)):
+        for name, given in (("exclude", exclude), ("candidates", candidates)):
             if given is None:
                 continue
-            found, rows = self._item_lists(given, items, unknown)
+            excludes = name == "exclude"
+            found, rows = self._item_lists(name, given, items, unknown)
             if isinstance(found, np.ndarray):
                 out = out.within(~found if excludes else found)
             elif excludes:
@@ -168,9 +180,9 @@ class Request:
         out = self if rules.allowed is None else self.within(rules.allowed)
         if rules.seen == "only":
             out = replace(out, only=(*out.only, Only(self.history)))
-        if not rules.users:
+        if not rules.users or not self.has_names:
             return out
-        each = [rules.users.get(str(user), {}) for user in self.users]
+        each = [rules.users.get(id_key(user), {}) for user in self.users]
         for name in ("include", "exclude"):
             rows = np.array([name in own for own in each], np.bool_)
             if not rows.any():
@@ -191,12 +203,14 @@ class Request:
         return replace(self, exclude=pairs if self.exclude is None else self.exclude + pairs)
 
     def _item_lists(
-        self, given: Any, items: IdIndex, unknown: Unknowns
+        self, name: str, given: Any, items: IdIndex, unknown: Unknowns
     ) -> tuple[Mask | Csr, Mask | None]:
         """Return a mask for all users, or a row per user and which users have one."""
         if isinstance(given, Mapping):
-            rows = np.array([user in given for user in self.users], np.bool_)
-            lists = [given.get(user, ()) for user in self.users]
+            by_user = by_id_key(name, given)
+            keys = [id_key(user) for user in self.users]
+            rows = np.array([key in by_user for key in keys], np.bool_)
+            lists = [by_user.get(key, ()) for key in keys]
             return history_rows(lists, items, unknown), rows
         listed = as_list(given)
         if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):

@@ -23,7 +23,7 @@ import polars as pl
 
 from equipoise import checks
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.ids import as_list, is_id
+from equipoise.ids import as_list, by_id_key, id_key, is_id
 from equipoise.interactions import Interactions
 from equipoise.ranking.ranker import Boost
 
@@ -51,7 +51,8 @@ class Rules:
     exclude
         Items that may not.
     users
-        More rules by user: ``{"ann": {"exclude": [...], "include": [...]}}``.
+        More rules by user: ``{"ann": {"exclude": [...], "include": [...]}}``. They hold for users
+        asked for by id or by the name of their history, not for bare histories or items.
     boost
         Factors > 0 by id or label: ``{"tea": 2.0, "brand": {"own": 1.5}}``. A positive score is
         multiplied by the factor, a negative one divided by it, so above 1 always raises; several
@@ -99,6 +100,7 @@ class Rules:
             for name, chosen in _mapping(f"users[{user!r}]", rules).items():
                 _check_name(name, PER_USER, f"the rules of user {user!r}")
                 _check_choice(name, chosen)
+        by_id_key("users", self.users or {})
         for name, least in (("boost", 0.0), ("bonus", None)):
             for key, value in _mapping(name, getattr(self, name)).items():
                 by_value = value if isinstance(value, Mapping) else {key: value}
@@ -163,7 +165,9 @@ class Rules:
         if self.include is not None or self.exclude is not None:
             allowed = _mask(data, self.include, True) & ~_mask(data, self.exclude, False)
         users = {
-            str(user): {name: _mask(data, each, name == "include") for name, each in rules.items()}
+            id_key(user): {
+                name: _mask(data, each, name == "include") for name, each in rules.items()
+            }
             for user, rules in (self.users or {}).items()
         }
         quotas = [Quota(_codes(data, name), most) for name, most in (self.at_most or {}).items()]
@@ -190,10 +194,10 @@ class Quota:
 
 @dataclass(frozen=True, eq=False)
 class ItemRules:
-    """Rules over the positions of items; `users` has masks by the user's id as text."""
+    """Rules over the positions of items; `users` has masks by the `id_key` of the user."""
 
     allowed: Mask | None
-    users: dict[str, dict[str, Mask]]
+    users: dict[Any, dict[str, Mask]]
     boost: Boost | None
     quotas: list[Quota]
     pins: Positions
