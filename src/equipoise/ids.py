@@ -261,6 +261,12 @@ class IdIndex:
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return str(int(value)) if is_whole else None
 
+    def spelled(self, value: Any) -> Any:
+        """Return an id as one of this kind where it can be one, else as it is."""
+        translated = None if isinstance(value, self._types) else self._translated(value)
+        own = value if translated is None else translated
+        return own.item() if isinstance(own, np.generic) else own
+
     def extended(self, values: npt.NDArray[Any]) -> IdIndex:
         """Return the index with those of the ids appended that it lacks, as ids of its kind."""
         if not len(self):

@@ -119,7 +119,8 @@ def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
     Parameters
     ----------
     lists
-        Item positions (m, k), best first; a list that is shorter is padded with -1 at its end.
+        Item positions (m, k), best first; -1 where there is no item, as at the end of a list that
+        is shorter, or one that cannot be a target.
     target
         Sparse m x n matrix of the items to be found.
     """
@@ -163,7 +164,7 @@ def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any
         for place in range(lists.shape[1]):
             wanted = lists[row, place]
             if wanted < 0:
-                break
+                continue
             at = first_at_least(indices, indptr[row], indptr[row + 1], wanted)
             if at == indptr[row + 1] or indices[at] != wanted:
                 continue

@@ -42,7 +42,8 @@ class Recommendations:
     items
         Raw item ids, a list per user; shorter than k where fewer candidates are left.
     scores
-        The scores of these items; NaN where the source is "popular", which has none.
+        The scores of these items; NaN where the source is "popular", which has none, and for
+        pinned items that the model does not know.
     source
         "model", or "popular" where the user has no history the model knows.
     titles
@@ -81,9 +82,12 @@ class Recommendations:
         lengths = [len(row) for row in self.items]
         as_text = self.kinds.get("user") == pl.String
         users = list(map(str, self.users)) if as_text else self.users
+        items = [item for row in self.items for item in row]
+        if self.kinds.get("item") == pl.String:
+            items = list(map(str, items))  # numbers beside a pinned text
         columns: dict[str, Any] = {
             "user": _repeat(users, lengths),
-            "item": [item for row in self.items for item in row],
+            "item": items,
             "score": pl.Series(
                 np.concatenate([*self.scores, np.empty(0, np.float32)]), nan_to_null=True
             ),
@@ -98,6 +102,8 @@ class Recommendations:
                 kinds["title"] = pl.String
             if self.reasons is not None:
                 columns["reasons"] = [each for row in self.reasons for each in row]
+                if self.kinds["item"] == pl.String:
+                    columns["reasons"] = [list(map(str, each)) for each in columns["reasons"]]
                 kinds["reasons"] = pl.List(self.kinds["item"])
                 names = self.reason_titles or self.reasons
                 columns["because"] = [JOINT.join(map(str, each)) for row in names for each in row]
