@@ -45,13 +45,15 @@ def leave_one_out(
 
     A user is ranked by the model as a fit without this user would have made it, from some of the
     user's items, and the others are to be found. The numbers are those of refits to rounding, at a
-    few times the cost of ranking. Settings that were "auto" keep their numbers.
+    few times the cost of ranking. Settings that were "auto" keep their numbers. Where signals
+    decay without a reference time, the user with the last event of all is left out by a new fit.
 
     Parameters
     ----------
     model
         `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer; on any exact
-        engine, and saved models too.
+        engine, and saved models too. Signals with the transform "bm25" are refused: one user less
+        changes their numbers for all users.
     users
         How many users to leave out, drawn from those with at least two items.
     k
