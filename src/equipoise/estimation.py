@@ -14,7 +14,7 @@ import numpy as np
 
 from equipoise.checks import choice, count, fraction
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation import GivenPart, evaluate
+from equipoise.evaluation import GivenPart, checked_part, evaluate
 from equipoise.interactions import Interactions
 from equipoise.models import Recommender
 from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
@@ -83,8 +83,8 @@ def leave_one_out(
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)
     sample = left_out_part(model.data_, users, history, seed) if part is None else part
-    shown, hidden = sample if isinstance(sample, tuple) else (sample.history, sample.target)
-    given = GivenPart(shown, hidden, PROTOCOLS[leave], "train")
+    checked = checked_part(sample)
+    given = GivenPart(checked.history, checked.target, PROTOCOLS[leave], "train")
     return evaluate(
         left_out,
         given,
@@ -93,7 +93,7 @@ def leave_one_out(
         bootstrap=bootstrap,
         seed=seed,
         threads=threads,
-        name=name or model.label,
+        name=model.label if name is None else name,
         progress=progress,
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import MADE_BY_READ, instance
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ids import WHOLE, IdIndex, some
 from equipoise.interactions import Interactions
@@ -48,6 +49,8 @@ class GivenLists:
     def __init__(
         self, source: Any, part: Any, train: Interactions | None, exclude_seen: bool | None
     ) -> None:
+        if train is not None:
+            instance("train", train, Interactions, MADE_BY_READ)
         frame = _table(source, part.target.user_index, part.target.item_index)
         self.train, self._users = train, part.target.user_index
         extra = IdIndex(frame["item"].unique(maintain_order=True).to_numpy(), "item")

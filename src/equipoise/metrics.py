@@ -454,7 +454,12 @@ def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> li
     if names is None:
         return default(groups)
     everything = known(groups)
-    listed = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    if not isinstance(names, Iterable):
+        raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
+    listed = [names] if isinstance(names, str) else list(names)
+    if not all(isinstance(name, str) for name in listed):
+        raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
+    listed = list(dict.fromkeys(listed))
     if not listed:
         raise SettingError("metrics is empty; leave it out for the usual ones")
     for name in listed:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.checks import count
+from equipoise.checks import count, cutoff, flag
 from equipoise.errors import DataError, NotFittedError, SettingError
 from equipoise.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.interactions import Interactions
@@ -256,7 +256,8 @@ class Recommender(Configured, ABC):
     def _taken(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that `_fit` takes; others are refused unless they are the default."""
         for name, value in given.items():
-            if name not in cls.fit_options and value != FIT_DEFAULTS[name]:
+            is_default = isinstance(value, Hashable) and value == FIT_DEFAULTS[name]
+            if name not in cls.fit_options and not is_default:
                 takes = ", ".join(sorted({*cls.fit_options, "threads"}))
                 raise SettingError(
                     f"{cls.__name__} is fitted without {name}; leave it out (it takes {takes})"
@@ -610,7 +611,7 @@ class Recommender(Configured, ABC):
         if isinstance(history, (Mapping, Interactions)):
             raise DataError("explain takes one history: item ids, or the id of a training user")
         target = self.item_index_.position(item)
-        unknowns = Unknowns.of(None, None, unknown_items or unknown)
+        unknowns = Unknowns.of(unknown, None, unknown_items)
         rows = self._request(history if is_id(history) else [history], unknowns).history
         if not rows.nnz:
             raise DataError("the history is empty, so there is nothing to explain; give items")
@@ -706,9 +707,10 @@ class Recommender(Configured, ABC):
 
         Pinned items that the model does not know have positions after its last item.
         """
-        checked, n_items = as_rules(rules), len(self.item_index_)
-        options: dict[str, Any] = {"threads": threads}
-        options["exclude_seen"] = self._hides_seen if exclude_seen is None else exclude_seen
+        checked, n_items, k = as_rules(rules), len(self.item_index_), cutoff("k", k)
+        options: dict[str, Any] = {"threads": threads, "exclude_seen": self._hides_seen}
+        if exclude_seen is not None:
+            options["exclude_seen"] = flag("exclude_seen", exclude_seen)
         if checked is None:
             return self._ranked(terms, request, k, **options)
         found = checked.on(self._fitted)
@@ -744,7 +746,6 @@ class Recommender(Configured, ABC):
             pinned = self._ranked(terms, request.within(pins), len(known_pins), **options)
             pinned = pinned.in_order(known_pins)
         rest = request.within(~pins)
-        count("k", k)
 
         def rank(rows: npt.NDArray[np.int64], width: int) -> Ranked:
             return self._ranked(terms, rest.take(rows), width, **options)

@@ -35,9 +35,9 @@ class Unknowns(NamedTuple):
     @classmethod
     def of(cls, both: Unknown | None, users: Any = None, items: Any = None) -> Self:
         """Return the checked choices; `both` stands for those that are left out."""
-        if both is not None:
-            choice("unknown", both, UNKNOWN)
-        users, items = users or both or "error", items or both or "error"
+        default = "error" if both is None else choice("unknown", both, UNKNOWN)
+        users = default if users is None else users
+        items = default if items is None else items
         choice("unknown_users", users, ("error", "popular", "skip"))
         return cls(users, choice("unknown_items", items, UNKNOWN))
 

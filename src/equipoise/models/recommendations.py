@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 import scipy.sparse as sp
 from polars.io.plugins import register_io_source
 
+from equipoise.checks import path as checked_path
 from equipoise.errors import DataError, SettingError
 from equipoise.matrix import Csr
 from equipoise.notebook import Cell, fragment, table
@@ -249,7 +249,7 @@ def strongest(
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
     """Write frames of one schema to a file as they come; memory holds one at a time."""
-    target = Path(path)
+    target = checked_path("path", path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")
     if target.suffix not in FORMATS:
