@@ -22,6 +22,7 @@ everything ("ndcg", "head_ndcg", "active_recall").
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -285,13 +286,20 @@ def exposure(lists: Lists, k: int, n_items: int) -> Ints:
 
 
 def coverage(shown: npt.ArrayLike) -> float:
-    """Share of the catalogue that stands in at least one list; `shown` is an `exposure`."""
-    return float(np.mean(np.asarray(shown) > 0))
+    """Share of the catalogue that stands in at least one list; `shown` is an `exposure`.
+
+    NaN without items.
+    """
+    listed = np.asarray(shown) > 0
+    return float(listed.mean()) if len(listed) else math.nan
 
 
 def exposure_gini(shown: npt.ArrayLike) -> float:
-    """Gini of the exposure of all items: 0 if all are shown alike, towards 1 if one is."""
-    return gini(shown)
+    """Gini of the exposure of all items: 0 if all are shown alike, towards 1 if one is.
+
+    NaN where no item is shown at all: 0 would call such lists the fairest.
+    """
+    return gini(shown) if np.any(np.asarray(shown) > 0) else math.nan
 
 
 def list_mean(lists: Lists, values: npt.ArrayLike, ks: Sequence[int]) -> Floats:
