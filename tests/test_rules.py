@@ -665,6 +665,8 @@ def test_unknown_pins_beside_integers(synthetic: Interactions, tmp_path: Path) -
     texts = model.recommend("u3", k=3, rules=eq.Rules(pin=["offer"]), reasons=0)
     assert texts.items == [["offer", *best[:2]]]
     assert texts.to_frame()["item"].to_list() == ["offer", *map(str, best[:2])]
+    bare = eq.Recommendations(["u3"], [["offer", 7]], [np.array([np.nan, 1.0])], ["model"])
+    assert bare.to_frame()["item"].to_list() == ["offer", "7"]
     rules = eq.Rules(pin=["offer"], users={"u3": {"exclude": ["offer"]}})
     model.recommend_to(tmp_path / "l.parquet", ["u3", "u4"], k=2, batch_size=1, rules=rules)
     written = pl.read_parquet(tmp_path / "l.parquet")["item"].to_list()

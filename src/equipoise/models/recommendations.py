@@ -83,8 +83,9 @@ class Recommendations:
         as_text = self.kinds.get("user") == pl.String
         users = list(map(str, self.users)) if as_text else self.users
         items = [item for row in self.items for item in row]
-        if self.kinds.get("item") == pl.String:
-            items = list(map(str, items))  # numbers beside a pinned text
+        # numbers beside a pinned text; what a service answers has no kinds
+        if self.kinds.get("item") == pl.String or any(isinstance(item, str) for item in items):
+            items = list(map(str, items))
         columns: dict[str, Any] = {
             "user": _repeat(users, lengths),
             "item": items,
