@@ -363,3 +363,13 @@ def test_lists_that_cannot_be_are_refused(drinks, lists, reason):
     model.lists = np.array(lists, np.int32)
     with pytest.raises(DataError, match=reason):
         evaluate(model, drinks[1])
+
+
+def test_lists_without_items_have_no_gini(synthetic: Interactions) -> None:
+    split = eq.split.strong(synthetic, valid=0, test=0.2)
+    model = eq.Popularity().fit(split.train)
+    result = eq.evaluate(model, split.test, k=5, rules=eq.Rules(include=[]), bootstrap=20)
+    assert result["coverage@5"] == result["recall@5"] == 0
+    assert np.isnan(result["gini@5"])
+    assert result.to_frame().filter(metric="gini")["value"].to_list() == [None]
+    assert "gini@5" in repr(result)

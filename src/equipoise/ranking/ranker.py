@@ -18,7 +18,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.checks import cutoff
+from equipoise.errors import DataError, SolveError
 from equipoise.kernels import Floats, Offsets, Positions
 from equipoise.machine import count, limited, run
 from equipoise.matrix import Csr, as_positions, segments
@@ -161,8 +162,7 @@ def top_k(
     SolveError
         If a score is NaN; names the first such row.
     """
-    if k < 1:
-        raise SettingError(f"k must be >= 1, got {k}")
+    k = cutoff("k", k)
     history = _checked(terms, history)
     n_items = history.shape[1]
     hidden = [history] if exclude_seen else []

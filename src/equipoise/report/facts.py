@@ -18,6 +18,7 @@ import numpy.typing as npt
 import equipoise
 from equipoise import machine
 from equipoise.automatic import alpha_from_gini, beta_from_homophily
+from equipoise.checks import count, cutoff, function
 from equipoise.comparison import compare
 from equipoise.evaluation import evaluate
 from equipoise.interactions import Interactions
@@ -85,6 +86,9 @@ def collect(
     progress
         Called with the number of steps done and of all steps.
     """
+    cutoff("k", k)
+    count("sample", sample, 0)
+    function("progress", progress)
     clock, done = Clock(), iter(range(1, STEPS + 1))
     models: list[dict[str, Any]] = []
     results: list[Result] = []
