@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from datetime import UTC, date, datetime
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from equipoise.errors import SettingError
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 PERIOD = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([smhdw]?)\s*", re.IGNORECASE)
 Moment = float | str | date
+LONGEST = 2**31 - 1  # of lists, whose places are counted in 32 bits
+MADE_BY_READ = "make it with eq.read(...)"
+
+T = TypeVar("T")
 
 
 def number(name: str, value: Any) -> float:
@@ -85,9 +91,48 @@ def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
     >>> choice("solver", "rk4", ("euler", "rk4"))
     'rk4'
     """
-    if value not in tuple(allowed):
+    if not isinstance(value, Hashable) or value not in tuple(allowed):
         *first, last = map(repr, allowed)
         raise SettingError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+    return value
+
+
+def cutoff(name: str, value: Any) -> int:
+    """Return the length of a list, a whole number from 1."""
+    count(name, value)
+    return count(name, value, 1, LONGEST)
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return True or False.
+
+    >>> flag("exclude_seen", True)
+    True
+    """
+    if type(value).__name__ not in ("bool", "bool_"):  # of Python or numpy
+        raise SettingError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def function(name: str, value: Any) -> Any:
+    """Return something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise SettingError(f"{name} must be a function or None, got {value!r}")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """Return the path of a file or folder."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise SettingError(f"{name} must be the path of a file or folder, got {value!r}")
+    return Path(value)
+
+
+def instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
+    """Return an object of a class; otherwise the error ends in the remedy."""
+    if not isinstance(value, kind):
+        wrong = f"{name} must be {kind.__name__}, got {type(value).__name__}"
+        raise SettingError(f"{wrong}; {remedy}")
     return value
 
 

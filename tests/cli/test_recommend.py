@@ -113,6 +113,28 @@ def test_rules_and_lists_of_items_come_from_files(
         assert not {"fig", "jam"} & {row["item"] for row in left["items"]}
 
 
+def test_a_pinned_item_that_the_model_does_not_know_is_listed(
+    model: Any, tmp_path: Path, someone: str, answer: Answer, run: Run
+) -> None:
+    rules, out = tmp_path / "rules.toml", tmp_path / "lists.csv"
+    rules.write_text('pin = ["offer"]\n')
+    (tmp_path / "stock.txt").write_text("fig\njam\noffer\n")
+    ask = ("recommend", "model", "--user", someone, "--rules", rules, "-k", 3)
+    (found,) = answer(*ask, "--why")
+    first, second, _ = found["items"]
+    assert (first["item"], first["score"], first["why"]) == ("offer", None, [])
+    assert second["why"]
+    assert "offer" in run(*ask, "--why").stdout
+    (stock,) = answer(*ask, "--candidates", f"@{tmp_path / 'stock.txt'}")
+    assert stock["items"][0]["item"] == "offer"
+    (left,) = answer(*ask, "--exclude", f"@{tmp_path / 'stock.txt'}")
+    assert left["items"][0]["item"] != "offer"
+    assert run(*ask, "--why", "--out", out).exit_code == 0
+    assert pl.read_csv(out)["item"][0] == "offer"
+    (similar, *_) = answer("similar", "model", "tea", "--rules", rules)["similar"]
+    assert similar["item"] == "offer"
+
+
 def test_unknown_users_and_items_are_separate_questions(run: Run, answer: Answer) -> None:
     done = run("recommend", "model", "--user", "u9999")
     assert done.exit_code == 1

@@ -479,6 +479,7 @@ FORMS = {
     "users": (["u001", "nobody", "u002", "u003"], {"unknown_users": "skip"}),
     "names": ({"u001": [1, 2], "new": [3], "u002": [4]}, {"candidates": {"new": [1, 2, 5]}}),
     "histories": ([[1, 2], [3], [4, 5]], {"exclude": np.array([1, 2])}),
+    "histories and rules of users": ([[1], [2]], {"rules": {"users": {"0": {"include": [3]}}}}),
 }
 
 

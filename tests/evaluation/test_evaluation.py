@@ -9,14 +9,13 @@ import polars as pl
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from polars.testing import assert_frame_equal
+from tests.evaluated import Lists, Part, Popular, halves, make_drinks
 
 import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
-from equipoise.evaluation import metrics
-from equipoise.evaluation.evaluator import ListMetrics, evaluate
-from tests.evaluated import Lists, Part, Popular, halves, make_drinks
+from equipoise.evaluation.evaluator import ListMetrics, evaluate, metrics
 
 
 @pytest.fixture
@@ -363,3 +362,13 @@ def test_lists_that_cannot_be_are_refused(drinks, lists, reason):
     model.lists = np.array(lists, np.int32)
     with pytest.raises(DataError, match=reason):
         evaluate(model, drinks[1])
+
+
+def test_lists_without_items_have_no_gini(synthetic: Interactions) -> None:
+    split = eq.split.strong(synthetic, valid=0, test=0.2)
+    model = eq.Popularity().fit(split.train)
+    result = eq.evaluate(model, split.test, k=5, rules=eq.Rules(include=[]), bootstrap=20)
+    assert result["coverage@5"] == result["recall@5"] == 0
+    assert np.isnan(result["gini@5"])
+    assert result.to_frame().filter(metric="gini")["value"].to_list() == [None]
+    assert "gini@5" in repr(result)

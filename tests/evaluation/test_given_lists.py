@@ -51,6 +51,7 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
         shuffled.drop("score"),
         text,
         named,
+        lists.with_columns(pl.col("item").cast(pl.Float64)),
         pd.DataFrame(lists.to_dict(as_series=False)),
         tmp_path / "lists [1].csv",
         str(tmp_path / "lists [1].jsonl"),
@@ -113,7 +114,16 @@ def test_seen_items_in_the_lists_are_told_or_taken_out(split: eq.Split, model: e
         (lambda f: pl.concat([f, f.head(1)]), "is twice in the list of user"),
         (lambda f: f.with_columns(user=pl.lit("x")).unique("item"), "none of the users"),
         (lambda f: f.with_columns(item=pl.lit("x")), "item ids of the part are integers"),
+        (
+            lambda f: f.with_columns(item=pl.col("item") + 0.9),
+            "'item' holds [0-9]+.9, which is no",
+        ),
+        (lambda f: f.with_columns(item=pl.lit(2.0**60)), "'item' holds 1.15.*, which is no"),
+        (lambda f: f.with_columns(item="0" + pl.col("item").cast(pl.String)), "holds '0[0-9]+'"),
+        (lambda f: f.with_columns(item=pl.col("item") > 50), "'item' holds Boolean"),
+        (lambda f: f.with_columns(item=pl.concat_list("item")), "'item' holds List"),
         (lambda f: f.with_columns(rank=pl.lit("x")), "'rank' must hold numbers alone"),
+        (lambda f: f.with_columns(rank=pl.col("rank") > 3), "'rank' must hold numbers alone"),
         (lambda f: f.with_columns(user=pl.lit(None)), "'user' has empty cells"),
         (lambda f: "lists.xlsx", "lists are read from .csv"),
         (lambda f: "absent.csv", "cannot be read"),
@@ -172,3 +182,15 @@ def test_weights_do_not_make_another_part(split: eq.Split) -> None:
     other = eq.evaluate(eq.Popularity().fit(split.train), part)
     with pytest.raises(DataError, match="on the same part of the same split"):
         eq.compare([one, other])
+
+
+def test_ids_of_lists_are_never_changed(tmp_path: Path) -> None:
+    """The ids of a part are text: 7 is "7", and "007" is another item."""
+    history = eq.read([("1", "5"), ("2", "5")])
+    target = eq.read([("1", "7"), ("2", "7")])
+    file = tmp_path / "lists.csv"
+    for item, recall in (("7", 1.0), ("007", 0.0), ("7.0", 0.0), (" 7", 0.0)):
+        file.write_text(f"user,item,rank\n1,{item},1\n2,{item},1\n")
+        assert eq.evaluate(file, (history, target), 1, bootstrap=0)["recall@1"] == recall
+    whole = pl.DataFrame({"user": [1.0, 2.0], "item": [7.0, 7.0], "rank": [1, 1]})
+    assert eq.evaluate(whole, (history, target), 1, bootstrap=0)["recall@1"] == 1.0

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
+from tests.tolerance import assert_close
 
 import equipoise as eq
 from equipoise.models.leaving_out import Leave, lists_without
-from tests.tolerance import assert_close
 
 NORMALIZERS = [
     eq.NoNorm(),
@@ -189,6 +189,88 @@ def test_lists_do_not_depend_on_threads_or_on_the_other_users(synthetic: eq.Inte
     for row, (some, their) in zip((0, 7, 29), alone, strict=True):
         np.testing.assert_array_equal(some[0, 0], items[0, row])
         np.testing.assert_array_equal(their[0, 0], scores[0, row])
+
+
+def assert_lists_equal_refits(model: Any, data: eq.Interactions, leave: Any, k: int = 6) -> None:
+    """Every user with two items, left out, has the list of a real fit without it."""
+    model.fit(data, dtype="float64")
+    users = np.flatnonzero(data.user_counts >= 2)
+    shown = histories(data, users.tolist())
+    items, scores = lists_without([model], shown, k, leave=leave)
+    for row, user in enumerate(users):
+        if leave == "user":
+            rest = data.rows(np.arange(data.n_users) != user)
+        else:
+            rest = data.difference(data.rows([user]).difference(shown.rows([row])))
+        again = model.vary({}).fit(rest, dtype="float64")
+        expected = again.rank(shown.rows([row]), k)
+        # scores apart by less than rounding may change places
+        np.testing.assert_allclose(scores[0, row], expected.scores[0], rtol=1e-8, atol=1e-10)
+        tied = np.isclose(expected.scores[0][1:], expected.scores[0][:-1], rtol=1e-8, atol=1e-10)
+        if not tied.any() or expected.scores[0][0] == round(expected.scores[0][0]):
+            np.testing.assert_array_equal(items[0, row], expected.items[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("leave", ["user", "items"])
+def test_users_whose_items_nobody_else_has_get_the_lists_of_refits(
+    family: str, leave: Any
+) -> None:
+    """Without the user nobody has used any item of the history: popular items are listed."""
+    X = np.zeros((30, N_ITEMS + 12))
+    X[:, :N_ITEMS] = table()[:30]
+    X[:6] = 0
+    for user in range(6):
+        X[user, [N_ITEMS + 2 * user, N_ITEMS + 2 * user + 1]] = 1
+    X[2:4, 7] = 1  # so some have an item of others too
+    X[4, :] *= -1  # and one dislikes them all
+    model = FAMILIES[family](l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
+    for data in (eq.Interactions(np.abs(X)), eq.Interactions(X, signed=True)):
+        assert_lists_equal_refits(model, data, leave)
+    result = eq.leave_one_out(model.fit(eq.Interactions(np.abs(X))), k=5, bootstrap=0)
+    assert result["recall@5"] > 0
+
+
+def log(n_users: int = 40) -> eq.Interactions:
+    """Events with times and quantities; the last one is of user 7, on what `histories` hide."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"u{user}", f"i{item}", float(rng.integers(1, 5)), float(rng.integers(0, 1000)))
+        for user in range(n_users)
+        for item in rng.choice(15, rng.integers(2, 7), replace=False)
+    ]
+    data = eq.read(rows)
+    hidden = data.items[data.rows([7]).matrix.indices[1]]
+    return eq.read([*rows, ("u7", hidden, 2.0, 1500.0)])
+
+
+@pytest.mark.parametrize("leave", ["user", "items"])
+@pytest.mark.parametrize("reference", [None, 2000.0])
+@pytest.mark.parametrize("transform", ["binary", "sum", "log1p"])
+def test_ages_of_events_are_those_of_refits(transform: Any, reference: Any, leave: Any) -> None:
+    """Without a reference the age is 0 at the last event, which may be of the user left out."""
+    signals = eq.Signals(transform=transform, decay=300, floor=0.2, reference=reference)
+    settings: dict[str, Any] = {"l2": 2.0, "dropout": 0.2, "signals": signals}
+    assert_lists_equal_refits(eq.EASE(**settings), log(), leave)
+    data = log()
+    solved = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.3)).fit(data, dtype="float64")
+    turned = eq.RLAE(**settings, normalizer=eq.DAN(0.5, 0.3), diag_bound=0.2).reuse(solved)
+    shown = histories(data, [6, 7])
+    together = lists_without([solved, turned], shown, 6, leave=leave)
+    for place, model in enumerate((solved, turned)):
+        alone = lists_without([model], shown, 6, leave=leave)
+        for found, expected in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(found[place], expected[0])
+
+
+def test_signals_that_depend_on_all_users_are_refused() -> None:
+    model = eq.EASE(l2=2.0, signals=eq.Signals(transform="bm25")).fit(log())
+    with pytest.raises(eq.SettingError, match=r"bm25.*of all users.*evaluate it on a split"):
+        eq.leave_one_out(model)
+    with pytest.raises(eq.SettingError, match=r"bm25.*of all users"):
+        eq.tune(eq.EASE(signals=eq.Signals(transform="bm25")), log(), trials=1)
+    companion = eq.EASE(l2=2.0, signals=eq.Signals(transform="bm25"), lowpass=eq.LowPass(rank=3))
+    assert companion.fit(log()).lowpass_ is not None  # its strength is found all the same
 
 
 def test_the_result_is_that_of_refits(toy: eq.Interactions) -> None:

@@ -304,6 +304,14 @@ def test_exposure_coverage_and_gini_of_lists():
     assert metrics.exposure_gini([0, 0, 7]) == pytest.approx(2 / 3)
 
 
+def test_coverage_and_gini_of_nothing_shown():
+    """Items that are never shown are not shown alike: there is nothing to compare."""
+    for shown in ([0, 0, 0], []):
+        assert np.isnan(metrics.exposure_gini(shown))
+    assert metrics.coverage([0, 0, 0]) == 0
+    assert np.isnan(metrics.coverage([]))
+
+
 def test_list_mean_averages_what_a_list_holds_at_every_cut_off():
     counts = [10, 20, 30, 40, 50, 60]
     got = metrics.list_mean(LISTS, counts, (1, 3, 100))

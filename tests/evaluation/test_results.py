@@ -4,12 +4,12 @@ import json
 
 import pytest
 from polars.testing import assert_frame_equal
+from tests.evaluated import Part, Popular, halves, make_drinks
 
 from equipoise.data.split.parts import identity
 from equipoise.errors import FileFormatError, UnknownIdError
 from equipoise.evaluation.evaluator import evaluate
 from equipoise.evaluation.results import Result
-from tests.evaluated import Part, Popular, halves, make_drinks
 
 
 @pytest.fixture

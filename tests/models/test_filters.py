@@ -250,3 +250,29 @@ def test_gowalla_has_the_known_numbers(
     # one unit of the last digit that is known
     assert result["recall@20"] == pytest.approx(recall, abs=1e-4)
     assert result["ndcg@20"] == pytest.approx(ndcg, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sgfcf_ranks_users_outside_its_factors_by_the_unfiltered_part(dtype: str) -> None:
+    """Users and items without a connection to those of the strongest factors.
+
+    What the factors hold of such users is rounding alone.
+    """
+    rng = np.random.default_rng(1)
+    blocks = [(rng.random((14, 10)) < 0.4).astype(float) for _ in range(4)]
+    X = np.kron(np.eye(4), np.zeros((14, 10)))
+    for place, block in enumerate(blocks):
+        block[:, 0] = 1
+        X[14 * place : 14 * (place + 1), 10 * place : 10 * (place + 1)] = block
+    X = X[:, rng.permutation(40)]
+    data = Interactions(X)
+    model = eq.SGFCF(n_factors=2).fit(data, dtype=dtype)
+    A = X / X.sum(1)[:, None] ** 0.34 / np.maximum(X.sum(0), 1) ** 0.34
+    U = np.linalg.svd(A)[0][:, :2]
+    outside = np.abs(U).max(axis=1) < 1e-9
+    assert outside.sum() == 28
+    t = A @ A.T @ A
+    expected = 1.6 * t / t.sum(1, keepdims=True)
+    found = model.score(data)
+    assert_close(found[outside], expected[outside], dtype, scale=1.0)
+    assert np.abs(found - expected)[~outside].max() > 0.01

@@ -18,7 +18,7 @@ from tests.models.sessions import drawn
 import equipoise as eq
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
-from equipoise.errors import DataError, EquipoiseError, SolveError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, SettingError, SolveError, UnknownIdError
 from equipoise.models import Recommender
 
 USERS = ["ann", "bob", "cleo", "dan", "eve", "finn", "gus"]
@@ -517,3 +517,28 @@ def test_similar_items_of_many_items_come_at_once(model: eq.EASE, tmp_path: Path
         assert model.similar_to(tmp_path / "s.parquet", k=3, batch_size=batch_size) == 4
         written = pl.read_parquet(tmp_path / "s.parquet")
         assert_frame_equal(written, model.similar(ITEMS, k=3).to_frame(details=True))
+
+
+@pytest.mark.parametrize("ids", ["integers", "text"])
+@pytest.mark.parametrize("option", ["exclude", "candidates"])
+def test_keys_of_item_lists_are_compared_like_ids(
+    option: str, ids: str, toy: Interactions, tmp_path: Path
+) -> None:
+    users: list[Any] = list(range(7)) if ids == "integers" else [str(user) for user in range(7)]
+    model = eq.EASE(l2=1.0).fit(Interactions(toy.matrix, users, toy.items))
+    how = {"k": 4, "exclude_seen": False}
+    expected = model.recommend([3], **how, **{option: [["tea"]]}).items
+    every = model.recommend([3], **how).items
+    assert expected != every
+    for user in (3, "3", np.int64(3)):
+        for asked in ([3], ["3"], {3: toy.history("dan")}, {"3": toy.history("dan")}):
+            found = model.recommend(asked, **how, **{option: {user: ["tea"], 99: ["salt"]}})
+            assert found.items == expected
+        count = model.recommend_to(tmp_path / "l.csv", ["3"], **how, **{option: {user: ["tea"]}})
+        assert count == 1
+        written = pl.read_csv(tmp_path / "l.csv")["item"].to_list()
+        assert written == expected[0]
+    for user in ("03", 3.0, " 3"):
+        assert model.recommend(["3"], **how, **{option: {user: ["tea"]}}).items == every
+    with pytest.raises(SettingError, match=f"{option} names the user 3 twice, as 3 and as '3'"):
+        model.recommend([3], **{option: {3: ["tea"], "3": ["milk"]}})

@@ -367,9 +367,9 @@ def test_items_of_minus_infinity_are_never_listed() -> None:
 def test_wrong_arguments_are_refused_with_a_reason(rng: np.random.Generator) -> None:
     terms = [Constant(np.ones(4, np.float32))]
     history = make_history(rng, 3, 4)
-    with pytest.raises(SettingError, match="k must be >= 1, got 0"):
+    with pytest.raises(SettingError, match="k must be a whole number >= 1, got 0"):
         top_k(terms, history, 0)
-    with pytest.raises(SettingError, match="threads must be >= 1, got 0"):
+    with pytest.raises(SettingError, match="threads must be a whole number from 1"):
         top_k(terms, history, 1, threads=0)
     with pytest.raises(DataError, match=re.escape("exclude must have shape (3, 4), got (2, 4)")):
         top_k(terms, history, 1, exclude=history[:2])

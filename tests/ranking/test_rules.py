@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.sessions import drawn
 
 import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ranking.mixture import similarity
-from tests.models.sessions import drawn
 
 LABELS = pl.DataFrame(
     {
@@ -295,6 +297,15 @@ def test_a_file_of_rules_is_written_by_hand(tmp_path: Path, model: eq.EASE) -> N
         ("seen = 'never'", SettingError, "seen must be 'exclude', 'include' or 'only'"),
         ("pin = [[1]]", SettingError, "pin must be item ids"),
         ("include = [[1]]", SettingError, "include takes item ids, labels or functions"),
+        ("pin = [1.5]", SettingError, "pin must be item ids"),
+        ("include = { price = { max = 1.1 } }", SettingError, "rules do not support comparisons"),
+        ("exclude = [{ p = { min = 1, max = 2 } }]", SettingError, "do not support comparisons"),
+        ("users = { a = { include = { p = { min = 1 } } } }", SettingError, "comparisons"),
+        ("boost = { price = { max = 1.1 } }", SettingError, "comparisons.*pairs: ..'max', 1.1"),
+        ("include = { price = { most = 1.1 } }", SettingError, "must be a value of a label"),
+        ("include = { price = [[1]] }", SettingError, "must be a value of a label"),
+        ("boost = { price = [1, 2] }", SettingError, "pairs of value and number"),
+        ("boost = { p = [[1, 2], [true, 3]] }", SettingError, "boost of 'p' names True twice"),
     ],
 )
 def test_what_is_no_rule_is_refused_with_its_place(
@@ -312,9 +323,14 @@ def test_what_is_no_rule_is_refused_with_its_place(
     ("rules", "message"),
     [
         (eq.Rules(exclude={"colour": "red"}), "label 'colour', which the items lack; they have"),
-        (eq.Rules(at_most={"tags": 1}), "the label 'tags' is a list"),
         (eq.Rules(include=pl.col("price") > 1), "an expression of the rules failed"),
         (eq.Rules(include=pl.col("shelf")), "must be true or false for each item"),
+        (eq.Rules(include=lambda labels: labels["price"]), "failed on item 3: KeyError: 'price'"),
+        (eq.Rules(exclude=lambda labels: 1 / labels["shelf"]), "item 3: ZeroDivisionError"),
+        (
+            eq.Rules(include=pl.col("shelf").map_elements(divmod, pl.Boolean)),
+            "an expression of the rules failed",
+        ),
     ],
 )
 def test_rules_that_do_not_fit_the_labels_are_refused(
@@ -335,11 +351,12 @@ def test_labels_are_needed_only_by_rules_that_look_at_them(synthetic: Interactio
 def test_names_that_no_item_has_are_logged_not_refused(
     model: eq.EASE, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rules = eq.Rules(exclude=[{"brand": "b99"}, -7], pin=["x"])
+    rules = eq.Rules(exclude=[{"brand": "b99"}, -7])
     assert model.recommend("u3", k=5, rules=rules).items == model.recommend("u3", k=5).items
     assert "no item has the brand 'b99'" in caplog.text
     assert "the model does not know: -7" in caplog.text
-    assert "'x'" in caplog.text
+    model.recommend("u3", k=5, rules=eq.Rules(pin=["x"]))
+    assert "pinned without a score, as the model does not know them: 'x'" in caplog.text
 
 
 def test_labels_are_looked_at_once(model: eq.EASE) -> None:
@@ -357,3 +374,321 @@ def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
         model.recommend("u3", rules={"pins": [1]})
     with pytest.raises(SettingError, match="a function cannot be written"):
         eq.Rules(exclude=lambda labels: True).to_toml()
+
+
+@pytest.fixture(scope="module")
+def numbered(data: Interactions) -> eq.EASE:
+    """A model whose users and items are 0, 1, 2, ..."""
+    return eq.EASE(l2=5.0).fit(Interactions(data.matrix, labels=LABELS))
+
+
+def test_rules_of_users_hold_for_users_named_by_id(numbered: eq.EASE, tmp_path: Path) -> None:
+    rules = eq.Rules(users={0: {"exclude": lambda labels: True}, "1": {"include": [5]}})
+    histories = [[1, 0], [2, 3], [4]]
+    free = numbered.recommend(histories, k=5).items
+    assert numbered.recommend(histories, k=5, rules=rules).items == free
+    assert numbered.similar([0, 1], k=5, rules=rules).items == numbered.similar([0, 1], k=5).items
+    numbered.similar_to(tmp_path / "ruled.csv", [0, 1], k=5, rules=rules)
+    numbered.similar_to(tmp_path / "free.csv", [0, 1], k=5)
+    assert (tmp_path / "ruled.csv").read_text() == (tmp_path / "free.csv").read_text()
+    numbered.recommend_to(tmp_path / "lists.csv", histories, k=5, batch_size=2, rules=rules)
+    written = pl.read_csv(tmp_path / "lists.csv").group_by("user", maintain_order=True)
+    assert [group["item"].to_list() for _, group in written] == free
+    for first, second in ((0, 1), ("0", "1")):
+        for asked in ([first, second], {first: [7], second: [8]}):
+            found = numbered.recommend(asked, k=5, rules=rules, exclude_seen=False).items
+            assert found == [[], [5]]
+    with pytest.raises(SettingError, match="users names the user 3 twice, as 3 and as '3'"):
+        eq.Rules(users={3: {"exclude": [1]}, "3": {"exclude": [2]}})
+
+
+def test_rules_of_users_hold_in_evaluate_by_id(numbered: eq.EASE) -> None:
+    split = eq.split.weak(numbered.data_, valid=0, test=0.2)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    user = int(split.test.target.users[0])
+    rules = eq.Rules(users={str(user): {"exclude": lambda labels: True}})
+    table = eq.evaluate(model, split.test, k=5, rules=rules, bootstrap=0).per_user
+    assert table.filter(pl.col("user") == user)["hit@5"].to_list() == [0.0]
+    lists = model.rank(split.test.history, 5, rules=rules).lengths
+    assert lists.tolist() == [0] + [5] * (len(lists) - 1)
+
+
+KINDS: dict[str, list[Any]] = {
+    "flag": [True, False, None],
+    "count": [0, 1, 7],
+    "price": [1.5, 2.0, 1e-9],
+    "word": ["True", "1", 'a "quoted" \u007f \U0001f600 word'],
+    "day": [date(2024, 2, 29), date(2023, 1, 1), None],
+}
+
+
+@pytest.fixture(scope="module")
+def kinds(synthetic: Interactions) -> eq.Popularity:
+    """A model whose items have labels of every kind of value."""
+    columns = {name: [values[n % 3] for n in range(80)] for name, values in KINDS.items()}
+    labels = pl.DataFrame({"title": LABELS["title"], **columns})
+    matrix, users, items = synthetic.matrix, synthetic.users, synthetic.items
+    return eq.Popularity().fit(Interactions(matrix, users, items, labels=labels))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_values_of_every_kind_are_the_same_after_a_file(
+    kinds: eq.Popularity, name: str, tmp_path: Path
+) -> None:
+    for place, value in enumerate(KINDS[name]):
+        fitting = list(range(place, 80, 3)) if value is not None else list(range(2, 80, 3))
+        for rules in (
+            eq.Rules(boost={name: {value: 2.0}}),
+            eq.Rules(bonus={name: [[value, 1000.0]]}),
+            eq.Rules(include={name: value}),
+            eq.Rules(users={"u3": {"include": [{name: [value]}]}}),
+        ):
+            rules.save(tmp_path / "rules.toml")
+            again = eq.Rules.load(tmp_path / "rules.toml")
+            assert again.settings() == rules.settings()
+            for field in ("boost", "bonus", "include", "users"):
+                assert getattr(again, field) == getattr(rules, field)
+            for made in (rules, again):
+                found = made.on(kinds.interactions_)
+                if found.boost is not None:
+                    chosen = np.flatnonzero((found.boost.factor != 1) | (found.boost.bonus != 0))
+                else:
+                    mask = found.allowed if found.allowed is not None else found.users["u3"]
+                    chosen = np.flatnonzero(mask["include"] if isinstance(mask, dict) else mask)
+                assert chosen.tolist() == fitting
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "place"),
+    [
+        ("flag", "True", 0),
+        ("flag", "false", 1),
+        ("count", "7", 2),
+        ("price", "1.5", 0),
+        ("price", "2", 1),
+        ("price", "1e-09", 2),
+        ("day", "2024-02-29", 0),
+        ("word", "True", 0),
+        ("count", "07", None),
+        ("count", "1.0", None),
+        ("count", "True", None),
+        ("flag", "1", None),
+        ("flag", "None", None),
+    ],
+)
+def test_a_text_stands_for_a_value_that_is_written_so(
+    kinds: eq.Popularity, name: str, key: str, place: int | None
+) -> None:
+    """The keys of JSON and TOML are always text."""
+    fitting = [] if place is None else list(range(place, 80, 3))
+    for rules in (eq.Rules(boost={name: {key: 2.0}}), eq.Rules(bonus={name: {key: 2.0}})):
+        found = rules.on(kinds.interactions_).boost
+        assert found is not None
+        changed = np.flatnonzero((found.factor != 1) | (found.bonus != 0))
+        assert changed.tolist() == fitting
+    allowed = eq.Rules(include={name: key}).on(kinds.interactions_).allowed
+    assert allowed is not None
+    assert np.flatnonzero(allowed).tolist() == fitting
+
+
+def test_ids_in_rules_are_compared_like_ids(model: eq.EASE) -> None:
+    assert model.recommend("u3", k=80, rules=eq.Rules(include=["13"])).items == [[13]]
+    for unknown in ("013", "+13", 13.0, " 13"):
+        assert model.recommend("u3", k=80, rules=eq.Rules(include=[unknown])).items == [[]]
+
+
+def test_choices_may_be_iterators(model: eq.EASE) -> None:
+    rules = eq.Rules(include=iter([13, 23]), pin=iter([23]))
+    assert model.recommend("u3", k=80, exclude_seen=False, rules=rules).items == [[23, 13]]
+
+
+GENRES = ["Drama|Sport", "Drama", "Sport", "Drama | War", None, "a||b", "|"]
+
+
+@pytest.fixture(scope="module")
+def films(synthetic: Interactions) -> eq.EASE:
+    """A model whose items have several genres, as one text and as a list."""
+    texts = [GENRES[n % 7] for n in range(80)]
+    lists = [
+        None if text is None else text.replace(" ", "").split("|") if "||" not in text else [text]
+        for text in texts
+    ]
+    labels = pl.DataFrame({"title": LABELS["title"], "genres": texts, "kinds": lists})
+    return eq.EASE(l2=5.0).fit(Interactions(synthetic.matrix, labels=labels))
+
+
+@pytest.mark.parametrize(
+    ("value", "fitting"),
+    [
+        ("Drama", {0, 1, 3}),
+        ("Sport", {0, 2}),
+        ("War", {3}),
+        ("Drama|Sport", {0}),
+        ("Drama | War", {3}),
+        (["War", "Sport"], {0, 2, 3}),
+        (None, {4}),
+        ("a", set()),
+        ("a||b", {5}),
+        ("|", {6}),
+        ("", set()),
+    ],
+)
+def test_rules_see_each_value_of_a_text_of_several(
+    films: eq.EASE, value: Any, fitting: set[int]
+) -> None:
+    every = films.recommend([[0]], k=80, exclude_seen=False).items[0]
+    left = [item for item in every if item % 7 not in fitting]
+    for choice in ({"genres": value}, [{"genres": value}]):
+        rules = eq.Rules(exclude=choice)
+        assert films.recommend([[0]], k=80, exclude_seen=False, rules=rules).items == [left]
+    chosen = eq.Rules(include={"genres": value})
+    kept = [item for item in every if item % 7 in fitting]
+    assert films.recommend([[0]], k=80, exclude_seen=False, rules=chosen).items == [kept]
+    if isinstance(value, str):
+        boosted = eq.Rules(boost={"genres": {value: 2.0}}).on(films.interactions_).boost
+        assert boosted is not None
+        assert {n % 7 for n in np.flatnonzero(boosted.factor == 2.0)} == fitting
+
+
+@pytest.mark.parametrize("label", ["genres", "kinds"])
+@pytest.mark.parametrize("pin", [None, [3]])
+def test_at_most_counts_every_value_of_an_item(films: eq.EASE, label: str, pin: Any) -> None:
+    most = 2
+    for history in ([0], [5, 9], []):
+        every = films.recommend([history], k=80, exclude_seen=False).items[0]
+        rules = eq.Rules(at_most={label: most}, pin=pin)
+        found = films.recommend([history], k=80, exclude_seen=False, rules=rules).items[0]
+        values = {0: ["Drama", "Sport"], 1: ["Drama"], 2: ["Sport"], 3: ["Drama", "War"]}
+        values |= {4: [], 5: ["a||b"], 6: ["|"] if label == "genres" else [""]}
+        taken: Counter[str] = Counter()
+        expected: list[int] = []
+        for item in [*(pin or []), *every]:
+            own = values[item % 7]
+            if item not in expected and all(taken[each] < most for each in own):
+                expected.append(item)
+                taken.update(own)
+        assert found == expected
+
+
+@pytest.fixture(scope="module")
+def shop() -> eq.EASE:
+    titles = pl.DataFrame({"item": ["tea", "milk"], "title": ["Tea", None]})
+    rows = [("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("bob", "rice"), ("cleo", "salt")]
+    rows += [("dan", "milk"), ("dan", "rice"), ("dan", "salt")]
+    return eq.EASE(l2=1.0).fit(eq.read(rows, labels=titles))
+
+
+def test_a_pinned_item_that_the_model_does_not_know_is_listed(
+    shop: eq.EASE, tmp_path: Path
+) -> None:
+    rules = eq.Rules(pin=["offer", "salt", "gift", "offer"])
+    plain = shop.recommend(["ann", "bob"], k=5, rules=eq.Rules(pin=["salt"]), reasons=2)
+    found = shop.recommend(["ann", "bob"], k=5, rules=rules, reasons=2)
+    for place in range(2):
+        first, *others = plain.items[place]
+        assert found.items[place] == ["offer", first, "gift", *others]
+        scores = found.scores[place]
+        assert np.isnan(scores[[0, 2]]).all()
+        assert scores[[1, *range(3, len(scores))]].tolist() == plain.scores[place].tolist()
+        assert found.titles is not None
+        assert found.reasons is not None
+        assert plain.reasons is not None
+        assert found.titles[place][:3] == ["offer", "salt", "gift"]
+        assert found.reasons[place][0] == found.reasons[place][2] == []
+        assert found.reasons[place][1] == plain.reasons[place][0]
+        assert found.reasons[place][3:] == plain.reasons[place][1:]
+    assert found.source == ["model", "model"]
+    frame = found.to_frame(details=True)
+    assert frame["score"].null_count() == 4
+    assert "offer" in found._repr_html_()
+    for k in (1, 2, 3):
+        assert shop.recommend(["ann"], k=k, rules=rules).items == [found.items[0][:k]]
+    count = shop.recommend_to(
+        tmp_path / "lists.parquet", ["ann", "bob"], k=5, batch_size=1, rules=rules, reasons=2
+    )
+    assert count == 2
+    assert pl.read_parquet(tmp_path / "lists.parquet").equals(frame)
+    for more in (eq.Rules(pin=["offer"], diversity=0.3), eq.Rules(pin="offer", seen="include")):
+        assert shop.recommend(["ann"], k=9, rules=more).items[0][0] == "offer"
+    assert shop.similar("tea", k=2, rules=rules).items == [["offer", "salt"]]
+    popular = shop.recommend([[]], k=3, rules=rules)
+    assert popular.items[0][:3] == ["offer", "salt", "gift"]
+    assert shop.recommend([[], ["tea"]], k=1, rules=eq.Rules(pin=["offer"])).items == [
+        ["offer"],
+        ["offer"],
+    ]
+
+
+def test_an_unknown_pin_is_not_shown_where_it_may_not_be(shop: eq.EASE) -> None:
+    def listed(asked: Any = "ann", rules: Any = (), **options: Any) -> list[Any]:
+        made = eq.Rules(pin=["offer", "salt"], **dict(rules))
+        options = {"k": 2, "unknown_items": "skip", **options}
+        return [row[:1] == ["offer"] for row in shop.recommend(asked, rules=made, **options).items]
+
+    two = ["ann", "bob"]
+    assert listed() == [True]
+    assert listed(exclude=["offer"]) == [False]
+    assert listed(exclude=["tea"]) == [True]
+    assert listed(two, exclude=[["offer"], []]) == [False, True]
+    assert listed(two, exclude={"bob": ["offer"]}) == [True, False]
+    assert listed(["nobody", *two], exclude=[[], ["offer"], []], unknown_users="skip") == [
+        False,
+        True,
+    ]
+    assert listed(candidates=["salt", "rice"]) == [False]
+    assert listed(candidates=["salt", "offer"]) == [True]
+    assert listed(two, candidates={"ann": ["salt"]}) == [False, True]
+    assert listed(candidates=[True] * 4) == [False]
+    assert listed(exclude=[False] * 4) == [True]
+    assert listed(rules={"exclude": ["offer"]}) == [False]
+    assert listed(rules={"include": ["salt"]}) == [False]
+    assert listed(rules={"include": ["salt", "offer"]}) == [True]
+    assert listed(rules={"include": {"title": "Tea"}}) == [False]
+    assert listed(rules={"exclude": {"title": "Tea"}}) == [True]
+    own = {"users": {"bob": {"exclude": ["offer"]}, "ann": {"include": ["offer"]}}}
+    assert listed(["ann", "bob", "cleo"], rules=own) == [True, False, True]
+    histories = {"a": ["tea", "offer"], "b": ["tea"]}
+    assert listed(histories) == [False, True]
+    assert listed(histories, exclude_seen=False) == [True, True]
+    assert listed(histories, rules={"seen": "include"}) == [True, True]
+    assert listed(histories, rules={"seen": "only"}) == [True, False]
+    data = eq.read([("a", "tea"), ("a", "offer"), ("b", "tea")])
+    assert listed(data) == [False, True]
+
+
+def test_unknown_pins_beside_integers(synthetic: Interactions, tmp_path: Path) -> None:
+    model = eq.Popularity().fit(synthetic)
+    best = model.recommend("u3", k=3).items[0]
+    numbers = model.recommend("u3", k=4, rules=eq.Rules(pin=["9", 9, 11]))
+    assert numbers.items == [[9, 11, *best[:2]]]
+    assert numbers.to_frame()["item"].dtype == pl.Int64
+    texts = model.recommend("u3", k=3, rules=eq.Rules(pin=["offer"]), reasons=0)
+    assert texts.items == [["offer", *best[:2]]]
+    assert texts.to_frame()["item"].to_list() == ["offer", *map(str, best[:2])]
+    bare = eq.Recommendations(["u3"], [["offer", 7]], [np.array([np.nan, 1.0])], ["model"])
+    assert bare.to_frame()["item"].to_list() == ["offer", "7"]
+    rules = eq.Rules(pin=["offer"], users={"u3": {"exclude": ["offer"]}})
+    model.recommend_to(tmp_path / "l.parquet", ["u3", "u4"], k=2, batch_size=1, rules=rules)
+    written = pl.read_parquet(tmp_path / "l.parquet")["item"].to_list()
+    assert written[:3] == [*map(str, best[:2]), "offer"]
+
+
+def test_unknown_pins_take_a_place_in_evaluate(data: Interactions) -> None:
+    split = eq.split.strong(data, valid=0, test=0.2, seed=1)
+    model = eq.EASE(l2=5.0).fit(split.train)
+    rules = eq.Rules(pin=["offer", 793, "gift"])
+    metrics = ["recall", "ndcg", "mrr", "coverage", "popularity", "novelty"]
+    found = eq.evaluate(model, split.test, k=[2, 10], rules=rules, metrics=metrics, bootstrap=0)
+    lists = model.recommend(split.test.history, k=10, rules=rules).to_frame()
+    numbered = lists.with_columns(
+        pl.col("item").replace({"offer": "100001", "gift": "100002"}).cast(pl.Int64)
+    )
+    accuracy = ["recall", "ndcg", "mrr"]
+    other = eq.evaluate(numbered, split.test, k=[2, 10], metrics=accuracy, bootstrap=0)
+    for name in other:
+        assert found[name] == other[name]
+    assert found["coverage@2"] < 3 / 80
+    ranked = model.rank(split.test.history, 3, rules=rules)
+    assert (ranked.items[:, 0] == -1).all()
+    assert (ranked.lengths == 3).all()
+    assert ((ranked.items == -1).sum(axis=1) == 2).all()

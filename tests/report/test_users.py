@@ -84,7 +84,7 @@ def test_an_unknown_user_is_refused_with_some_that_exist(labelled: Interactions)
 
 
 def test_a_list_needs_a_length_and_something_to_show(toy: Interactions) -> None:
-    with pytest.raises(SettingError, match="k must be >= 1, got 0"):
+    with pytest.raises(SettingError, match="k must be a whole number >= 1, got 0"):
         case_study(toy, "ann", k=0)
     with pytest.raises(DataError, match="user 'cleo' has every item"):
         case_study(toy, "cleo")

@@ -146,6 +146,7 @@ RULES: list[dict[str, Any]] = [
     {"diversity": 0.4},
     {"seen": "only"},
     {"users": {"u5": {"exclude": {"kind": "salt"}}}},
+    {"pin": ["offer", 793, 99, "99"], "at_most": {"kind": 2}},
 ]
 
 
@@ -163,7 +164,8 @@ def test_rules_are_those_of_the_model(
     [
         ({"exlude": [3]}, "did you mean 'exclude'"),
         ({"exclude": {"colour": "red"}}, "colour"),
-        ({"exclude": {"kind": [[1]]}}, "rules"),
+        ({"exclude": {"kind": [[1]]}}, "must be a value of a label"),
+        ({"exclude": {"price": {"max": 1.1}}}, "do not support comparisons"),
         ({"diversity": 2}, "diversity"),
         ({"pin": {"a": 1}}, "pin"),
         ("/etc/passwd", "rules"),
@@ -223,9 +225,50 @@ def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
     assert listed(boost={"shelf": {"2": 1000.0}})[0] == third
     api.put(f"/v1/items/{third}", {})
     assert listed(include={"category": "new"}) == [second]
-    refused = api.post("/v1/recommend", {"user": "u5", "rules": {"at_most": {"tags": 1}}})
-    assert refused.status_code == 422
-    assert "is a list" in refused.json()["detail"]
+    api.put(f"/v1/items/{fourth}", {"organic": True, "price": 1.5, "genre": "Drama|Sport"})
+    keys: list[Any] = [("organic", {"true": 99.0}), ("organic", [[True, 99.0]])]
+    for name, factors in [*keys, ("price", {"1.5": 99.0}), ("genre", {"Sport": 99.0})]:
+        assert listed(boost={name: factors})[0] == fourth
+    api.put(f"/v1/items/{third}", {**new, "tags": ["b", "c"]})
+    assert listed(at_most={"tags": 1}) == [first, second, fourth]
+
+
+def test_a_pinned_item_that_the_model_does_not_know_is_listed(api: Api) -> None:
+    plain = items(api.post("/v1/recommend", {"user": "u5", "k": 3}))
+
+    def listed(**more: Any) -> list[Any]:
+        rules = {"pin": ["offer", plain[2]], **more.pop("rules", {})}
+        body = {"user": "u5", "k": 3, "rules": rules, **more}
+        return items(api.post("/v1/recommend", body))
+
+    assert listed() == ["offer", plain[2], plain[0]]
+    assert listed(k=1, offset=1) == [plain[2]]
+    answer = api.post(
+        "/v1/recommend", {"user": "u5", "k": 2, "explain": 2, "rules": {"pin": ["offer"]}}
+    ).json()
+    first, second = answer["items"]
+    assert first["item"] == first["title"] == "offer"
+    assert first["score"] is None
+    assert first["users"] == 0
+    assert first["reasons"] == []
+    assert len(second["reasons"]) == 2
+    assert "offer" not in listed(exclude=["offer"])
+    assert "offer" not in listed(candidates=plain)
+    assert listed(candidates=[*plain, "offer"])[0] == "offer"
+    assert "offer" not in listed(filters={"kind": ["tea", "salt"]})
+    assert "offer" not in listed(rules={"exclude": ["offer"]})
+    assert "offer" not in listed(rules={"seen": "only"})
+    assert listed(user=None, history=[plain[0]])[0] == "offer"
+    assert "offer" not in listed(user=None, history=[plain[0], "offer"])
+    seen = {"seen": "include"}
+    assert listed(user=None, history=[plain[0], "offer"], rules=seen)[0] == "offer"
+    api.put("/v1/items/offer", {"kind": "tea", "available": True})
+    assert listed(filters={"kind": "tea"})[0] == "offer"
+    api.put("/v1/items/offer", {"available": False})
+    assert "offer" not in listed()
+    api.put("/v1/items/offer", {})
+    api.post("/v1/recommend", {"user": "u6", "k": 1, "rules": {"pin": ["offer"]}, "mark": "seen"})
+    assert "offer" not in listed(user="u6")
 
 
 def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:

@@ -55,8 +55,7 @@ def find_users(
 ) -> list[Any]:
     """Return the ids of users, who must be `known`; no error names another user."""
     if not known:
-        whole = data.users.dtype != object
-        return [int(text) if whole and text.isdecimal() else text for text in texts]
+        return [data.user_index.spelled(text) for text in texts]
     users = [raw_id(data.user_index, text) for text in texts]
     for user, text in zip(users, texts, strict=True):
         if user not in data.user_index:
@@ -66,14 +65,12 @@ def find_users(
 
 def raw_id(index: IdIndex, text: str) -> Any:
     """Return an id of the kind the data have; text that cannot be one is an error."""
-    if index.values.dtype == object:
-        return text
-    try:
-        return int(text)
-    except ValueError:
+    found = index.spelled(text)
+    if isinstance(found, str) and index.values.dtype != object:
         raise UnknownIdError(
             f"{text!r} is no {index.axis} here; the {index.axis} ids of this model are integers"
-        ) from None
+        )
+    return found
 
 
 def find_items(data: Interactions, texts: list[str]) -> list[Any]:
@@ -116,20 +113,30 @@ def item_list(data: Interactions, text: str, *, skip: bool = False) -> list[Any]
     A file holds an id on each line, or is a table with a column of items. A list of what is in
     stock has items that nobody used yet, so those of a file are always left out, and counted.
     """
+    return item_lists(data, text, skip=skip)[0]
+
+
+def item_lists(
+    data: Interactions, text: str, *, skip: bool = False
+) -> tuple[list[Any], list[str]]:
+    """Return the items as `item_list` does, and the texts of those that are left out."""
     from_file = text.startswith("@")
     listed = _ids_of_file(Path(text[1:]), data.item_index) if from_file else split_list(text)
     if not (skip or from_file):
-        return find_items(data, listed)
-    found = []
+        return find_items(data, listed), []
+    found, unknown = [], []
     for each in listed:
         try:
-            found += find_items(data, [each]) if not from_file else [raw_id(data.item_index, each)]
+            item = raw_id(data.item_index, each) if from_file else find_items(data, [each])[0]
         except UnknownIdError:
-            continue
-    found = [item for item in found if item in data.item_index]
-    if len(found) < len(listed):
-        note(f"{len(listed) - len(found):,} of {len(listed):,} items are unknown to the model")
-    return found
+            item = each
+        if item in data.item_index:
+            found.append(item)
+        else:
+            unknown.append(each)
+    if unknown:
+        note(f"{len(unknown):,} of {len(listed):,} items are unknown to the model")
+    return found, unknown
 
 
 def _ids_of_file(path: Path, index: IdIndex) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.data import find_items, find_users, item_list
+from equipoise.cli.data import find_items, find_users, item_list, item_lists
 from equipoise.cli.framework import Cluster, Json, Saved, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
@@ -79,7 +79,9 @@ def recommend(
     options |= {"unknown_users": unknown_users, "reasons": REASONS if why and out else 0}
     for name, text in (("exclude", exclude), ("candidates", candidates)):
         if text is not None:
-            options[name] = item_list(fitted.interactions_, text, skip=skip)
+            known, unknown = item_lists(fitted.interactions_, text, skip=skip)
+            # the latter may be pinned by the rules all the same
+            options |= {name: [*known, *unknown], "unknown_items": "skip"}
     if with_seen:
         options["exclude_seen"] = False
     if cluster is not None and out is None:
@@ -106,7 +108,8 @@ def recommend(
             for one, each in zip(wanted, lists, strict=True):
                 for row in each["items"]:
                     row["why"] = []
-                    if each["source"] == "model":
+                    # a pinned item that the model does not know has no reasons
+                    if each["source"] == "model" and row["item"] in fitted.item_index_:
                         row["why"] = strongest(fitted.explain(one, row["item"], alpha=alpha))
     if as_json:
         emit(lists)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +199,9 @@ def recommend_to(
     asked = _plain(options)
     with saved(client, model, shared) as place:
         fitted = load(place)
-        wanted = _wanted(fitted, users, options)
+        wanted, has_names = _wanted(fitted, users, options)
+        if not has_names and "rules" in asked:
+            asked["rules"] = replace(asked["rules"], users=None)
         batches = _batches(client, wanted, users_per_file)
         if not batches:
             raise DataError("there is no user to recommend to; name at least one")
@@ -236,20 +239,22 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _wanted(model: Recommender, users: Any, options: dict[str, Any]) -> Any:
-    """Return who is to be answered: ids, a mapping from names to histories, or data."""
+def _wanted(model: Recommender, users: Any, options: dict[str, Any]) -> tuple[Any, bool]:
+    """Return who is to be answered: ids, a mapping from names to histories, or data.
+
+    Also whether they have names, which rules for users speak of: bare histories have none.
+    """
     if users is None:
-        return model.data_.users.tolist()
+        return model.data_.users.tolist(), True
     if isinstance(users, (Partitioned, Interactions)):
-        return users
+        return users, True
     named = ("unknown", "unknown_users", "unknown_items")
     asked = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in named)))
     if asked.trained is not None:
-        return asked.users
+        return asked.users, True
     assert isinstance(asked.source, list)
-    return {
-        name: as_list(history) for name, history in zip(asked.users, asked.source, strict=True)
-    }
+    histories = map(as_list, asked.source)
+    return dict(zip(asked.users, histories, strict=True)), asked.has_names
 
 
 def _batches(client: Any, wanted: Any, size: int) -> list[tuple[int, tuple[Any, ...]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import choice
-from equipoise.errors import DataError, UnknownIdError
+from equipoise.errors import DataError, SettingError, UnknownIdError
 
 Unknown = Literal["error", "skip"]
 UNKNOWN = ("error", "skip")
@@ -71,6 +71,33 @@ def as_list(given: Any) -> list[Any]:
     """
     values = given.tolist() if isinstance(given, np.ndarray) else given
     return [values] if is_id(values) else list(values)
+
+
+def id_key(value: Any) -> Any:
+    """Return what is equal for two ids exactly if they name the same user or item.
+
+    >>> id_key(7) == id_key("7"), id_key(7) == id_key("07"), id_key(7) == id_key(7.0)
+    (True, False, False)
+    """
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return str(int(value))
+    return type(value), value
+
+
+def by_id_key(name: str, values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the values by the `id_key` of their user; a user under two keys is an error."""
+    keyed: dict[Any, Any] = {}
+    spelled: dict[Any, Any] = {}
+    for user, value in values.items():
+        key = id_key(user)
+        if key in keyed:
+            raise SettingError(
+                f"{name} names the user {key} twice, as {spelled[key]!r} and as {user!r}; keep one"
+            )
+        keyed[key], spelled[key] = value, user
+    return keyed
 
 
 def some(ids: npt.NDArray[Any]) -> str:
@@ -238,6 +265,12 @@ class IdIndex:
             return whole if -(2**63) <= whole < 2**63 else None
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return str(int(value)) if is_whole else None
+
+    def spelled(self, value: Any) -> Any:
+        """Return an id as one of this kind where it can be one, else as it is."""
+        translated = None if isinstance(value, self._types) else self._translated(value)
+        own = value if translated is None else translated
+        return own.item() if isinstance(own, np.generic) else own
 
     def extended(self, values: npt.NDArray[Any]) -> IdIndex:
         """Return the index with those of the ids appended that it lacks, as ids of its kind.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.checks import choice, count, fraction
+from equipoise.checks import MADE_BY_READ, choice, count, fraction, instance
 from equipoise.data.events import COLUMNS, NO_TYPE, Events, joined
 from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.data.matrix import (
@@ -37,7 +37,7 @@ from equipoise.data.matrix import (
 from equipoise.data.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
 from equipoise.data.storage import Fields, Stored, load_directory, write_directory
 from equipoise.display.notebook import fragment, table
-from equipoise.errors import DataError, FileFormatError
+from equipoise.errors import DataError, FileFormatError, SettingError
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +96,19 @@ class Interactions:
         n_users, n_items = self.matrix.shape
         self.user_index = _index(users, n_users, "user")
         self.item_index = _index(items, n_items, "item")
+        if labels is not None:
+            instance("labels", labels, pl.DataFrame, "give a frame with a row for each item")
         if labels is not None and labels.height != n_items:
             raise DataError(f"labels has {labels.height} rows for {n_items} items; give one each")
         if events is not None:
+            instance("events", events, Events, "make data with eq.read(...)")
             events.check_shape(n_users, n_items)
         if moments is not None:
             events = dated(self.matrix, moments, events)
         self.labels = labels
         self.events = events
+        if isinstance(notes, str) or not isinstance(notes, Iterable):
+            raise SettingError(f"notes must be a list of sentences, got {notes!r}")
         self.notes = tuple(notes)
         self.signed = signed and bool((self.matrix.data < 0).any())
 
@@ -300,6 +305,7 @@ class Interactions:
 
         The events of a pair go with it; those of pairs without a value stay.
         """
+        kept = np.asarray(kept)
         if kept.dtype != bool or kept.shape != self.matrix.data.shape:
             raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
         events = self.events
@@ -314,6 +320,7 @@ class Interactions:
         weights, a pair keeps its value as long as it has an event.
         """
         before = self._known_events("only_events")
+        kept = np.asarray(kept)
         if kept.dtype != bool or kept.shape != before.items.shape:
             raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
         events = before.keep(kept)
@@ -402,6 +409,7 @@ class Interactions:
         other side has text that is no integer. Times need both sides to have them, and so does the
         order of events. `notes` say what was left out, and that ids became text.
         """
+        instance("other", other, Interactions, MADE_BY_READ)
         users = self.user_index.extended(other.users)
         items = self.item_index.extended(other.items)
         mine = self.difference(other) if replace else self
@@ -447,6 +455,7 @@ class Interactions:
 
         The events of a pair go with it; users and items stay.
         """
+        instance("other", other, Interactions, MADE_BY_READ)
         theirs = other.with_items(self.item_index, unknown="skip")
         row = self.user_index.positions(theirs.users, unknown="skip")
         gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)

@@ -41,7 +41,11 @@ def checked_matrix(
         raise DataError(f"the sparse matrix is malformed: {error}") from error
     csr = _single_precision(csr, signed)
     if times is not None:
-        return _with_times(csr, np.asarray(times, np.float64))
+        try:
+            moments = np.asarray(times, np.float64)
+        except (TypeError, ValueError):
+            raise DataError(f"times must be numbers, one for each pair, got {times!r}") from None
+        return _with_times(csr, moments)
     if not csr.has_canonical_format or not csr.data.all():
         csr = csr.copy()
         csr.sum_duplicates()

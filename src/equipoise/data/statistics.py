@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import MADE_BY_READ, instance
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
 from equipoise.errors import SettingError
@@ -122,6 +123,7 @@ def describe(
       items per user  median 1, from 1 to 2
       users per item  median 2, from 1 to 3
     """
+    instance("interactions", interactions, Interactions, MADE_BY_READ)
     if exact is None:
         exact = not many_pairs(interactions.user_counts)
     if exact:
@@ -304,10 +306,11 @@ def _add_all(
     run(add_block, -(-len(chosen) // BLOCK))
 
 
-def check_delta(delta: float) -> None:
+def check_delta(delta: Any) -> None:
     """Refuse an exponent that homophily cannot take."""
-    if not 0 <= delta <= 50:
-        raise SettingError(f"delta must lie between 0 and 50, got {delta}")
+    is_number = isinstance(delta, (int, float, np.number)) and not isinstance(delta, bool)
+    if not is_number or not 0 <= delta <= 50:
+        raise SettingError(f"delta must lie between 0 and 50, got {delta!r}")
 
 
 def _powers(counts: npt.NDArray[np.int64], delta: float) -> npt.NDArray[np.float64]:
@@ -398,6 +401,8 @@ def popularity_curve(data: Counted) -> pl.DataFrame:
     >>> popularity_curve(Interactions([[1, 1], [1, 0]]))[25].row(0)
     (0.5, 0.6666666666666666)
     """
+    if not hasattr(data, "item_counts"):
+        raise SettingError(f"data must be Interactions, got {type(data).__name__}; {MADE_BY_READ}")
     ranked = np.sort(data.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)

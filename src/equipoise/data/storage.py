@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import path as checked_path
 from equipoise.errors import (
     DataError,
     EquipoiseError,
@@ -306,7 +307,7 @@ def write_directory(
     it must accept what was written, or nothing is changed. Saving to a directory that another
     process is saving to is refused.
     """
-    root = Path(path)
+    root = checked_path("path", path)
     token = secrets.token_hex(6)
     lists: dict[str, npt.NDArray[Any]] = {}
     try:
@@ -518,7 +519,7 @@ def load_directory(
     Whatever is wrong with it is a `FileFormatError`. Sizes and the checksums of small files are
     always checked, large files by sampled blocks; ``verify=True`` hashes everything.
     """
-    root = Path(path)
+    root = checked_path("path", path)
     manifest = read_manifest(root / MANIFEST)
     while True:
         try:

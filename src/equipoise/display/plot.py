@@ -6,7 +6,7 @@ Each function returns the axes it drew into, to be changed, shown or saved
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -66,6 +66,9 @@ def results(
     axes
         The axes of matplotlib.
     """
+    listed = given.values() if isinstance(given, Mapping) else given
+    if not isinstance(listed, Iterable) or not all(hasattr(r, "interval") for r in listed):
+        raise SettingError(f"give results of eq.evaluate, or results by name, got {given!r}")
     pairs = list(given.items()) if isinstance(given, Mapping) else [(r.label, r) for r in given]
     if not pairs:
         raise SettingError("there is no result to draw; give at least one")
@@ -142,6 +145,8 @@ def frontier(
 
 def _axes(ax: Any) -> Any:
     if ax is not None:
+        if not hasattr(ax, "set_xlabel"):
+            raise SettingError(f"ax must be axes of matplotlib, got {type(ax).__name__}")
         return ax
     try:
         from matplotlib import pyplot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -127,7 +127,9 @@ def compare(
     choice("test", test, TESTS)
     choice("pairs", pairs, ("first", "all"))
     count("resamples", resamples)
-    named = dict(results) if isinstance(results, Mapping) else _by_label(results)
+    if not isinstance(metric, str):
+        raise SettingError(f"metric must be a name such as 'ndcg@20', got {metric!r}")
+    named = by_label(results)
     if len(named) < 2:
         raise SettingError(f"compare needs at least two results, got {len(named)}")
     _check_comparable(named, metric)
@@ -151,7 +153,13 @@ def compare(
     return Comparison(metric, table, test, correction, next(iter(named.values())).fingerprint)
 
 
-def _by_label(results: Sequence[Result]) -> dict[str, Result]:
+def by_label(results: Sequence[Result] | Mapping[str, Result]) -> dict[str, Result]:
+    """Return results by their names in tables; what is no result is refused."""
+    listed = results.values() if isinstance(results, Mapping) else results
+    if not isinstance(listed, Iterable) or not all(isinstance(each, Result) for each in listed):
+        raise SettingError(f"results must be those of eq.evaluate, got {results!r}")
+    if isinstance(results, Mapping):
+        return dict(results)
     named: dict[str, Result] = {}
     for result in results:
         same = sum(other.label == result.label for other in named.values())

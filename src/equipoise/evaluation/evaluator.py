@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 import equipoise
-from equipoise.checks import count
+from equipoise.checks import count, cutoff, flag, function
 from equipoise.data.ids import IdIndex, as_list, some
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.parts import Part, identity
@@ -166,8 +166,15 @@ def evaluate(
     >>> result.definitions["recall"]
     'hits among the first k / min(k, number of targets)'
     """
-    given = _checked_part(part)
+    given = checked_part(part)
     count("batch_size", batch_size)
+    function("progress", progress)
+    if groups is not None and not isinstance(groups, Mapping):
+        raise SettingError(f"groups must map names to items, got {type(groups).__name__}")
+    if exclude_seen is not None:
+        exclude_seen = flag("exclude_seen", exclude_seen)
+    if name is not None and not isinstance(name, str):
+        raise SettingError(f"name must be a text, got {name!r}")
     wanted = look_up(metrics, groups or ())
     if not hasattr(model, "settings"):
         if rules is not None or alpha is not None:
@@ -524,10 +531,10 @@ def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
     if not listed:
         raise SettingError("k is empty; give at least one cut-off")
-    return tuple(sorted({count("k", one) for one in listed}))
+    return tuple(sorted({cutoff("k", one) for one in listed}))
 
 
-def _checked_part(part: Any) -> Part | GivenPart:
+def checked_part(part: Any) -> Part | GivenPart:
     """Return a part whose histories and targets belong to the same users."""
     if isinstance(part, tuple):
         if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):

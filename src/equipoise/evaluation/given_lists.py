@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.data.ids import IdIndex, some
+from equipoise.checks import MADE_BY_READ, instance
+from equipoise.data.ids import WHOLE, IdIndex, some
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import cell_keys, in_ascending, segments
-from equipoise.data.readers.columns import spelled_like
+from equipoise.data.readers.columns import EXACT, spelled_like
 from equipoise.data.readers.frames import is_frame, object_source
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.metrics import ITEM_SLICES, Named
@@ -48,10 +49,12 @@ class GivenLists:
     def __init__(
         self, source: Any, part: Any, train: Interactions | None, exclude_seen: bool | None
     ) -> None:
+        if train is not None:
+            instance("train", train, Interactions, MADE_BY_READ)
         frame = _table(source, part.target.user_index, part.target.item_index)
         self.train, self._users = train, part.target.user_index
         extra = IdIndex(frame["item"].unique(maintain_order=True).to_numpy(), "item")
-        known = part.target.item_index
+        known = part.target.item_index.extended(part.history.items)
         fresh = extra.values[known.positions(extra.values, unknown="skip") < 0]
         self.item_index_ = IdIndex(np.concatenate([known.values, fresh]), "item")
         user = self._users.positions(frame["user"].to_numpy(), unknown="skip")
@@ -181,31 +184,53 @@ def _columns(name: str, held: list[str]) -> _Columns:
     for role in ("user", "item"):
         hits = [role] if role in held else spelled_like(tuple(held), role)
         if len(hits) != 1:
-            raise DataError(f"{name} needs one column {role!r}; it has {', '.join(held)}")
+            raise DataError(f"{name} needs one column {role!r}; it has {_named(held)}")
         roles[role] = hits[0]
     for order, descending in (("rank", False), ("score", True)):
         if order in held:
             return _Columns(roles["user"], roles["item"], order, descending)
-    raise DataError(f"{name} needs a column 'rank' or 'score'; it has {', '.join(held)}")
+    raise DataError(f"{name} needs a column 'rank' or 'score'; it has {_named(held)}")
+
+
+def _named(columns: list[str]) -> str:
+    return ", ".join(columns) or "no columns"
 
 
 def _as_ids(column: pl.Series, index: IdIndex, name: str) -> pl.Series:
-    """Return ids of the kind the part has."""
+    """Return ids of the kind the part has, by the rule of `IdIndex`: "7" is 7, "007" is not.
+
+    Floats without fractions are integers, such as pandas makes of integers with gaps.
+    """
     if column.null_count():
         raise DataError(f"{name}: the column {column.name!r} has empty cells; fill or drop them")
-    try:
-        return column.cast(index.kind)
-    except pl.exceptions.PolarsError:
-        kind = "integers" if index.kind == pl.Int64 else "text"
-        raise DataError(
-            f"{name}: the {index.axis} ids of the part are {kind}, and the column "
-            f"{column.name!r} holds {column.dtype}"
-        ) from None
+    kind = column.dtype
+    wrong: Any = None
+    if kind.is_float():
+        broken = column.filter(~((column == column.floor()) & (column.abs() < EXACT)))
+        wrong = broken[0] if len(broken) else None
+        column = column if len(broken) else column.cast(pl.Int64)
+    elif kind == pl.String and index.kind == pl.Int64:
+        broken = column.filter(~column.str.contains(f"^(?:{WHOLE.pattern})$"))
+        wrong = broken[0] if len(broken) else None
+    elif kind != pl.String and not kind.is_integer():
+        wrong = kind
+    if wrong is None:
+        try:
+            return column.cast(index.kind)
+        except pl.exceptions.PolarsError:  # integers beyond 2^63
+            wrong = kind
+    known = "integers" if index.kind == pl.Int64 else "text"
+    shown = str(wrong) if wrong is kind else f"{wrong!r}, which is no such id"
+    raise DataError(
+        f"{name}: the {index.axis} ids of the part are {known}, and the column {column.name!r} "
+        f"holds {shown}; give the ids of the data"
+    )
 
 
 def _as_numbers(column: pl.Series, name: str) -> pl.Series:
     try:
-        numbers = column.cast(pl.Float64)
+        numbers = column.cast(pl.String if column.dtype == pl.Boolean else pl.Float64)
+        numbers = numbers.cast(pl.Float64)
     except pl.exceptions.PolarsError:
         numbers = pl.Series([None], dtype=pl.Float64)
     if numbers.null_count() or numbers.is_nan().any():

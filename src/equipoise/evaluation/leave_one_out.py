@@ -16,7 +16,7 @@ from equipoise.checks import choice, count, fraction
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.parts import Part
 from equipoise.errors import DataError, SettingError
-from equipoise.evaluation.evaluator import GivenPart, evaluate
+from equipoise.evaluation.evaluator import GivenPart, checked_part, evaluate
 from equipoise.evaluation.results import Result
 from equipoise.models import Recommender
 from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
@@ -45,13 +45,15 @@ def leave_one_out(
 
     A user is ranked by the model as a fit without this user would have made it, from some of the
     user's items, and the others are to be found. The numbers are those of refits to rounding, at a
-    few times the cost of ranking. Settings that were "auto" keep their numbers.
+    few times the cost of ranking. Settings that were "auto" keep their numbers. Where signals
+    decay without a reference time, the user with the last event of all is left out by a new fit.
 
     Parameters
     ----------
     model
         `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer; on any exact
-        engine, and saved models too.
+        engine, and saved models too. Signals with the transform "bm25" are refused: one user less
+        changes their numbers for all users.
     users
         How many users to leave out, drawn from those with at least two items.
     k
@@ -81,8 +83,8 @@ def leave_one_out(
     choice("leave", leave, PROTOCOLS)
     left_out = LeftOut(model, leave, alpha)
     sample = left_out_part(model.data_, users, history, seed) if part is None else part
-    shown, hidden = sample if isinstance(sample, tuple) else (sample.history, sample.target)
-    given = GivenPart(shown, hidden, PROTOCOLS[leave], "train")
+    checked = checked_part(sample)
+    given = GivenPart(checked.history, checked.target, PROTOCOLS[leave], "train")
     return evaluate(
         left_out,
         given,
@@ -91,7 +93,7 @@ def leave_one_out(
         bootstrap=bootstrap,
         seed=seed,
         threads=threads,
-        name=name or model.label,
+        name=model.label if name is None else name,
         progress=progress,
     )
 

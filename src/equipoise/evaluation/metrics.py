@@ -22,6 +22,7 @@ everything ("ndcg", "head_ndcg", "active_recall").
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,8 @@ def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
     Parameters
     ----------
     lists
-        Item positions (m, k), best first; a list that is shorter is padded with -1 at its end.
+        Item positions (m, k), best first; -1 where there is no item, as at the end of a list that
+        is shorter, or one that cannot be a target.
     target
         Sparse m x n matrix of the items to be found.
     """
@@ -163,7 +165,7 @@ def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any
         for place in range(lists.shape[1]):
             wanted = lists[row, place]
             if wanted < 0:
-                break
+                continue
             at = first_at_least(indices, indptr[row], indptr[row + 1], wanted)
             if at == indptr[row + 1] or indices[at] != wanted:
                 continue
@@ -284,13 +286,20 @@ def exposure(lists: Lists, k: int, n_items: int) -> Ints:
 
 
 def coverage(shown: npt.ArrayLike) -> float:
-    """Share of the catalogue that stands in at least one list; `shown` is an `exposure`."""
-    return float(np.mean(np.asarray(shown) > 0))
+    """Share of the catalogue that stands in at least one list; `shown` is an `exposure`.
+
+    NaN without items.
+    """
+    listed = np.asarray(shown) > 0
+    return float(listed.mean()) if len(listed) else math.nan
 
 
 def exposure_gini(shown: npt.ArrayLike) -> float:
-    """Gini of the exposure of all items: 0 if all are shown alike, towards 1 if one is."""
-    return gini(shown)
+    """Gini of the exposure of all items: 0 if all are shown alike, towards 1 if one is.
+
+    NaN where no item is shown at all: 0 would call such lists the fairest.
+    """
+    return gini(shown) if np.any(np.asarray(shown) > 0) else math.nan
 
 
 def list_mean(lists: Lists, values: npt.ArrayLike, ks: Sequence[int]) -> Floats:
@@ -453,7 +462,12 @@ def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> li
     if names is None:
         return default(groups)
     everything = known(groups)
-    listed = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    if not isinstance(names, Iterable):
+        raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
+    listed = [names] if isinstance(names, str) else list(names)
+    if not all(isinstance(name, str) for name in listed):
+        raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
+    listed = list(dict.fromkeys(listed))
     if not listed:
         raise SettingError("metrics is empty; leave it out for the usual ones")
     for name in listed:

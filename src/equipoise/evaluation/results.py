@@ -91,7 +91,7 @@ class Result:
 
     def __getitem__(self, name: str) -> float:
         values = self.values
-        if name not in values:
+        if not isinstance(name, str) or name not in values:
             raise UnknownIdError(f"the result has no {name!r}; {nearest(name, values)}")
         return values[name]
 
@@ -178,7 +178,8 @@ class Result:
 
     def slices(self, metric: str, k: int) -> list[Interval]:
         """Return the values of a metric by slice, with the ends of their intervals."""
-        rows = self.table.filter(pl.col("metric") == metric, pl.col("k") == k)
+        is_here = [(metric, k) == pair for pair in self.table.select("metric", "k").rows()]
+        rows = self.table.filter(pl.Series(is_here, dtype=pl.Boolean))
         if not rows.height:
             raise UnknownIdError(
                 f"the result has no {metric}@{k}; {nearest(f'{metric}@{k}', self.values)}"

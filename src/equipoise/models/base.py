@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.checks import count
+from equipoise.checks import count, cutoff, flag
 from equipoise.data.ids import IdIndex, Unknown, as_list, is_id
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
@@ -29,6 +29,7 @@ from equipoise.models.histories import (
     Request,
     Unknowns,
     cold_rows,
+    column_kind,
     history_events,
     history_rows,
     parse_asked,
@@ -52,9 +53,9 @@ from equipoise.models.saving import (
 from equipoise.models.settings import Configured
 from equipoise.models.snapshots import at_once, on_snapshot
 from equipoise.models.updating import changed_data
-from equipoise.ranking.mixture import mixed
+from equipoise.ranking.mixture import mixed, with_unknown_pins
 from equipoise.ranking.ranker import Ranked, score, score_items, top_k
-from equipoise.ranking.rules import RulesLike, as_rules
+from equipoise.ranking.rules import ItemRules, Rules, RulesLike, UnknownPins, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.runtime.machine import limited
 
@@ -255,7 +256,8 @@ class Recommender(Configured, ABC):
     def _taken(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that `_fit` takes; others are refused unless they are the default."""
         for name, value in given.items():
-            if name not in cls.fit_options and value != FIT_DEFAULTS[name]:
+            is_default = isinstance(value, Hashable) and value == FIT_DEFAULTS[name]
+            if name not in cls.fit_options and not is_default:
                 takes = ", ".join(sorted({*cls.fit_options, "threads"}))
                 raise SettingError(
                     f"{cls.__name__} is fitted without {name}; leave it out (it takes {takes})"
@@ -377,10 +379,12 @@ class Recommender(Configured, ABC):
         """Rank items for the rows of `history`, by position; what `evaluate` works from.
 
         A row without items, or with items alone that nobody used, is ranked by popularity, as in
-        `recommend`.
+        `recommend`. The place of a pinned item that the model does not know holds -1.
         """
         request = self._request(history, Unknowns())
-        return self._listed(request, self.terms(alpha), k, exclude_seen, rules, threads)
+        ranked = self._listed(request, self.terms(alpha), k, exclude_seen, rules, threads)
+        ranked.items[ranked.items >= len(self.item_index_)] = -1
+        return ranked
 
     @on_snapshot
     def recommend(
@@ -436,7 +440,9 @@ class Recommender(Configured, ABC):
         """
         unknowns = Unknowns.of(unknown, unknown_users, unknown_items)
         request = self._request(users_or_histories, unknowns)
-        request = request.limited(exclude, candidates, self.item_index_, unknowns)
+        rules = as_rules(rules)
+        pins = self._unknown_pins(rules)
+        request = request.limited(exclude, candidates, self.item_index_, unknowns, pins)
         return self._answer(request, self.terms(alpha), k, exclude_seen, rules, reasons, threads)
 
     @on_snapshot
@@ -469,8 +475,21 @@ class Recommender(Configured, ABC):
         unknowns = Unknowns.of(unknown, unknown_users, unknown_items)
         wanted = self._fitted if users_or_histories is None else users_or_histories
         request = self._request(wanted, unknowns)
-        request = request.limited(exclude, candidates, self.item_index_, unknowns)
-        terms, how = self.terms(alpha), (k, exclude_seen, as_rules(rules), reasons, threads)
+        rules = as_rules(rules)
+        pins = self._unknown_pins(rules)
+        request = request.limited(exclude, candidates, self.item_index_, unknowns, pins)
+        how = (k, exclude_seen, rules, reasons, threads)
+        return self._write(path, request, self.terms(alpha), batch_size, *how)
+
+    def _write(
+        self,
+        path: str | os.PathLike[str],
+        request: Request,
+        terms: list[Term],
+        batch_size: int,
+        *how: Any,
+    ) -> int:
+        """Write the lists of a request to a file, and return how many; `how` as for `_answer`."""
 
         def batches() -> Iterator[pl.DataFrame]:
             for start in range(0, len(request), batch_size):
@@ -523,9 +542,9 @@ class Recommender(Configured, ABC):
         k, rules, alpha, unknown_items
             As for `recommend`.
         """
-        alone = self._alone(items, unknown_items)
-        found = self.recommend(alone, k, rules=rules, alpha=alpha, exclude_seen=True)
-        (names,) = self._titles([self.item_index_.positions([*alone])]) or (None,)
+        request = self._alone(items, unknown_items)
+        found = self._answer(request, self.terms(alpha), k, True, rules, 0, None)
+        (names,) = self._titles([self.item_index_.positions(request.users)]) or (None,)
         return dataclasses.replace(found, names=names)
 
     @on_snapshot
@@ -545,14 +564,13 @@ class Recommender(Configured, ABC):
         The file is one of `recommend_to`, with the item each list is about in the column `user`.
         All items are taken when none are named. Returns the number of items.
         """
-        wanted = self.item_index_.values if items is None else items
-        alone = self._alone(wanted, unknown_items)
-        return self.recommend_to(
-            path, alone, k, batch_size=batch_size, rules=rules, alpha=alpha, exclude_seen=True
-        )
+        count("batch_size", batch_size)
+        request = self._alone(self.item_index_.values if items is None else items, unknown_items)
+        how = (k, True, as_rules(rules), 0, None)
+        return self._write(path, request, self.terms(alpha), batch_size, *how)
 
-    def _alone(self, items: Any, unknown_items: Unknown | None) -> dict[Any, list[Any]]:
-        """Return a history of one item for each item."""
+    def _alone(self, items: Any, unknown_items: Unknown | None) -> Request:
+        """Return a request with a history of one item for each item, and the item as its name."""
         if is_id(items):
             if unknown_items != "skip":
                 self.item_index_.position(items)
@@ -562,7 +580,9 @@ class Recommender(Configured, ABC):
             if not is_id(item):
                 raise DataError(f"similar takes one item id or a list of them, got {item!r}")
         place = Unknowns.of(None, None, unknown_items).item_positions(listed, self.item_index_)
-        return {item: [item] for item in self.item_index_.values[place[place >= 0]].tolist()}
+        known = self.item_index_.values[place[place >= 0]].tolist()
+        request = self._request({item: [item] for item in known}, Unknowns())
+        return dataclasses.replace(request, has_names=False)  # no rules of users are for items
 
     @on_snapshot
     def explain(
@@ -591,7 +611,7 @@ class Recommender(Configured, ABC):
         if isinstance(history, (Mapping, Interactions)):
             raise DataError("explain takes one history: item ids, or the id of a training user")
         target = self.item_index_.position(item)
-        unknowns = Unknowns.of(None, None, unknown_items or unknown)
+        unknowns = Unknowns.of(unknown, None, unknown_items)
         rows = self._request(history if is_id(history) else [history], unknowns).history
         if not rows.nnz:
             raise DataError("the history is empty, so there is nothing to explain; give items")
@@ -633,7 +653,11 @@ class Recommender(Configured, ABC):
             history = self._fitted.matrix  # the signals have weighed it already
         else:
             history = self._rows_of(asked.source, unknown)
-        return Request(asked.users, asked.kind, history, asked.answered, asked.trained)
+        return asked.request(history, asked.trained)
+
+    def _unknown_pins(self, rules: Rules | ItemRules | None) -> UnknownPins | None:
+        """Return the pinned items that the model does not know."""
+        return None if rules is None else rules.on(self._fitted).unknown_pins
 
     def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
         """Take what was learned: the data and arrays by name, sparse matrices among them."""
@@ -656,12 +680,18 @@ class Recommender(Configured, ABC):
         """Take back what `_state` gave; the data are in place already."""
         self._keep(self.interactions_, arrays_from(stored, self._shapes(), len(self.item_index_)))
 
-    def _titles(self, rows: list[npt.NDArray[Any]]) -> list[list[str]] | None:
-        """Return the display names of items by their positions; None without labels."""
+    def _titles(
+        self, rows: list[npt.NDArray[Any]], extra: Sequence[Any] = ()
+    ) -> list[list[str]] | None:
+        """Return the display names of items by their positions; None without labels.
+
+        `extra` are ids of items after those of the model, which have no other name.
+        """
         data = self._fitted
         if data.labels is None:
             return None
-        names, ids = data.labels.to_series(0).to_list(), data.items.tolist()
+        names = [*data.labels.to_series(0).to_list(), *extra]
+        ids = [*data.items.tolist(), *extra]
         return [[str(names[place] or ids[place]) for place in row] for row in rows]
 
     def _listed(
@@ -673,31 +703,49 @@ class Recommender(Configured, ABC):
         rules: RulesLike | None,
         threads: int | None,
     ) -> Ranked:
-        """Rank items for the rows of a request, under the rules."""
-        checked = as_rules(rules)
-        options: dict[str, Any] = {"threads": threads}
-        options["exclude_seen"] = self._hides_seen if exclude_seen is None else exclude_seen
+        """Rank items for the rows of a request, under the rules.
+
+        Pinned items that the model does not know have positions after its last item.
+        """
+        checked, n_items, k = as_rules(rules), len(self.item_index_), cutoff("k", k)
+        options: dict[str, Any] = {"threads": threads, "exclude_seen": self._hides_seen}
+        if exclude_seen is not None:
+            options["exclude_seen"] = flag("exclude_seen", exclude_seen)
         if checked is None:
             return self._ranked(terms, request, k, **options)
         found = checked.on(self._fitted)
         request, options["boost"] = request.ruled(found), found.boost
         if found.seen is not None:
             options["exclude_seen"] = found.seen == "exclude"
-        if not found.mixes:
+        shown = request.shown_pins(found, options["exclude_seen"])
+        ranked = self._mixed(request, terms, k, found, options)
+        return ranked if shown is None else with_unknown_pins(ranked, found, shown, k, n_items)
+
+    def _mixed(
+        self,
+        request: Request,
+        terms: list[Term],
+        k: int,
+        found: ItemRules,
+        options: dict[str, Any],
+    ) -> Ranked:
+        """Rank items the model knows for the rows of a request, in the mixture of the rules."""
+        n_items = len(self.item_index_)
+        if not found.mixes(n_items):
             return self._ranked(terms, request, k, **options)
         if found.diversity and not self.fold_in:
             raise SettingError(
                 f"{type(self).__name__} knows no similarity of items, which diversity needs; "
                 "leave it out of the rules"
             )
-        pins = np.zeros(len(self.item_index_), np.bool_)
-        pins[found.pins] = True
+        known_pins = found.known_pins(n_items)
+        pins = np.zeros(n_items, np.bool_)
+        pins[known_pins] = True
         pinned = Ranked.empty(len(request), 0, np.dtype(np.float32))
-        if len(found.pins):
-            pinned = self._ranked(terms, request.within(pins), len(found.pins), **options)
-            pinned = pinned.in_order(found.pins)
+        if len(known_pins):
+            pinned = self._ranked(terms, request.within(pins), len(known_pins), **options)
+            pinned = pinned.in_order(known_pins)
         rest = request.within(~pins)
-        count("k", k)
 
         def rank(rows: npt.NDArray[np.int64], width: int) -> Ranked:
             return self._ranked(terms, rest.take(rows), width, **options)
@@ -746,17 +794,45 @@ class Recommender(Configured, ABC):
         because: Strongest | None = None
         if count("reasons", reasons, 0):
             self._require_explains()
-            because = strongest(terms, request.history, rows, cold, reasons)
+            because = self._strongest(terms, request.history, rows, cold, reasons)
         source = np.where(cold, "popular", "model").tolist()
+        pins = self._unknown_pins(as_rules(rules))
+        extra = [] if pins is None else pins.ids
+        kind = self.item_index_.kind
         return Recommendations(
             request.users,
-            [self.item_index_.values[row].tolist() for row in rows],
+            self._ids(rows, extra),
             scores,
             source,
-            self._titles(rows),
+            self._titles(rows, extra),
             *self._named(because),
-            {"user": request.kind, "item": self.item_index_.kind},
+            {"user": request.kind, "item": column_kind(extra) if kind == pl.Int64 else kind},
         )
+
+    def _ids(self, rows: list[npt.NDArray[Any]], extra: list[Any]) -> list[list[Any]]:
+        """Return the ids of items by their positions; `extra` follow those of the model."""
+        values = self.item_index_.values
+        if not extra:
+            return [values[row].tolist() for row in rows]
+        ids = [*values.tolist(), *extra]
+        return [[ids[place] for place in row] for row in rows]
+
+    def _strongest(
+        self,
+        terms: list[Term],
+        history: Csr,
+        rows: list[npt.NDArray[Any]],
+        skipped: npt.NDArray[np.bool_],
+        most: int,
+    ) -> Strongest:
+        """Return reasons for each listed item; an item the model does not know has none."""
+        n_items, none = len(self.item_index_), np.empty(0, np.int64)
+        because = strongest(terms, history, [row[row < n_items] for row in rows], skipped, most)
+        reasons: Strongest = []
+        for row, known in zip(rows, because, strict=True):
+            left = iter(known)
+            reasons.append([next(left) if place < n_items else none for place in row])
+        return reasons
 
     def _named(self, because: Strongest | None) -> tuple[Any, Any]:
         """Return the ids and the titles of reasons."""

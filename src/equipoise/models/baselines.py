@@ -65,7 +65,7 @@ class ItemKNN(Recommender):
 
     def __post_init__(self) -> None:
         if self.neighbours != "auto":
-            count("neighbours", self.neighbours)
+            count("neighbours", self.neighbours, 1, 2**31 - 1)
         if self.shrink != "auto":
             non_negative("shrink", self.shrink)
 

@@ -442,6 +442,7 @@ class SGFCF(GraphFilter):
                 known=KnownUsers("SGFCF", interactions.matrix, alike=True),
                 smoothing=arrays["smoothing_users"],
                 relative=relative,
+                largest=float(values[0]),
                 low=LowRank(left, right, source, ones),
                 low_sums=right.sum(axis=1),
                 rest=PolynomialTerm(A, (0, 1), source, ones),
@@ -462,6 +463,7 @@ class PerUserTerm(Term):
     known: KnownUsers  # the users who have an exponent
     smoothing: Array  # exponent of each user
     relative: Array  # singular values relative to the largest
+    largest: float  # singular value
     low: LowRank  # r without the user's exponent
     low_sums: Array  # of the rows of its right factor
     rest: PolynomialTerm  # t
@@ -483,9 +485,22 @@ class PerUserTerm(Term):
         """A hidden vector and all scores of the rest."""
         return self.low.held + self.rest.held
 
+    def _are_outside(self, rows: Rows, hidden: Floats) -> npt.NDArray[np.bool_]:
+        """Flag the users of whom the factors hold nothing but rounding.
+
+        They have no connection to the users of the strongest factors. The sum that their part is
+        divided by would be rounding too.
+        """
+        weights = rows.weights(self.low.source, self.dtype).astype(np.float64) ** 2
+        lengths = np.add.reduceat(np.append(weights, 0), rows.indptr[:-1])
+        # hidden is the history times V S^-1
+        held = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
+        return np.asarray(held * self.largest**2 <= np.finfo(self.dtype).eps ** 1.5 * lengths)
+
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         hidden = self.low.hidden(rows)
+        hidden[self._are_outside(rows, hidden)] = 0
         for row, user in enumerate(self.known.places(rows)):
             hidden[row] *= self.relative ** self.smoothing[user]
         hidden /= _nonzero((hidden * self.low_sums).sum(axis=1))[:, None]

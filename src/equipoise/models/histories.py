@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
@@ -14,12 +14,12 @@ import scipy.sparse as sp
 
 from equipoise.checks import choice
 from equipoise.data.events import Events
-from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, as_list, is_id
+from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, as_list, by_id_key, id_key, is_id
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, segments
 from equipoise.errors import DataError
 from equipoise.ranking.ranker import Only
-from equipoise.ranking.rules import ItemRules
+from equipoise.ranking.rules import ItemRules, UnknownPins
 from equipoise.ranking.terms import Rows
 
 Positions = npt.NDArray[np.int64]
@@ -35,9 +35,9 @@ class Unknowns(NamedTuple):
     @classmethod
     def of(cls, both: Unknown | None, users: Any = None, items: Any = None) -> Self:
         """Return the checked choices; `both` stands for those that are left out."""
-        if both is not None:
-            choice("unknown", both, UNKNOWN)
-        users, items = users or both or "error", items or both or "error"
+        default = "error" if both is None else choice("unknown", both, UNKNOWN)
+        users = default if users is None else users
+        items = default if items is None else items
         choice("unknown_users", users, ("error", "popular", "skip"))
         return cls(users, choice("unknown_items", items, UNKNOWN))
 
@@ -68,6 +68,8 @@ class Asked:
         A flag for each user or history the caller passed: False where it was skipped.
     trained
         Positions among the training users, -1 for others; None where all are bare histories.
+    has_names
+        Whether `users` are ids or names that the caller gave; positions of a list are not.
     """
 
     users: list[Any]
@@ -75,6 +77,19 @@ class Asked:
     source: Positions | list[Any] | Interactions
     answered: Mask
     trained: Positions | None = None
+    has_names: bool = True
+
+    def request(self, history: Csr, trained: Positions | None = None) -> Request:
+        """Return the request for these users, whose histories are the rows of a matrix."""
+        return Request(
+            self.users,
+            self.kind,
+            history,
+            self.answered,
+            trained,
+            has_names=self.has_names,
+            source=self.source,
+        )
 
 
 def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
@@ -90,7 +105,7 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
         return Asked(wanted.users.tolist(), index.kind, wanted, every, trained)
     if isinstance(wanted, Mapping):
         users, histories = list(wanted), list(wanted.values())
-        return Asked(users, _kind(users), histories, np.ones(len(users), np.bool_))
+        return Asked(users, column_kind(users), histories, np.ones(len(users), np.bool_))
     listed = as_list(wanted)
     if _are_ids(listed, "user ids or histories (lists of item ids)"):
         place = unknown.user_positions(listed, train.user_index)
@@ -101,9 +116,10 @@ def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
         users = [own if at >= 0 else new for own, new, at in zip(known, given, place, strict=True)]
         kind = train.user_index.kind
         if (place < 0).any() and kind == pl.Int64:
-            kind = _kind(users)
+            kind = column_kind(users)
         return Asked(users, kind, place, answered, place)
-    return Asked(list(range(len(listed))), pl.Int64, listed, np.ones(len(listed), np.bool_))
+    every = np.ones(len(listed), np.bool_)
+    return Asked(list(range(len(listed))), pl.Int64, listed, every, has_names=False)
 
 
 @dataclass(frozen=True)
@@ -112,8 +128,8 @@ class Request:
 
     Parameters
     ----------
-    users, kind, answered, trained
-        As of `Asked`.
+    users, kind, answered, trained, has_names
+        As of `Asked`. Rules for users hold only where these have names.
     history
         A row for each user.
     allowed
@@ -122,6 +138,11 @@ class Request:
         Items that may not be listed, a row for each user.
     only
         Items that alone may be listed, a row for each user.
+    source
+        As of `Asked`, before any users are taken.
+    pins, used_pins
+        Users x pinned items that the model does not know: which the lists of the caller allow,
+        and which are in the history; None where there are no such lists.
     """
 
     users: list[Any]
@@ -132,6 +153,10 @@ class Request:
     allowed: Mask | None = None
     exclude: Csr | None = None
     only: tuple[Only, ...] = ()
+    has_names: bool = True
+    source: Any = None
+    pins: Mask | None = None
+    used_pins: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -140,37 +165,87 @@ class Request:
         """Return the users at these rows."""
         per_user: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows]
-            for name in ("history", "trained", "exclude")
+            for name in ("history", "trained", "exclude", "pins", "used_pins")
         }
         only = tuple(each.take(rows) for each in self.only)
         return replace(self, users=[self.users[row] for row in rows], only=only, **per_user)
 
-    def limited(self, exclude: Any, candidates: Any, items: IdIndex, unknown: Unknowns) -> Self:
+    def limited(
+        self,
+        exclude: Any,
+        candidates: Any,
+        items: IdIndex,
+        unknown: Unknowns,
+        pins: UnknownPins | None = None,
+    ) -> Self:
         """Return the request with item lists of the caller, each looked up once.
 
-        One list for all users becomes a mask, which all of them share.
+        One list for all users becomes a mask, which all of them share. `pins` are items that the
+        model does not know, which these lists and the histories may name too.
         """
+        exclude, candidates = _reusable(exclude), _reusable(candidates)
         out = self
-        for given, excludes in ((exclude, True), (candidates, False)):
+        for name, given in (("exclude", exclude), ("candidates", candidates)):
             if given is None:
                 continue
-            found, rows = self._item_lists(given, items, unknown)
+            excludes = name == "exclude"
+            found, rows = self._item_lists(name, given, items, unknown)
             if isinstance(found, np.ndarray):
                 out = out.within(~found if excludes else found)
             elif excludes:
                 out = out._without(found)
             else:
                 out = replace(out, only=(*out.only, Only(found, rows)))
-        return out
+        return out if pins is None else out._with_pins(exclude, candidates, pins.index)
+
+    def _with_pins(self, exclude: Any, candidates: Any, pins: IdIndex) -> Self:
+        """Return the request with what lists and histories say of items outside the model."""
+        skip = Unknowns("skip", "skip")
+        used = np.zeros((len(self), len(pins)), np.bool_)
+        if isinstance(self.source, Interactions):
+            known = pins.positions(self.source.items, unknown="skip")
+            columns = self.source.matrix.tocsc()[:, np.flatnonzero(known >= 0)]
+            used[:, known[known >= 0]] = columns.toarray() != 0
+        elif isinstance(self.source, list):
+            used = history_rows(self.source, pins, skip).toarray() > 0
+        allowed = np.ones_like(used)
+        for name, given in (("exclude", exclude), ("candidates", candidates)):
+            if given is None:
+                continue
+            named, rows = np.zeros_like(used), None
+            if not _are_flags(given):
+                found, rows = self._item_lists(name, given, pins, skip)
+                named |= found if isinstance(found, np.ndarray) else found.toarray() > 0
+            if name == "exclude":
+                allowed &= ~named
+            else:
+                allowed &= named if rows is None else named | ~rows[:, None]
+        return replace(self, pins=allowed, used_pins=used)
+
+    def shown_pins(self, rules: ItemRules, exclude_seen: bool) -> Mask | None:
+        """Return users x pins that the model does not know, which may be listed; None for none."""
+        pins = rules.unknown_pins
+        if pins is None:
+            return None
+        shown = np.tile(pins.allowed, (len(self), 1))
+        for row, user in enumerate(self.users if pins.users and self.has_names else []):
+            own = pins.users.get(id_key(user), {})
+            shown[row] &= own.get("include", True) & ~own.get("exclude", np.False_)
+        if self.pins is not None:
+            shown &= self.pins
+        used = np.zeros_like(shown) if self.used_pins is None else self.used_pins
+        if rules.seen == "only":
+            shown &= used
+        return shown & ~used if exclude_seen else shown
 
     def ruled(self, rules: ItemRules) -> Self:
         """Return the request with what rules allow, for all users and for each."""
         out = self if rules.allowed is None else self.within(rules.allowed)
         if rules.seen == "only":
             out = replace(out, only=(*out.only, Only(self.history)))
-        if not rules.users:
+        if not rules.users or not self.has_names:
             return out
-        each = [rules.users.get(str(user), {}) for user in self.users]
+        each = [rules.users.get(id_key(user), {}) for user in self.users]
         for name in ("include", "exclude"):
             rows = np.array([name in own for own in each], np.bool_)
             if not rows.any():
@@ -191,15 +266,17 @@ class Request:
         return replace(self, exclude=pairs if self.exclude is None else self.exclude + pairs)
 
     def _item_lists(
-        self, given: Any, items: IdIndex, unknown: Unknowns
+        self, name: str, given: Any, items: IdIndex, unknown: Unknowns
     ) -> tuple[Mask | Csr, Mask | None]:
         """Return a mask for all users, or a row per user and which users have one."""
         if isinstance(given, Mapping):
-            rows = np.array([user in given for user in self.users], np.bool_)
-            lists = [given.get(user, ()) for user in self.users]
+            by_user = by_id_key(name, given)
+            keys = [id_key(user) for user in self.users]
+            rows = np.array([key in by_user for key in keys], np.bool_)
+            lists = [by_user.get(key, ()) for key in keys]
             return history_rows(lists, items, unknown), rows
         listed = as_list(given)
-        if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
+        if _are_flags(listed):
             if len(listed) != len(items):
                 size = f"{len(listed)} flags for {len(items)} items"
                 raise DataError(f"got {size}; give one for each item of the model, or item ids")
@@ -214,6 +291,19 @@ class Request:
             raise DataError(f"got {size}; give one each, or a mapping from users to lists")
         kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
         return history_rows(kept, items, unknown), None
+
+
+def _reusable(given: Any) -> Any:
+    """Return item lists as they are, an iterator as a list."""
+    return list(given) if isinstance(given, Iterator) else given
+
+
+def _are_flags(given: Any) -> bool:
+    """Whether these are flags, one for each item of a model."""
+    if isinstance(given, Mapping) or is_id(given):
+        return False
+    listed = as_list(given)
+    return bool(listed) and all(isinstance(each, (bool, np.bool_)) for each in listed)
 
 
 def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
@@ -280,7 +370,7 @@ def _plain(user: Any) -> Any:
     return user.item() if isinstance(user, np.generic) else user
 
 
-def _kind(names: list[Any]) -> Any:
+def column_kind(names: list[Any]) -> Any:
     """Type of a column of names: integers where all of them are, else text."""
     whole = all(isinstance(name, (int, np.integer)) and type(name) is not bool for name in names)
     return pl.Int64 if whole and all(abs(int(name)) < 2**63 for name in names) else pl.String

@@ -29,6 +29,7 @@ from equipoise.ranking.left_out_device import rank_left_out_on_device
 from equipoise.ranking.ranker import score
 from equipoise.runtime import machine
 from equipoise.solve.dual import DualMatrix
+from equipoise.solve.engine import Solved
 from equipoise.solve.gpu import DeviceMatrix
 
 Leave = Literal["user", "items"]
@@ -48,6 +49,7 @@ def lists_without(
     *,
     leave: Leave = "user",
     alpha: float | None = None,
+    exact: bool = True,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Return lists and scores of models of one solve, models x users x k.
 
@@ -66,9 +68,12 @@ def lists_without(
         the user's other items.
     alpha
         Takes the place of the models' own.
+    exact
+        Refuse signals whose numbers would change for all users, and fit again without a user on
+        whom the age of all events depends.
     """
     for model in models:
-        check_model(model)
+        check_model(model, exact=exact)
     first = models[0]
     removal = Removal.of(first, history, leave)
     readings = [_reading(model, alpha) for model in models]
@@ -115,7 +120,62 @@ def lists_without(
     if bad.any():
         raise SolveError("the model scores NaN; raise l2 or dropout")
     _rank_by_popularity(removal, items, scores)
+    moved = _moved_reference(first, history, removal.positions, leave) if exact else []
+    for row in moved:
+        refits = _refitted(models, wanted, history.rows(np.array([row])), leave)
+        for number, model in enumerate(refits):
+            ranked = model.rank(history.rows(np.array([row])), depth, alpha=alpha)
+            items[number, row], scores[number, row] = ranked.items[0], ranked.scores[0]
     return items, scores
+
+
+def _moved_reference(
+    model: LinearAutoencoder, history: Interactions, positions: npt.NDArray[np.int64], leave: Leave
+) -> list[int]:
+    """Return the users without whom the age of all events is another.
+
+    Age counts back from the last event of the training data, unless there is a reference. Where
+    that event is of one user alone, no formula leads to the fit without it.
+    """
+    signals, events = model.signals, model.data_.own_events
+    if signals is None or signals.decay is None or signals.reference is not None:
+        return []
+    if events.times is None:
+        return []
+    last = events.last_times
+    latest = float(last.max(initial=-np.inf))
+    rows = np.flatnonzero(last[positions] == latest)
+    if (last == latest).sum() > 1 or not len(rows):
+        return []
+    if leave == "items":
+        # one that the user keeps stays the last
+        stays = history.own_events.last_times[rows] == latest
+        rows = rows[~stays]
+    return rows.tolist()
+
+
+def _refitted(
+    models: Sequence[LinearAutoencoder],
+    companions: Sequence[LowPass | None],
+    history: Interactions,
+    leave: Leave,
+) -> Iterator[LinearAutoencoder]:
+    """Yield the models of one solve after a real fit without a user, or without its other items.
+
+    As in `update`, settings that were "auto" keep their numbers.
+    """
+    user = models[0].data_.select(users=history.users)
+    removed = user if leave == "user" else user.difference(history)
+    again = copy.copy(models[0]).update(removed=removed)
+    solved = Solved(again.inverse_, again.diagonal_, again.residual_)
+    for model, lowpass in zip(models, companions, strict=True):
+        data, dtype = again.interactions_, again.inverse_.dtype.name
+        companion = None if lowpass is None else lowpass.fit(data, dtype)
+        twin = copy.copy(model)
+        numbers = model.l2_, model.dropout_
+        twin._given = again.data_
+        twin._take(data, model.normalizer_, numbers, again.penalty_, solved, companion)
+        yield twin
 
 
 def drawn(
@@ -141,7 +201,7 @@ def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
     for strength in STRENGTHS:
         variants.append(copy.copy(model))
         variants[-1].lowpass = dataclasses.replace(lowpass, strength=strength)
-    lists, _ = lists_without(variants, shown, 20)
+    lists, _ = lists_without(variants, shown, 20, exact=False)
     values = np.stack([ndcg(find_hits(found, hidden.matrix), 20) for found in lists])
     gains = values[1:] - values[0]
     best = int(np.argmax(gains.mean(axis=1)))
@@ -149,8 +209,8 @@ def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
     return STRENGTHS[1 + best] if gains[best].mean() > error else 0.0
 
 
-def check_model(model: Any) -> None:
-    """Refuse what users cannot be left out of exactly."""
+def check_model(model: Any, *, exact: bool = True) -> None:
+    """Refuse what users cannot be left out of, or not exactly."""
     if not isinstance(model, LinearAutoencoder):
         kind = type(model).__name__
         raise SettingError(
@@ -158,6 +218,11 @@ def check_model(model: Any) -> None:
         )
     _ = model._fitted
     model.solution_.require("leave out")
+    if exact and model.signals is not None and model.signals.transform == "bm25":
+        raise SettingError(
+            "users cannot be left out of a model with transform='bm25': its numbers depend on the "
+            "histories of all users, and one user less changes them all; evaluate it on a split"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +230,8 @@ class Removal:
     """Who and what is taken out: for each item of each user, and for each user.
 
     `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items whose count
-    loses the user, `alone` those that no other user has, `values` are those of the history.
+    loses the user, `alone` those that no other user has, `values` are those of the history. `cold`
+    flags the users whose history holds no item that anybody has used after that.
     """
 
     data: Interactions
@@ -176,6 +242,7 @@ class Removal:
     values: Vector
     changed: npt.NDArray[np.bool_]
     alone: npt.NDArray[np.bool_]
+    cold: npt.NDArray[np.bool_]
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
@@ -222,6 +289,9 @@ class Removal:
             gone[(np.arange(len(keys)) - own.matrix.indptr[row] + starts[row])[changed]] = True
             after = model.normalizer_.user_weights(data.entries(~gone))[positions]
             after[np.diff(rows.indptr) == 0] = 0.0
+        uncounted = changed & (x > 0)  # negative values are not counted
+        is_used = shown & (data.item_counts[indices] - uncounted > 0)
+        cold = np.bincount(row[is_used], minlength=len(positions)) == 0
         columns = (indices.astype(np.int32), x, kept, odds, penalty, shown)
         return cls(
             data,
@@ -231,8 +301,9 @@ class Removal:
             (own.matrix.indptr.astype(np.int64), weight[positions], after),
             # an item that only this user has leads nowhere without it
             np.where(alone, 0.0, values)[order],
-            (changed & (x > 0))[order],  # negative values are not counted
+            uncounted[order],
             alone[order],
+            cold,
         )
 
 
@@ -299,7 +370,7 @@ def _batches(
     The dual engine makes only these; other matrices are handed on as they are.
     """
     offsets, n_items = removal.of_user[0], P.shape[0]
-    users = np.flatnonzero(np.diff(removal.history.indptr) > 0)
+    users = np.flatnonzero(~removal.cold)
     made = isinstance(P, DualMatrix)
     room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
     if made:
@@ -357,11 +428,17 @@ def _companion_scores(
 def _rank_by_popularity(
     removal: Removal, items: npt.NDArray[np.int32], scores: npt.NDArray[Any]
 ) -> None:
-    """Rank users without a history by the counts of the items, theirs not counted."""
+    """Rank users without a history that anybody shares by the counts of items, theirs not counted.
+
+    Items of the history are left out.
+    """
     offsets, k = removal.of_user[0], items.shape[2]
-    for user in np.flatnonzero(np.diff(removal.history.indptr) == 0):
+    for user in np.flatnonzero(removal.cold):
         own = slice(offsets[user], offsets[user + 1])
         counts = removal.data.item_counts.astype(np.float64)
         counts[removal.indices[own]] -= removal.changed[own]
-        order = np.argsort(-counts, kind="stable")[:k]
-        items[:, user], scores[:, user] = order, counts[order]
+        order = np.argsort(-counts, kind="stable")
+        history = removal.history.indices[slice(*removal.history.indptr[user : user + 2])]
+        order = order[~np.isin(order, history)][:k]
+        items[:, user], scores[:, user] = -1, np.nan
+        items[:, user, : len(order)], scores[:, user, : len(order)] = order, counts[order]

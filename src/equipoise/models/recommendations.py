@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 import scipy.sparse as sp
 from polars.io.plugins import register_io_source
 
+from equipoise.checks import path as checked_path
 from equipoise.data.matrix import Csr
 from equipoise.display.notebook import Cell, fragment, table
 from equipoise.errors import DataError, SettingError
@@ -42,7 +42,8 @@ class Recommendations:
     items
         Raw item ids, a list per user; shorter than k where fewer candidates are left.
     scores
-        The scores of these items; NaN where the source is "popular", which has none.
+        The scores of these items; NaN where the source is "popular", which has none, and for
+        pinned items that the model does not know.
     source
         "model", or "popular" where the user has no history the model knows.
     titles
@@ -81,9 +82,13 @@ class Recommendations:
         lengths = [len(row) for row in self.items]
         as_text = self.kinds.get("user") == pl.String
         users = list(map(str, self.users)) if as_text else self.users
+        items = [item for row in self.items for item in row]
+        # numbers beside a pinned text; what a service answers has no kinds
+        if self.kinds.get("item") == pl.String or any(isinstance(item, str) for item in items):
+            items = list(map(str, items))
         columns: dict[str, Any] = {
             "user": _repeat(users, lengths),
-            "item": [item for row in self.items for item in row],
+            "item": items,
             "score": pl.Series(
                 np.concatenate([*self.scores, np.empty(0, np.float32)]), nan_to_null=True
             ),
@@ -98,6 +103,8 @@ class Recommendations:
                 kinds["title"] = pl.String
             if self.reasons is not None:
                 columns["reasons"] = [each for row in self.reasons for each in row]
+                if self.kinds["item"] == pl.String:
+                    columns["reasons"] = [list(map(str, each)) for each in columns["reasons"]]
                 kinds["reasons"] = pl.List(self.kinds["item"])
                 names = self.reason_titles or self.reasons
                 columns["because"] = [JOINT.join(map(str, each)) for row in names for each in row]
@@ -243,7 +250,7 @@ def strongest(
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
     """Write frames of one schema to a file as they come; memory holds one at a time."""
-    target = Path(path)
+    target = checked_path("path", path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")
     if target.suffix not in FORMATS:

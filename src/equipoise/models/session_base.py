@@ -67,7 +67,7 @@ class SessionModel(Recommender):
         if isinstance(asked.source, Interactions):
             data = asked.source.with_items(train.item_index, unknown=unknown.items)
             if data.sequences is None:
-                return Request(asked.users, asked.kind, data.matrix, asked.answered)
+                return asked.request(data.matrix)
             clicks, given = data.sequences, asked.source.sequences
             assert given is not None
             _warn_of_skipped(len(given.items) - len(clicks.items), [])
@@ -76,11 +76,11 @@ class SessionModel(Recommender):
             known = asked.source >= 0
             own = self._weigh(train.sequences.take(asked.source[known]))
             rows = rows_or_empty(own, np.where(known, np.cumsum(known) - 1, -1))
-            return Request(asked.users, asked.kind, rows, asked.answered)
+            return asked.request(rows)
         else:
             clicks, skipped = history_events(asked.source, train.item_index, unknown)
             _warn_of_skipped(len(skipped), skipped)
-        return Request(asked.users, asked.kind, self._weigh(clicks), asked.answered)
+        return asked.request(self._weigh(clicks))
 
     @on_snapshot
     def rank(

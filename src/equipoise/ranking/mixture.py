@@ -27,6 +27,37 @@ Positions = npt.NDArray[np.int64]
 Rank = Callable[[Positions, int], Ranked]  # the best items of users by row, without pinned ones
 
 
+def with_unknown_pins(
+    ranked: Ranked, rules: ItemRules, shown: npt.NDArray[np.bool_], k: int, n_items: int
+) -> Ranked:
+    """Return lists of k items with pins in their places that the model does not know.
+
+    Parameters
+    ----------
+    ranked
+        Lists under the rules without these pins, at least k long where there are enough items.
+    rules
+        Whose pins they are; their positions are `n_items` and those after it.
+    shown
+        Users x such pins: which may be listed.
+    k
+        Length of the lists.
+    n_items
+        Number of items that the model knows.
+    """
+    added = np.where(shown, n_items + np.arange(shown.shape[1]), -1)
+    items = np.concatenate([ranked.items, added.astype(np.int32)], axis=1)
+    no_scores = np.full(shown.shape, np.nan, ranked.scores.dtype)
+    scores = np.concatenate([ranked.scores, no_scores], axis=1)
+    pin_order = np.full(n_items + shown.shape[1] + 1, len(rules.pins))
+    pin_order[rules.pins] = np.arange(len(rules.pins))
+    order = np.where(items >= 0, pin_order[items], len(rules.pins) + 1)
+    place = np.argsort(order, axis=1, kind="stable")[:, : min(k, items.shape[1])]
+    items = np.take_along_axis(items, place, axis=1)
+    lengths = (items >= 0).sum(axis=1).astype(np.int32)
+    return Ranked(items, np.take_along_axis(scores, place, axis=1), lengths)
+
+
 def mixed(rank: Rank, rules: ItemRules, terms: Sequence[Term], pinned: Ranked, k: int) -> Ranked:
     """Return lists of k items under the rules.
 
@@ -48,7 +79,8 @@ def mixed(rank: Rank, rules: ItemRules, terms: Sequence[Term], pinned: Ranked, k
     out = Ranked.empty(n_users, k, sum_dtype(terms))
     rows, width = np.arange(n_users), min(2 * k, n_items)
     while len(rows) and width:
-        step, waiting = max(1, CELLS // width), []
+        slots = max([quota.codes.shape[1] for quota in rules.quotas], default=1)
+        step, waiting = max(1, CELLS // (width * max(slots, 1))), []
         for at in range(0, len(rows), step):
             some = rows[at : at + step]
             choice = _Choice(rank(some, width), pinned.part(some), rules, terms, k)
@@ -78,7 +110,11 @@ class _Choice:
         # an item beyond the candidates is worth no more than the last of them is without a penalty
         more = (found.lengths == width) & (width < self.terms[0].n_items)
         border = np.where(more, (1 - diversity) * relevance[:, -1], NEVER)
-        taken = [np.zeros((n_users, width), np.int32) for _ in self.rules.quotas]
+        # of each candidate, how many items above share each of its values
+        taken = [
+            np.zeros((n_users, width, quota.codes.shape[1]), np.int32)
+            for quota in self.rules.quotas
+        ]
         nearest = np.zeros((n_users, width))
         lists = Ranked.empty(n_users, k, found.scores.dtype)
         for place in range(min(k, self.pinned.items.shape[1])):
@@ -92,7 +128,7 @@ class _Choice:
             value = (1 - diversity) * relevance[users] - diversity * nearest[users]
             value[~free[users]] = NEVER
             for counts, quota in zip(taken, self.rules.quotas, strict=True):
-                value[counts[users] >= quota.most] = NEVER
+                value[(counts[users] >= quota.most).any(axis=2)] = NEVER
             best = value.argmax(axis=1)
             worth = value[np.arange(len(users)), best]
             sure = (worth > NEVER) & (worth >= border[users])
@@ -140,8 +176,10 @@ class _Choice:
         """Take account of an item in the list of each of these users."""
         items = self.found.items[users]
         for counts, quota in zip(taken, self.rules.quotas, strict=True):
-            own = quota.codes[shown][:, None]
-            counts[users] += (quota.codes[items] == own) & (own >= 0)
+            of_candidates = quota.codes[items]
+            for own in quota.codes[shown].T:
+                own = own[:, None, None]
+                counts[users] += (of_candidates == own) & (own >= 0)
         if not self.rules.diversity or not len(users):
             return
         sources, place = np.unique(shown, return_inverse=True)

@@ -18,8 +18,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import cutoff
 from equipoise.data.matrix import Csr, as_positions, segments
-from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.errors import DataError, SolveError
 from equipoise.ranking.kernels import boost_items, keep_items, mask_items, select, sort_heaps
 from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.runtime.kernels import Floats, Offsets, Positions
@@ -161,8 +162,7 @@ def top_k(
     SolveError
         If a score is NaN; names the first such row.
     """
-    if k < 1:
-        raise SettingError(f"k must be >= 1, got {k}")
+    k = cutoff("k", k)
     history = _checked(terms, history)
     n_items = history.shape[1]
     hidden = [history] if exclude_seen else []

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 import equipoise
 from equipoise.automatic import alpha_from_gini, beta_from_homophily
+from equipoise.checks import count, cutoff, function
 from equipoise.data.interactions import Interactions
 from equipoise.data.split import Split, strong
 from equipoise.data.statistics import Statistics, describe
@@ -85,6 +86,9 @@ def collect(
     progress
         Called with the number of steps done and of all steps.
     """
+    cutoff("k", k)
+    count("sample", sample, 0)
+    function("progress", progress)
     clock, done = Clock(), iter(range(1, STEPS + 1))
     models: list[dict[str, Any]] = []
     results: list[Result] = []

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import cutoff
 from equipoise.data.ids import IdIndex, as_list
 from equipoise.data.interactions import Interactions
 from equipoise.data.split import Part
@@ -214,8 +215,7 @@ def case_study(
     """
     if user not in data.user_index:
         raise UnknownIdError(f"the data have no user {user!r}; {_some(data.user_index)}")
-    if k < 1:
-        raise SettingError(f"k must be >= 1, got {k}")
+    cutoff("k", k)
     row = data.user_index.position(user)
     others = data.rows(np.arange(data.n_users) != row)
     train = others.columns(others.item_counts > 0)

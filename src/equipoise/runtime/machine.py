@@ -19,6 +19,7 @@ from typing import Any
 
 import threadpoolctl
 
+from equipoise import checks
 from equipoise.errors import SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -113,6 +114,7 @@ class Pace:
         return (now - since) / (done - before) * (total - done) if done > before else None
 
 
+MOST_THREADS = 1 << 16
 _limit: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
@@ -122,8 +124,7 @@ def limited(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    if threads < 1:
-        raise SettingError(f"threads must be >= 1, got {threads}")
+    threads = checks.count("threads", threads, 1, MOST_THREADS)
     token = _limit.set(threads)
     try:
         with _blas().limit(limits=threads, user_api="blas"):

@@ -6,15 +6,18 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.ranking.rules import ItemRules
 from equipoise.serve import schemas
 from equipoise.serve.config import Config
 from equipoise.serve.folding import type_weights
 from equipoise.serve.state import (
+    Catalogue,
     History,
     Listed,
     Positions,
@@ -95,19 +98,23 @@ class Answers:
             candidates=None if asked.candidates is None else [*map(str, asked.candidates)],
             filters=asked.filter_values,
         )
+        if rules is not None:
+            rules = self._with_pins(rules, asked, catalogue, history, live)
         user = None if asked.user is None else str(asked.user)
         depth = asked.k + asked.offset
         listed = served.top(history, depth, allowed, asked.alpha, rules, user)
-        listed = Listed(
-            listed.places[asked.offset :], listed.scores[asked.offset :], listed.source
+        listed = replace(
+            listed, places=listed.places[asked.offset :], scores=listed.scores[asked.offset :]
         )
         items = self._items(served, listed, asked.offset)
+        is_known = listed.places < served.n_items
         if asked.explain:
-            reasons = served.reasons(history, listed.places, asked.alpha, asked.explain)
-            for item, why in zip(items, reasons, strict=True):
-                item["reasons"] = self._reasons(served, why)
+            known = listed.places[is_known]
+            reasons = iter(served.reasons(history, known, asked.alpha, asked.explain))
+            for item, has_reasons in zip(items, is_known, strict=True):
+                item["reasons"] = self._reasons(served, next(reasons) if has_reasons else [])
         key = self._state.key(self._tenant, served)
-        self._telemetry.listed(served, key, listed.places, listed.source)
+        self._telemetry.listed(served, key, listed.places[is_known], listed.source)
         number = secrets.token_hex(8)
         answer = {
             "list_id": number,
@@ -121,6 +128,30 @@ class Answers:
             "items": items,
         }
         return answer, self._keep(asked, answer, user)
+
+    def _with_pins(
+        self,
+        rules: ItemRules,
+        asked: schemas.Recommend,
+        catalogue: Catalogue,
+        history: History,
+        live: Live,
+    ) -> ItemRules:
+        """Return the rules with those unknown pins alone that the request may be shown."""
+        excluded, used = set(map(str, asked.exclude)), {*history.unknown, *live.seen}
+        candidates = None if asked.candidates is None else set(map(str, asked.candidates))
+        hides_seen = asked.exclude_seen and rules.seen not in ("include", "only")
+
+        def is_shown(item: Any) -> bool:
+            name = str(item)
+            return (
+                name not in excluded
+                and (candidates is None or name in candidates)
+                and not (hides_seen and name in used)
+                and catalogue.shows_unknown(item, asked.filter_values)
+            )
+
+        return rules.limit_unknown_pins(is_shown)
 
     def _keep(
         self, asked: schemas.Recommend, answer: dict[str, Any], user: str | None
@@ -148,19 +179,23 @@ class Answers:
         if listed.source == "popular":
             scores = [None] * len(scores)  # a number of users is no score of the model
         ids, titles, head, counts = served.ids, served.titles, served.head, served.counts
-        return [
-            {
-                "item": ids[place],
-                "title": titles[place],
-                "rank": rank,
-                "score": score,
-                "tail": not head[place],
-                "users": int(counts[place]),
-            }
-            for rank, (place, score) in enumerate(
-                zip(listed.places.tolist(), scores, strict=False), start=offset + 1
-            )
-        ]
+        items = []
+        for rank, (place, score) in enumerate(
+            zip(listed.places.tolist(), scores, strict=False), start=offset + 1
+        ):
+            if place >= served.n_items:  # pinned, and not known to the model
+                pin = listed.pins[place - served.n_items]
+                own = {"item": pin, "title": str(pin), "score": None, "tail": True, "users": 0}
+            else:
+                own = {
+                    "item": ids[place],
+                    "title": titles[place],
+                    "score": score,
+                    "tail": not head[place],
+                    "users": int(counts[place]),
+                }
+            items.append({**own, "rank": rank})
+        return items
 
     def _reasons(self, served: Served, why: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
         return [

@@ -51,6 +51,8 @@ class Client:
         tenant: str | None = None,
         timeout: float = 30.0,
     ) -> None:
+        if not isinstance(url, str):
+            raise SettingError(f"url must look like http://127.0.0.1:8000, got {url!r}")
         try:
             parts = urlsplit(url)
             port = parts.port

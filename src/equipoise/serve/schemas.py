@@ -177,7 +177,7 @@ class Item(BaseModel):
     item: int | str
     title: str
     rank: int
-    score: float | None = Field(description="null in a list of popular items.")
+    score: float | None = Field(description="null for a popular item, or one only pinned.")
     tail: bool = Field(description="Not among the fifth of the items with most users.")
     users: int = Field(description="Training users of the item.")
     reasons: list[Reason] | None = None

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ import scipy.sparse as sp
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.storage import MANIFEST
-from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, UnknownIdError
 from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
-from equipoise.ranking.ranker import Ranked, score, score_items, top_k
+from equipoise.ranking.ranker import score, score_items, top_k
 from equipoise.ranking.rules import ItemRules, Rules, as_rules
 from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment
@@ -75,11 +75,15 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A ranked list: positions of items, their scores and where it comes from."""
+    """A ranked list: positions of items, their scores and where it comes from.
+
+    `pins` are ids of pinned items that the model does not know, whose places come after its items.
+    """
 
     places: Positions
     scores: npt.NDArray[Any]
     source: str
+    pins: list[Any] = field(default_factory=list)
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -239,43 +243,28 @@ class Served:
     ) -> Listed:
         """Return the k best items among those allowed; an empty history gets popular ones.
 
-        `user` is whose rules hold; a history of no user has none of its own.
+        `user` is whose rules hold; a history of no user has none of its own. Pinned items that
+        the model does not know have places after its last item.
         """
-        k = min(k, max(self.n_items, 1))
-        if rules is not None and user is None:
-            rules = replace(rules, users={})
-        if not self.is_plain and not self.is_cold(history):
-            lists = self.model.recommend(
-                self._asked(history, user),
-                k,
-                exclude_seen=False,
-                candidates=allowed,
-                alpha=alpha,
-                rules=rules,
-            )
-            return Listed(self.items.positions(lists.items[0]), lists.scores[0], lists.source[0])
+        pins = [] if rules is None or rules.unknown_pins is None else rules.unknown_pins.ids
+        k = min(k, max(self.n_items, 1) + len(pins))
         cold = self.is_cold(history)
         terms = self.terms(alpha)  # a model without a dial refuses it here
-        if rules is not None:
-            found = self._under_rules(history, k, allowed, terms, rules, user)
+        if rules is not None or not (self.is_plain or cold):
+            used = np.array([[str(item) in history.unknown for item in pins]], np.bool_)
+            request = self._request(history, user)
+            request = replace(request, has_names=user is not None, used_pins=used)
+            found = self.model._listed(request.within(allowed), terms, k, False, rules, None)
         else:
             row, scored_by = self.row(history), self._popular if cold else terms
             found = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
         places = found.items[0, : found.lengths[0]]
-        return Listed(places, found.scores[0], "popular" if cold else "model")
+        return Listed(places, found.scores[0], "popular" if cold else "model", pins)
 
-    def _under_rules(
-        self,
-        history: History,
-        k: int,
-        allowed: Mask,
-        terms: list[Term],
-        rules: ItemRules,
-        user: str | None,
-    ) -> Ranked:
-        row = self.row(history)
-        request = Request([user], None, row, np.ones(1, np.bool_), allowed=allowed)
-        return self.model._listed(request, terms, k, False, rules, None)
+    def _request(self, history: History, user: str | None) -> Request:
+        if self.is_plain or self.is_cold(history):
+            return Request([user], None, self.row(history), np.ones(1, np.bool_))
+        return self.model._request(self._asked(history, user), Unknowns())
 
     def is_cold(self, history: History) -> bool:
         """Whether the model knows nothing of a history: it is empty, or no user has its items."""
@@ -390,24 +379,29 @@ class Catalogue:
         """Return the rules of a request over the items and all their attributes."""
         if not given:
             return None
-        try:
-            found = read_rules(json.dumps(given, sort_keys=True))
-            return None if found is None else found.on(self.data)
-        except TypeError as error:  # values that no label can have, such as lists
-            raise SettingError("rules hold values that no label has; give plain ones") from error
+        found = read_rules(json.dumps(given, sort_keys=True))
+        return None if found is None else found.on(self.data)
 
     def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
         if name not in self.names():
             told = ", ".join(self.names()) or "none"
             raise DataError(f"no item has an attribute {name!r}; known are {told}")
         kept = set(allowed)
+        fits = (_has_one_of(value, kept) for value in self._values(name))
+        return np.fromiter(fits, np.bool_, self._served.n_items)
 
-        def fits(value: Any) -> bool:
-            if isinstance(value, (list, tuple)):
-                return any(_is_plain(each) and each in kept for each in value)
-            return _is_plain(value) and value in kept
+    def shows_unknown(self, item: Any, filters: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether an item that the model does not know is available and passes filters."""
+        own = self._given.get(str(item), {})
+        passes = all(_has_one_of(own.get(name), values) for name, values in filters.items())
+        return passes and own.get("available") is not False
 
-        return np.fromiter(map(fits, self._values(name)), np.bool_, self._served.n_items)
+
+def _has_one_of(value: Any, allowed: Container[Any]) -> bool:
+    """Whether an attribute, or any of a list of them, is among these values."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_plain(each) and each in allowed for each in value)
+    return _is_plain(value) and value in allowed
 
 
 def _series(values: list[Any]) -> pl.Series:

@@ -261,7 +261,7 @@ def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
                 f"{gigabytes(free_memory())} is free; save it instead"
             )
         return matrix.toarray()
-    if device == "cpu":
+    if isinstance(device, str) and device == "cpu":
         return matrix
     where = torch_backend.find_device(device)
     return DeviceMatrix.from_host(matrix, where, zero_diagonal=zero_diagonal)

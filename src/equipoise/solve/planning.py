@@ -18,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from equipoise import checks
 from equipoise.checks import count as whole
+from equipoise.checks import path as checked_path
 from equipoise.checks import period
 from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
@@ -352,18 +354,18 @@ def plan(
     441080000
     """
     if data is not None:
+        if not all(hasattr(data, name) for name in ("n_users", "n_items", "n_interactions")):
+            raise SettingError(f"data must be Interactions, got {type(data).__name__}")
         n_users, n_items, n_interactions = data.n_users, data.n_items, data.n_interactions
     if n_users is None or n_items is None or n_interactions is None:
         raise SettingError("plan needs data, or n_users, n_items and n_interactions")
-    for name, count, least in (
+    for name, size_of, least in (
         ("n_users", n_users, 1),
         ("n_items", n_items, 1),
         ("n_interactions", n_interactions, 0),
     ):
-        if count < least:
-            raise SettingError(f"{name} must be >= {least}, got {count}")
-    if isinstance(lowpass_rank, bool) or not isinstance(lowpass_rank, int) or lowpass_rank < 0:
-        raise SettingError(f"lowpass_rank must be a whole number >= 0, got {lowpass_rank!r}")
+        checks.count(name, size_of, least)
+    checks.count("lowpass_rank", lowpass_rank, 0)
     if dtype not in ("float32", "float64"):
         raise SettingError(f"dtype must be 'float32' or 'float64', got {dtype!r}")
     if engine not in ENGINES:
@@ -485,7 +487,9 @@ def _fitting(size: Size, budget: int, scratch: str | os.PathLike[str] | None) ->
 
 def free_disk(folder: str | os.PathLike[str] | None) -> int:
     """Bytes free for tiles in a folder that need not exist yet; None is the temporary one."""
-    place = Path(tempfile.gettempdir() if folder is None else folder).absolute()
+    place = Path(tempfile.gettempdir())
+    if folder is not None:
+        place = checked_path("scratch", folder).absolute()
     ours = 0 if folder is None else tiled.written_bytes(place)
     while not place.exists():
         place = place.parent

@@ -32,7 +32,7 @@ def find_device(name: str) -> Any:
     torch = load_torch()
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
         raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {name!r}")

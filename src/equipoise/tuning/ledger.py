@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from equipoise.checks import path as checked_path
 from equipoise.data.storage import LARGEST, SEAL, Fields, check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError, SettingError
 
@@ -59,7 +60,7 @@ class Ledger:
     ) -> None:
         self._kinds: dict[str, type] = {}
         self._names: dict[int, Collection[str]] = {}
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else checked_path("storage", path)
         header = {"format": KIND, "version": VERSION, **search}
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self.solves: dict[str, dict[str, Any]] = {}

@@ -14,7 +14,9 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import polars as pl
 
-from equipoise.checks import choice, count, period
+from equipoise.checks import choice, count, function, period
+from equipoise.checks import path as checked_path
+from equipoise.data.ids import as_list
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.parts import Split
 from equipoise.errors import DataError, SettingError, SolveError
@@ -184,8 +186,12 @@ def search_with(
     started = time.perf_counter()
     if split is None and isinstance(model, (Split, Interactions)):
         model, split = None, model
-    extra = [objectives] if isinstance(objectives, str) else list(objectives or ())
-    goals = {name: _sign(name) for name in dict.fromkeys([metric, *extra])}
+    extra = [] if objectives is None else as_list(objectives)
+    goals = {name: _sign(name) for name in [metric, *extra]}
+    function("progress", progress)
+    count("seed", seed, 0)
+    if how.get("scratch") is not None:
+        checked_path("scratch", how["scratch"])
     if trials is None and isinstance(split, Split):
         trials = SPLIT_TRIALS
     if trials is not None:

@@ -34,8 +34,8 @@ def info(name: str) -> DataSet:
     >>> info("retailrocket").licence
     'CC BY-NC-SA 4.0'
     """
-    if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+    if not isinstance(name, str) or name not in CATALOGUE:
+        near = difflib.get_close_matches(str(name), CATALOGUE, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise SettingError(f"no data set {name!r}; {hint}the names are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]

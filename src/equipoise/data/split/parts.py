@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.checks import choice, fraction
+from equipoise.checks import MADE_BY_READ, choice, fraction, instance
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex, Unknown
 from equipoise.data.interactions import Interactions, pack, unpack
@@ -432,6 +432,7 @@ def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.i
 
 def timed_events(data: Interactions, split: str) -> Events:
     """Return the events of data with times; an error names the split that needs them."""
+    instance("data", data, Interactions, MADE_BY_READ)
     if data.events is None or data.events.times is None:
         raise DataError(f"{split} needs times; name the column with eq.read(..., time=...)")
     return data.events

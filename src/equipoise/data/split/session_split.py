@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.checks import choice
+from equipoise.checks import MADE_BY_READ, choice, instance
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex, unchecked
 from equipoise.data.interactions import Interactions, generator
@@ -73,6 +73,7 @@ def sessions(
     """
     check_shares(valid, test)
     choice("order", order, ("random", "time"))
+    instance("data", data, Interactions, MADE_BY_READ)
     if data.sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
     if order == "time":
@@ -114,6 +115,7 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     >>> [(row, history.history(row), target.history(row)) for row in history.users]
     [('s:1', [2], [0]), ('s:2', [2, 0], [2])]
     """
+    instance("data", data, Interactions, MADE_BY_READ)
     if data.sequences is None:
         raise DataError("reveal needs ordered events; read the data as sessions")
     events = data.sequences

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import choice, fraction
+from equipoise.checks import MADE_BY_READ, choice, fraction, instance
 from equipoise.data.interactions import Interactions, generator
 from equipoise.data.matrix import entry_rows
 from equipoise.data.split.parts import (
@@ -76,6 +76,7 @@ def strong(
     (16, 2, 2)
     """
     check_strong(valid, test, history, order)
+    instance("data", data, Interactions, MADE_BY_READ)
     if order == "time":
         timed_events(data, "strong(order='time')")
     rng = generator(seed)
@@ -188,6 +189,7 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
     """
     fraction("valid", valid, one=False)
     fraction("test", test, zero=False, one=False)
+    instance("data", data, Interactions, MADE_BY_READ)
     rng = generator(seed)
     counts = data.user_counts
     n_test = _n_hidden(test, counts)
