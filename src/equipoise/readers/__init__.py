@@ -112,7 +112,8 @@ def read(
         of has no value in the matrix.
     type
         Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
-        Left out, a column of a usual name (event, event_type, action) is taken; False takes none.
+        Left out, a column of a usual name (event, event_type, action, type) is taken; False takes
+        none.
     session
         Column that groups events into sessions, in place of `user`. Events keep their order (by
         time where there is one, else as they came).

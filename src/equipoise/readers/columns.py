@@ -70,6 +70,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "type": (
         "event eventtype eventname action actiontype behavior behaviour behaviortype "
         "behaviourtype interactiontype",
+        "type",
     ),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
