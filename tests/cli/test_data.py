@@ -51,6 +51,19 @@ def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
     assert found["n_users"] == 3
 
 
+def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) -> None:
+    events, artists = tmp_path / "plays.csv", tmp_path / "artists.dat"
+    events.write_text("user,item\n1,51\n2,52\n3,51\n")
+    artists.write_text("id\tname\turl\n51\t'Duran\tDuran'\td.example\n52\tBjork\tb.example\n")
+    refused = run("stats", events, "--labels", artists, "--quote", "'")
+    assert refused.exit_code == 1
+    assert "pass --label-id id," in " ".join(refused.output.split())
+    for column in ("id", 0):
+        done = run("stats", events, "--labels", artists, "--quote", "'", "--label-id", column)
+        assert done.exit_code == 0
+        assert "titles from its column 'name'" in " ".join(done.output.split())
+
+
 def test_k_core_options_filter(answer: Answer) -> None:
     (all_data,), (core,) = (
         answer("stats", "events.csv"),

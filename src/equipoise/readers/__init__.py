@@ -26,6 +26,7 @@ from equipoise.readers.files import (
     existing_file,
     first_bytes,
     is_blank,
+    is_utf8,
     json_parts,
     parquet_parts,
 )
@@ -74,6 +75,7 @@ def read(
     gap: float | str | None = None,
     min_rating: float | None = None,
     labels: Any = None,
+    label_id: Column = None,
     title: Column = None,
     ids: Literal["text"] | None = None,
     users: Any = None,
@@ -124,7 +126,11 @@ def read(
         Keeps only rows with at least this rating.
     labels
         A table with an item column and titles, genres, ...; rows are matched to the items. Or a
-        dictionary from items to titles.
+        dictionary from items to titles. Of the options for text files, `quote` and `escape` hold
+        for a file of labels too; its separator and header are found, and where it is UTF-8 it is
+        read as that, else in `encoding`.
+    label_id
+        Column of the labels with the item ids; found by the usual spellings when left out.
     title
         Column of the labels that is the title; found by its name or content when left out.
     ids
@@ -178,9 +184,7 @@ def read(
     given = locals()
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
-    if labels is not None:
-        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
-        options = replace(options, labels=labels_source(labels, plain))
+    options = with_labels(options, labels)
     if is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
@@ -189,10 +193,19 @@ def read(
     return to_interactions(object_source(source), row_options(source, options))
 
 
+def with_labels(options: ReadOptions, labels: Any) -> ReadOptions:
+    """Return the options with the labels opened, where there are any."""
+    if labels is not None:
+        return replace(options, labels=labels_source(labels, options))
+    if options.label_id is not None:
+        raise SettingError("label_id= names a column of the labels; pass labels= too")
+    return options
+
+
 def labels_source(labels: Any, options: ReadOptions) -> Source:
     """Open the labels: a table, or a mapping from items to titles."""
     if is_path(labels):
-        return table_source(labels, options)
+        return table_source(labels, labels_options(os.fspath(labels), options))
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
     if isinstance(labels, (list, tuple)):
@@ -202,6 +215,14 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
             f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
         )
     return object_source(labels, "the labels")
+
+
+def labels_options(path: str, options: ReadOptions) -> ReadOptions:
+    """Return how to read a file of labels, which need not be written as the events are."""
+    plain = replace(options, separator=None, header=None, sheet=None, format=None)
+    if options.encoding != "utf-8" and all(map(is_utf8, part_files(path) or [Path(path)])):
+        return replace(plain, encoding="utf-8")
+    return plain
 
 
 def _is_column(values: object) -> bool:
@@ -214,7 +235,7 @@ def is_path(source: object) -> bool:
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     if is_directory_of(path, KIND):
-        others = ("min_rating", "labels", "title", "users", "items", "format")
+        others = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
