@@ -64,6 +64,16 @@ def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) ->
         assert "titles from its column 'name'" in " ".join(done.output.split())
 
 
+def test_baskets_are_a_format(tmp_path: Path, run: Run, answer: Answer) -> None:
+    table = tmp_path / "groceries.csv"
+    table.write_text("milk,bread,tea\ntea\nbread,tea\nmilk,tea,salt,ham\n")
+    refused = run("stats", table)
+    assert refused.exit_code == 1
+    assert "pass --format baskets" in " ".join(refused.output.split())
+    (found,) = answer("stats", table, "--format", "baskets")
+    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (4, 5, 10)
+
+
 def test_k_core_options_filter(answer: Answer) -> None:
     (all_data,), (core,) = (
         answer("stats", "events.csv"),

@@ -207,7 +207,7 @@ class ReadOptions:
     ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
     sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
-    format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
+    format: Annotated[str | None, reads("Of the file, such as csv or baskets.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
     ] = "error"

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
+from equipoise.readers.baskets import looks_like_baskets, read_baskets
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
 from equipoise.readers.files import (
@@ -151,7 +152,9 @@ def read(
         Of an Excel workbook; its first one when left out.
     format
         "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
-        "movielens", "strong" or "weak", where the name of the file does not tell.
+        "movielens", "strong" or "weak", where the name of the file does not tell. "baskets": each
+        line is a basket, its item ids separated by commas, semicolons, tabs or blanks; the user is
+        the line number.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
@@ -239,8 +242,24 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
-    research = from_research(Path(path), options)
-    return to_interactions(table_source(path, options), options) if research is None else research
+    place = Path(path)
+    if options.format == "baskets":
+        return read_baskets(place, options)
+    try:
+        research = from_research(place, options)
+        if research is not None:
+            return research
+        return to_interactions(table_source(path, options), options)
+    except DataError as error:
+        is_text = (
+            options.format in (None, "csv", "tsv")
+            and place.is_file()
+            and table_kind(place, options) == "text"
+        )
+        if not (is_text and looks_like_baskets(place, options.encoding)):
+            raise
+        hint = "if each line is a basket of items, pass format='baskets'"
+        raise DataError(f"{error}; {hint}") from error
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:

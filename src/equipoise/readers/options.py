@@ -34,7 +34,8 @@ TIMES = ("time", "time_unit", "time_format")
 COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
-FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+RESEARCH = ("npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+FORMATS = (*TABLES, "baskets", *RESEARCH)
 
 
 @dataclass(frozen=True, kw_only=True)
