@@ -51,6 +51,29 @@ def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
     assert found["n_users"] == 3
 
 
+def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) -> None:
+    events, artists = tmp_path / "plays.csv", tmp_path / "artists.dat"
+    events.write_text("user,item\n1,51\n2,52\n3,51\n")
+    artists.write_text("id\tname\turl\n51\t'Duran\tDuran'\td.example\n52\tBjork\tb.example\n")
+    refused = run("stats", events, "--labels", artists, "--quote", "'")
+    assert refused.exit_code == 1
+    assert "pass --label-id id," in " ".join(refused.output.split())
+    for column in ("id", 0):
+        done = run("stats", events, "--labels", artists, "--quote", "'", "--label-id", column)
+        assert done.exit_code == 0
+        assert "titles from its column 'name'" in " ".join(done.output.split())
+
+
+def test_baskets_are_a_format(tmp_path: Path, run: Run, answer: Answer) -> None:
+    table = tmp_path / "groceries.csv"
+    table.write_text("milk,bread,tea\ntea\nbread,tea\nmilk,tea,salt,ham\n")
+    refused = run("stats", table)
+    assert refused.exit_code == 1
+    assert "pass --format baskets" in " ".join(refused.output.split())
+    (found,) = answer("stats", table, "--format", "baskets")
+    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (4, 5, 10)
+
+
 def test_k_core_options_filter(answer: Answer) -> None:
     (all_data,), (core,) = (
         answer("stats", "events.csv"),

@@ -391,3 +391,13 @@ def test_labels_may_be_a_dictionary():
     assert eq.read(SHOP, labels={"10": "ice"}).label(10) == "ice"
     columns = {"item": [10, 20], "title": ["ice", "sauce"]}
     assert eq.read(SHOP, labels=columns).label(20) == "sauce"
+
+
+def test_a_column_called_type_is_the_type_of_the_events():
+    log = {"user": [1, 1, 2], "item": [10, 20, 10], "type": ["view", "buy", "view"]}
+    data = eq.read(pl.DataFrame(log))
+    assert data.events.type_names == ("buy", "view")
+    assert any("column 'type' read as the type of each event" in note for note in data.notes)
+    both = pl.DataFrame(log | {"event": ["open", "open", "close"]})
+    assert eq.read(both).events.type_names == ("close", "open")
+    assert eq.read(pl.DataFrame(log), type=False).events is None

@@ -199,7 +199,10 @@ class ReadOptions:
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
-    title: Annotated[str | None, reads("Column of the labels.", "--title-column")] = None
+    label_id: Annotated[str | None, reads("Column of the labels with the item ids.")] = None
+    title: Annotated[
+        str | None, reads("Column of the labels with the titles.", "--title-column")
+    ] = None
     ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
@@ -211,7 +214,7 @@ class ReadOptions:
     ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
     sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
-    format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
+    format: Annotated[str | None, reads("Of the file, such as csv or baskets.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
     ] = "error"
@@ -288,7 +291,8 @@ class ReadOptions:
         settings = dict(vars(self))
         for name in (*FILTERS, "cluster"):
             del settings[name]
-        for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
+        columns = "user item time rating weight type session label_id title"
+        for name in columns.split():
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
         for name in ("time", "rating", "type"):  # none: leave such a column alone

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
+from equipoise.readers.baskets import looks_like_baskets, read_baskets
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
 from equipoise.readers.files import (
@@ -26,6 +27,7 @@ from equipoise.readers.files import (
     existing_file,
     first_bytes,
     is_blank,
+    is_utf8,
     json_parts,
     parquet_parts,
 )
@@ -74,6 +76,7 @@ def read(
     gap: float | str | None = None,
     min_rating: float | None = None,
     labels: Any = None,
+    label_id: Column = None,
     title: Column = None,
     ids: Literal["text"] | None = None,
     users: Any = None,
@@ -112,7 +115,8 @@ def read(
         of has no value in the matrix.
     type
         Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
-        Left out, a column of a usual name (event, event_type, action) is taken; False takes none.
+        Left out, a column of a usual name (event, event_type, action, type) is taken; False takes
+        none.
     session
         Column that groups events into sessions, in place of `user`. Events keep their order (by
         time where there is one, else as they came).
@@ -123,7 +127,11 @@ def read(
         Keeps only rows with at least this rating.
     labels
         A table with an item column and titles, genres, ...; rows are matched to the items. Or a
-        dictionary from items to titles.
+        dictionary from items to titles. Of the options for text files, `quote` and `escape` hold
+        for a file of labels too; its separator and header are found, and where it is UTF-8 it is
+        read as that, else in `encoding`.
+    label_id
+        Column of the labels with the item ids; found by the usual spellings when left out.
     title
         Column of the labels that is the title; found by its name or content when left out.
     ids
@@ -144,7 +152,9 @@ def read(
         Of an Excel workbook; its first one when left out.
     format
         "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
-        "movielens", "strong" or "weak", where the name of the file does not tell.
+        "movielens", "strong" or "weak", where the name of the file does not tell. "baskets": each
+        line is a basket, its item ids separated by commas, semicolons, tabs or blanks; the user is
+        the line number.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
@@ -177,9 +187,7 @@ def read(
     given = locals()
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
-    if labels is not None:
-        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
-        options = replace(options, labels=labels_source(labels, plain))
+    options = with_labels(options, labels)
     if is_path(source):
         return _from_path(source, options)
     if sp.issparse(source) or isinstance(source, np.ndarray):
@@ -188,10 +196,19 @@ def read(
     return to_interactions(object_source(source), row_options(source, options))
 
 
+def with_labels(options: ReadOptions, labels: Any) -> ReadOptions:
+    """Return the options with the labels opened, where there are any."""
+    if labels is not None:
+        return replace(options, labels=labels_source(labels, options))
+    if options.label_id is not None:
+        raise SettingError("label_id= names a column of the labels; pass labels= too")
+    return options
+
+
 def labels_source(labels: Any, options: ReadOptions) -> Source:
     """Open the labels: a table, or a mapping from items to titles."""
     if is_path(labels):
-        return table_source(labels, options)
+        return table_source(labels, labels_options(os.fspath(labels), options))
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
     if isinstance(labels, (list, tuple)):
@@ -201,6 +218,14 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
             f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
         )
     return object_source(labels, "the labels")
+
+
+def labels_options(path: str, options: ReadOptions) -> ReadOptions:
+    """Return how to read a file of labels, which need not be written as the events are."""
+    plain = replace(options, separator=None, header=None, sheet=None, format=None)
+    if options.encoding != "utf-8" and all(map(is_utf8, part_files(path) or [Path(path)])):
+        return replace(plain, encoding="utf-8")
+    return plain
 
 
 def _is_column(values: object) -> bool:
@@ -213,12 +238,28 @@ def is_path(source: object) -> bool:
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     if is_directory_of(path, KIND):
-        others = ("min_rating", "labels", "title", "users", "items", "format")
+        others = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
-    research = from_research(Path(path), options)
-    return to_interactions(table_source(path, options), options) if research is None else research
+    place = Path(path)
+    if options.format == "baskets":
+        return read_baskets(place, options)
+    try:
+        research = from_research(place, options)
+        if research is not None:
+            return research
+        return to_interactions(table_source(path, options), options)
+    except DataError as error:
+        is_text = (
+            options.format in (None, "csv", "tsv")
+            and place.is_file()
+            and table_kind(place, options) == "text"
+        )
+        if not (is_text and looks_like_baskets(place, options.encoding)):
+            raise
+        hint = "if each line is a basket of items, pass format='baskets'"
+        raise DataError(f"{error}; {hint}") from error
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:

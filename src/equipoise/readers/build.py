@@ -29,6 +29,7 @@ from equipoise.readers.columns import (
     choose_columns,
     given_column,
     id_column,
+    label_id_column,
     number_column,
     spelled_like,
     time_column,
@@ -336,7 +337,7 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
 
 def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
     """Return one row of labels per item, the title first; items without labels get nulls."""
-    key = _item_column(source, options)
+    key = label_id_column(source, options)
     rest = [name for name in source.columns if name != key]
     if not rest:
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
@@ -361,7 +362,7 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
     if missing == len(items):
         raise DataError(
             f"{source.name}: none of the items is labelled; check that column {key!r} holds "
-            f"ids such as {items.tolist()[0]!r}"
+            f"ids such as {items.tolist()[0]!r}, or pass label_id= with another column"
         )
     also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
     notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
@@ -379,17 +380,6 @@ def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
         return known[0]
     texts = [name for name in names if frame[name].dtype == pl.String]
     return max(texts, key=lambda name: frame[name].n_unique()) if texts else names[0]
-
-
-def _item_column(source: Source, options: ReadOptions) -> str:
-    if isinstance(options.item, str) and options.item in source.columns:
-        return options.item
-    found = spelled_like(source.columns, "item")
-    if not source.named or (not found and len(source.columns) == 2):
-        return source.columns[0]
-    if len(found) == 1:
-        return found[0]
-    return given_column(source, options.item or "item_id", "item")
 
 
 def _same_type(

@@ -70,6 +70,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "type": (
         "event eventtype eventname action actiontype behavior behaviour behaviortype "
         "behaviourtype interactiontype",
+        "type",
     ),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
@@ -229,6 +230,32 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)
     hint = f"did you mean {plain[near[0]]!r}? " if near else ""
     raise DataError(f"{source.name} has no column {asked!r}; {hint}{_listed(names)}")
+
+
+def label_id_column(source: Source, options: ReadOptions) -> str:
+    """Return the column of the labels that holds the item ids."""
+    names = source.columns
+    if options.label_id is not None:
+        return given_column(source, options.label_id, "label_id")
+    if isinstance(options.item, str) and options.item in names:
+        return options.item
+    hits = spelled_like(names, "item")
+    if not source.named or (not hits and len(names) == 2):
+        return names[0]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        several = " and ".join(repr(name) for name in hits)
+        choices = " or ".join(f"label_id={name!r}" for name in hits)
+        raise DataError(
+            f"{source.name}: {several} could {'both' if len(hits) == 2 else 'all'} be the item "
+            f"ids; pass {choices}"
+        )
+    likely = next((name for name in names if _simple(name).endswith(("id", "ids"))), names[0])
+    raise DataError(
+        f"{source.name}: no column looks like the item ids; pass label_id={likely!r}, or the "
+        f"column that holds them; {_listed(names)}"
+    )
 
 
 def _simple(name: str) -> str:

@@ -132,7 +132,10 @@ def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataE
     if asked and guess:
         found = f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
         return DataError(f"{path}: asked for separator={asked!r} but {found}: leave it out")
-    return DataError(f"{path} has one column, {shown!r}; pass separator= to cut it into fields")
+    return DataError(
+        f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
+        "(for labels, a frame in place of the file)"
+    )
 
 
 def sniff(name: str, sample: bytes) -> str:

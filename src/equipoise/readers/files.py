@@ -123,6 +123,16 @@ def text_contents(path: Path, encoding: str) -> bytes | Path:
     return data
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether this is text in UTF-8; a file that cannot be read as text is not."""
+    try:
+        data = all_bytes(contents(path))
+        data.decode("utf-8")
+    except (DataError, UnicodeDecodeError):
+        return False
+    return not (b"\x00" in data or b"\x1b" in data)  # as UTF-16 and ISO-2022 have them
+
+
 def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
     head = first_bytes(data, 4)
     plain = encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")

@@ -34,7 +34,8 @@ TIMES = ("time", "time_unit", "time_format")
 COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
-FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+RESEARCH = ("npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+FORMATS = (*TABLES, "baskets", *RESEARCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class ReadOptions:
     gap: float | str | None = None
     min_rating: float | None = None
     labels: Source | None = None
+    label_id: Column = None
     title: Column = None
     ids: Literal["text"] | None = None
     users: Any = None
@@ -80,7 +82,7 @@ class ReadOptions:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.min_rating is not None:
             number("min_rating", self.min_rating)
-        for name in ("user", "item", "time", "rating", "weight", "session", "title"):
+        for name in ("user", "item", "time", "rating", "weight", "session", "title", "label_id"):
             value = getattr(self, name)  # True and False would be taken as positions 1 and 0
             if value is True or (value is False and name not in ("time", "rating")):
                 raise SettingError(f"{name} must be a column's name or position, got {value}")

@@ -186,11 +186,16 @@ def _untyped(path: Path, options: ReadOptions) -> Source:
 
 
 def _looks_adjacent(sample: bytes) -> bool:
-    """Whether the lines are whole numbers between single blanks, not all equally many."""
+    """Whether the lines are whole numbers between single blanks, not all equally many.
+
+    Each line must start with another number, which is the user; lines of baskets seldom do.
+    """
     lines = sample.split(b"\n")[:50]
     lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
     counts = {len(line.split()) for line in lines}
-    return len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+    users = {line.split()[0] for line in lines}
+    adjacent = len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+    return adjacent and len(users) == len(lines)
 
 
 def _adjacency(path: Path, options: ReadOptions) -> Source:
