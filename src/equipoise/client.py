@@ -28,6 +28,8 @@ BATCH = 100  # lists in one request, as the service allows
 class Client:
     """Asks `equipoise serve` what a model could be asked.
 
+    Ids come back as the data of the model have them, integers or text, as from a model.
+
     Parameters
     ----------
     url
@@ -107,7 +109,7 @@ class Client:
         items = [each["items"] for each in lists]
         return Recommendations(
             names,
-            [[item["item"] for item in row] for row in items],
+            [_table_ids(each, [item["item"] for item in each["items"]]) for each in lists],
             [np.array([_number(item["score"]) for item in row], np.float32) for row in items],
             [each["source"] for each in lists],
             [[item["title"] for item in row] for row in items],
@@ -118,7 +120,8 @@ class Client:
         found = self._ask("GET", "/similar", item=item, k=k, alpha=alpha, model=self._model)
         row = found["items"]
         scores = np.array([_number(each["score"]) for each in row], np.float32)
-        items, titles = [each["item"] for each in row], [each["title"] for each in row]
+        items = _table_ids(found, [each["item"] for each in row])
+        titles = [each["title"] for each in row]
         return Recommendations([item], [items], [scores], [found["source"]], [titles])
 
     def explain(self, history: Any, item: Any, *, alpha: float | None = None) -> Explanation:
@@ -129,7 +132,8 @@ class Client:
         sources, parts, titles = (
             [each[name] for each in found["reasons"]] for name in ("item", "contribution", "title")
         )
-        return Explanation(found["item"], found["score"], sources, parts, titles)
+        (explained,), sources = _table_ids(found, [found["item"]]), _table_ids(found, sources)
+        return Explanation(explained, found["score"], sources, parts, titles)
 
     def score(
         self, histories: Any, items: Iterable[Any], *, alpha: float | None = None
@@ -164,7 +168,11 @@ class Client:
 
     def items(self, text: str = "", limit: int = 20, offset: int = 0) -> dict[str, Any]:
         """Search the catalogue by title."""
-        return self._ask("GET", "/items", q=text, limit=limit, offset=offset, model=self._model)
+        page = self._ask("GET", "/items", q=text, limit=limit, offset=offset, model=self._model)
+        ids = _table_ids(page, [entry["item"] for entry in page["items"]])
+        for entry, item in zip(page["items"], ids, strict=True):
+            entry["item"] = item
+        return page
 
     def summary(self) -> dict[str, Any]:
         """Return what is served."""
@@ -216,6 +224,11 @@ class Client:
             self._connection.request(method, target, content, headers)
             answer = self._connection.getresponse()
         return answer.status, answer.read()
+
+
+def _table_ids(answer: Mapping[str, Any], ids: list[str]) -> list[Any]:
+    """Return the ids of items of an answer, which are text, as the data of the model have them."""
+    return [int(item) for item in ids] if answer["item_ids"] == "integer" else ids
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import polars as pl
 import pytest
 from tests.serve.postgres import Postgres, new_folder
@@ -27,6 +28,7 @@ from equipoise.serve.app import create
 from equipoise.serve.config import Config
 
 SCRIPT = "<script>window.hacked = 1</script>"
+FIRST_WIDE = -6783772548752091658  # 64 bits; a double has 53
 READY = 60.0  # seconds; a busy machine is no failure
 
 
@@ -46,6 +48,16 @@ def saved(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("models")
     eq.EASE(l2=20.0, dropout=0.3, normalizer=eq.DAN(0.3, 0.2)).fit(shop_data).save(folder / "dan")
     eq.EASE(l2=200.0).fit(shop_data).save(folder / "plain")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose ids are integers that JavaScript has no numbers for."""
+    items, users = (FIRST_WIDE + np.arange(n) for n in shop_data.matrix.shape[::-1])
+    data = Interactions(shop_data.matrix, users, items, labels=shop_data.labels)
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    eq.EASE(l2=20.0).fit(data).save(folder)
     return folder
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 import scipy.sparse as sp
-from tests.serve.conftest import SCRIPT, Api, Serve
+from tests.serve.conftest import FIRST_WIDE, SCRIPT, Api, Serve
 from tests.serve.test_store import TRICKS
 
 import equipoise as eq
@@ -18,8 +18,15 @@ from equipoise.interactions import Interactions
 
 
 def items(answer: Any) -> list[Any]:
+    """Return the ids of a list as the data have them."""
     assert answer.status_code == 200, answer.text
-    return [item["item"] for item in answer.json()["items"]]
+    return table_ids([item["item"] for item in answer.json()["items"]])
+
+
+def table_ids(texts: list[str]) -> list[int]:
+    """Return the ids of an answer, which are text, as the data have them."""
+    assert all(isinstance(text, str) for text in texts), texts
+    return [int(text) for text in texts]
 
 
 def click(api: Api, user: object, *wanted: object, **more: object) -> dict[str, Any]:
@@ -37,13 +44,73 @@ def dan(saved: Path) -> eq.Recommender:
 def test_a_list_is_that_of_the_model(standing: Api, dan: eq.Recommender) -> None:
     expected = dan.recommend(["u5"], k=10)
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 10}).json()
-    assert [item["item"] for item in answer["items"]] == expected.items[0]
+    assert table_ids([item["item"] for item in answer["items"]]) == expected.items[0]
     assert [item["score"] for item in answer["items"]] == expected.scores[0].tolist()
     assert [item["rank"] for item in answer["items"]] == list(range(1, 11))
     assert answer["model"] == "default"
     assert answer["source"] == "model"
     assert len(answer["version"]) == 12
     assert items(standing.get("/v1/recommend/u5?k=10")) == expected.items[0]
+
+
+def ids_in(value: Any, name: str = "") -> list[Any]:
+    """Return the ids of users and items anywhere in an answer."""
+    if isinstance(value, dict):
+        return [one for key, part in value.items() for one in ids_in(part, key)]
+    if isinstance(value, list):
+        return [one for part in value for one in ids_in(part, f"{name}[]")]
+    return [value] if name in ("item", "user", "unknown_items[]", "users[]") else []
+
+
+def test_ids_of_64_bits_leave_as_text_and_come_in_as_both(served: Serve, wide: Path) -> None:
+    api = served(models={"default": str(wide)})
+    first, second, third = FIRST_WIDE, FIRST_WIDE + 1, FIRST_WIDE + 2
+    for one in (first, str(first)):
+        events = {"events": [{"user": one, "item": second}]}
+        who = {"user": one, "explain": 2}
+        bodies: list[tuple[str, str, Any]] = [
+            ("POST", "/v1/events", events),
+            ("POST", "/v1/recommend", who),
+            ("POST", "/v1/recommend", {"history": [one, third, 2**62], "explain": 2}),
+            ("POST", "/v1/recommend", {"session": [one], "exclude": [third]}),
+            ("POST", "/v1/recommend", {"user": "new", "candidates": [one, third]}),
+            ("POST", "/v1/recommend:batch", {"requests": [who]}),
+            ("POST", "/v1/explain", {"history": [one], "item": third}),
+            ("POST", "/v1/score", {"history": [one], "items": [second, third]}),
+            ("GET", f"/v1/recommend/{one}?explain=2", None),
+            ("GET", f"/v1/similar?item={one}", None),
+            ("GET", "/v1/items?limit=3", None),
+            ("GET", f"/v1/items/{one}", None),
+            ("GET", f"/v1/users/{one}", None),
+            ("GET", "/v1/users?limit=3", None),
+            ("GET", f"/v1/users?q={one}", None),
+            ("DELETE", f"/v1/users/{one}", None),
+        ]
+        for method, path, body in bodies:
+            options = {} if body is None else {"json": body}
+            answer = api.request(method, path, **options)
+            assert answer.status_code == 200, answer.text
+            facts = answer.json()
+            named = ids_in(facts)
+            assert named or path == "/v1/events", path
+            assert all(isinstance(each, str) for each in named if each is not None), path
+            texts = [each for each in named if each not in (None, "new")]
+            assert all(-(2**63) <= int(each) < 2**63 for each in texts), path
+            kinds = {facts[name] for name in ("item_ids", "user_ids") if name in facts}
+            assert kinds <= {"integer"}, path
+    facts = api.get("/v1/models").json()["models"][0]
+    assert (facts["user_ids"], facts["item_ids"]) == ("integer", "integer")
+    (listed,) = api.post("/v1/recommend", {"user": "new", "candidates": [first]}).json()["items"]
+    assert listed["item"] == str(first)
+    unknown = api.post("/v1/recommend", {"history": [2**62]}).json()["unknown_items"]
+    assert unknown == [str(2**62)]
+
+
+def test_answers_say_what_the_ids_are_in_the_data(standing: Api) -> None:
+    facts = standing.get("/v1/model").json()
+    assert (facts["user_ids"], facts["item_ids"]) == ("text", "integer")
+    assert standing.get("/v1/users").json()["user_ids"] == "text"
+    assert standing.get("/v1/recommend/u5").json()["item_ids"] == "integer"
 
 
 def test_a_history_and_the_dial_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
@@ -83,7 +150,7 @@ def test_replays_change_nothing(api: Api) -> None:
     assert click(api, "new", 3, id="one")["accepted"] == 1
     again = click(api, "new", 13, id="one")
     assert (again["accepted"], again["duplicates"]) == (0, 1)
-    assert [item["item"] for item in api.get("/v1/users/new").json()["items"]] == [3]
+    assert items(api.get("/v1/users/new")) == [3]
 
 
 def test_seen_items_come_back_only_when_asked_for(api: Api) -> None:
@@ -203,7 +270,8 @@ def test_attributes_that_another_worker_changed_are_seen_everywhere(
     assert other.get(f"/v1/items/{first}").json()["attributes"]["category"] == "winter"
     one.put(f"/v1/items/{first}", {"category": "summer"})
     page = other.get("/v1/items?limit=80").json()["items"]
-    assert [i["item"] for i in page if i["attributes"].get("category") == "summer"] == [first]
+    summer = [i["item"] for i in page if i["attributes"].get("category") == "summer"]
+    assert table_ids(summer) == [first]
 
 
 def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
@@ -231,8 +299,8 @@ def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
 def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 3, "explain": 2}).json()
     for item in answer["items"]:
-        expected = dan.explain("u5", item["item"])
-        assert [each["item"] for each in item["reasons"]] == expected.sources[:2]
+        expected = dan.explain("u5", int(item["item"]))
+        assert table_ids([each["item"] for each in item["reasons"]]) == expected.sources[:2]
         body = {"user": "u5", "item": item["item"]}
         whole = standing.post("/v1/explain", body).json()
         assert whole["score"] == item["score"]
@@ -267,7 +335,7 @@ def test_items_that_no_user_has_explain_nothing(
 
 def test_similar_and_score_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.get("/v1/similar?item=13&k=6").json()
-    assert [item["item"] for item in answer["items"]] == dan.similar(13, k=6).items[0]
+    assert table_ids([item["item"] for item in answer["items"]]) == dan.similar(13, k=6).items[0]
     whole = dan.score([[3, 13]])[0]
     body = {"history": [3, 13], "items": [23, "793", "none"]}
     found = standing.post("/v1/score", body).json()["scores"]
@@ -287,9 +355,8 @@ def test_a_batch_answers_and_refuses_entry_by_entry(standing: Api) -> None:
     answers = standing.post("/v1/recommend:batch", {"requests": requests}).json()["answers"]
     statuses = [None if a["problem"] is None else a["problem"]["status"] for a in answers]
     assert statuses == [None, 422, 404, None, 422]
-    assert [i["item"] for i in answers[0]["result"]["items"]] == items(
-        standing.get("/v1/recommend/u5?k=3")
-    )
+    listed = table_ids([item["item"] for item in answers[0]["result"]["items"]])
+    assert listed == items(standing.get("/v1/recommend/u5?k=3"))
     assert answers[3]["result"]["model"] == "plain"
 
 
@@ -299,7 +366,7 @@ def test_items_are_found_by_title_and_id(standing: Api) -> None:
     assert len(found["items"]) == 3
     users = [item["users"] for item in found["items"]]
     assert users == sorted(users, reverse=True)
-    assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == 793
+    assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == "793"
     whole = [standing.get(f"/v1/items?limit=40&offset={at}").json() for at in (0, 40, 80)]
     assert len({i["item"] for page in whole for i in page["items"]}) == 80
     script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
@@ -326,7 +393,7 @@ def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
     assert api.get("/v1/recommend/u5").json()["source"] == "popular"
     assert api.get("/v1/users/u5").json()["known"] is False
     click(api, "u5", 13)
-    assert [i["item"] for i in api.get("/v1/users/u5").json()["items"]] == [13]
+    assert items(api.get("/v1/users/u5")) == [13]
 
 
 def test_models_and_their_facts(standing: Api) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serve.conftest import Process
+from tests.serve.conftest import FIRST_WIDE, Process, Start
 
 import equipoise as eq
 
@@ -34,6 +34,20 @@ def test_the_client_has_the_methods_of_the_model(service: Process, saved: Path) 
         assert np.array_equal(client.score(["u5"], wanted), model.score(["u5"])[:, [0, 5]])
         assert client.summary()["items"] == 80
         assert client.items("item 7")["total"] == 11
+
+
+def test_ids_come_back_as_the_data_have_them(wide: Path, start: Start, tmp_path: Path) -> None:
+    model = eq.load(wide)
+    service = start(wide, "--store", f"sqlite:///{tmp_path}/x.db")
+    with service.client() as client:
+        users = model.interactions_.users[:3]
+        mine, theirs = model.recommend(users, k=5), client.recommend(users, k=5)
+        assert theirs.items == mine.items
+        assert all(type(item) is int for item in theirs.items[0])
+        assert client.similar(FIRST_WIDE, k=4).items == model.similar(FIRST_WIDE, k=4).items
+        why, because = (each.explain([FIRST_WIDE], FIRST_WIDE + 1) for each in (model, client))
+        assert (because.item, because.sources) == (why.item, why.sources)
+        assert client.items(str(FIRST_WIDE))["items"][0]["item"] == FIRST_WIDE
 
 
 def test_events_attributes_and_forgetting(service: Process) -> None:

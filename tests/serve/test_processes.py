@@ -59,7 +59,7 @@ class Asker(threading.Thread):
             except (OSError, http.client.HTTPException):
                 self.broken += 1  # open on a worker that was killed
                 continue
-            items = [item["item"] for item in found.get("items", [])]  # type: ignore[attr-defined]
+            items = [int(item["item"]) for item in found.get("items", [])]  # type: ignore[attr-defined]
             if status != 200 or items != self.expected.get(str(found.get("version"))):
                 self.wrong.append((status, found))
             self.answers += 1

@@ -41,9 +41,10 @@ PAGE = {
     "docs.js": "text/javascript; charset=utf-8",
 }
 DESCRIPTION = """\
-Recommendations of linear models from live histories. Ids are text or integers; `7` and `"7"` are
-the same. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other tenants. Errors are
-problem details (RFC 9457).
+Recommendations of linear models from live histories. Requests take ids as text or integers; `7`
+and `"7"` are the same. Answers give ids as text; `item_ids` and `user_ids` say what they are in
+the data of the model. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other
+tenants. Errors are problem details (RFC 9457).
 """
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {

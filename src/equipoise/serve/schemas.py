@@ -35,6 +35,9 @@ Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | str | None
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
+# Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
+IdKind = Literal["integer", "text"]
+ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
 
 
 class Body(BaseModel):
@@ -163,7 +166,7 @@ class Attributes(Body):
 class Reason(BaseModel):
     """An item of the history and what it adds to a score."""
 
-    item: int | str
+    item: str
     title: str
     contribution: float
 
@@ -171,7 +174,7 @@ class Reason(BaseModel):
 class Item(BaseModel):
     """An item of a list."""
 
-    item: int | str
+    item: str
     title: str
     rank: int
     score: float | None = Field(description="null in a list of popular items.")
@@ -186,6 +189,7 @@ class Answered(BaseModel):
     model: str
     version: str
     source: Literal["model", "popular"]
+    item_ids: IdKind = ITEM_IDS
 
 
 class Recommended(Answered):
@@ -225,7 +229,7 @@ class BatchAnswer(BaseModel):
 class Similar(Answered):
     """Items that follow from one."""
 
-    item: int | str
+    item: str
     title: str
     items: list[Item]
 
@@ -233,7 +237,7 @@ class Similar(Answered):
 class Explained(Answered):
     """What each item of the history adds to a score; the contributions sum to it."""
 
-    item: int | str
+    item: str
     title: str
     score: float
     reasons: list[Reason]
@@ -255,7 +259,7 @@ class Scored(Answered):
 class Found(BaseModel):
     """An item of the catalogue."""
 
-    item: int | str
+    item: str
     title: str
     users: int
     tail: bool
@@ -267,6 +271,7 @@ class Page(BaseModel):
 
     total: int
     offset: int
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
 
 
@@ -286,6 +291,7 @@ class UserHistory(BaseModel):
     known: bool = Field(description="Whether there is a training history or a live event.")
     experiment: str | None
     model: str
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
     events: int
     seen: int
@@ -295,7 +301,8 @@ class Users(BaseModel):
     """Some training users."""
 
     total: int
-    users: list[int | str]
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    users: list[str]
 
 
 class Forgotten(BaseModel):
@@ -314,6 +321,8 @@ class ModelFacts(BaseModel):
     summary: str
     users: int
     items: int
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    item_ids: IdKind = ITEM_IDS
     interactions: int
     fitted: float
     loaded: float
