@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.serve.conftest import Serve
@@ -50,6 +51,78 @@ def test_a_role_opens_what_it_should(served: Serve, method: str, path: str, need
         answer = api.request(method, path, headers=bearer(SECRETS[role]), **options)
         allowed = roles.index(role) >= roles.index(needed)
         assert answer.status_code == (200 if allowed else 403), (role, answer.text)
+
+
+# put after, before or into a path; each must be the same path to the check of roles and the routes
+TRICKS = ["%0A", "%0D", "%0D%0A", "%00", "%2F", "/", "//", "%E2%80%A8", "%E2%80%A9", "%C2%85", ";",
+          ";a=b", "%3B", "%20", "%09", "?", "%3F", "%23", ".", "/.", "/..", "%2e%2e", "%5C", "%ff",
+          "%0A%0A", "%0B", "%1C", "%EF%BF%BD"]  # fmt: skip
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
+
+
+def tricky_paths() -> list[str]:
+    """Return paths that look like the ones that need more than the role read."""
+    paths = []
+    for _, path, needed in ASKED:
+        if needed == "read":
+            continue
+        paths += [path, path.upper(), f"/{path}", f"/v1/t/default{path.removeprefix('/v1')}"]
+        for trick in TRICKS:
+            head, _, last = path.rpartition("/")
+            paths += [path + trick, f"{head}/{trick}{last}", f"{head}{trick}/{last}"]
+            paths.append(f"/v1/t/default{path.removeprefix('/v1')}{trick}")
+    return paths
+
+
+def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
+    api = served(tokens=TOKENS)
+    headers, admin = bearer(SECRETS["read"]), bearer(SECRETS["admin"])
+    store = api.state.store
+    api.post("/v1/events", {"events": [{"user": "u5", "item": 3}]}, headers=admin)
+    versions = api.get("/v1/models", headers=admin).json()["models"]
+    bodies = [{"json": {"events": [{"user": "x", "item": 3}]}}, {"json": {}}]
+    for path in tricky_paths():
+        for method in METHODS:
+            for options in bodies if method in ("POST", "PUT", "PATCH") else [{}]:
+                answer = api.request(method, path, headers=headers, **options)
+                assert answer.status_code < 500, (method, path, answer.text)
+                if method != "GET":
+                    assert answer.status_code >= 400, (method, path)
+                assert "equipoise_requests_total" not in answer.text, (method, path)
+                assert "buckets" not in answer.text, (method, path)
+    assert store.counts("default") == {"events": 1, "seen": 0, "lists": 0}
+    assert store.live("default", "u5").forgotten == 0
+    assert store.all_attributes("default") == {}
+    assert api.get("/v1/models", headers=admin).json()["models"] == versions
+
+
+@pytest.mark.parametrize(
+    "name", ["a\n", "\na", "a\nb", "a\r\n", "\n", " a\u2028", "a/", "//a", ";"]
+)
+def test_an_id_that_is_taken_can_be_read_and_deleted(served: Serve, name: str) -> None:
+    api = served()
+    api.post("/v1/events", {"events": [{"user": "a", "item": 3}]})
+    sent = api.post("/v1/events", {"events": [{"user": name, "item": name}]})
+    assert sent.status_code == 200, sent.text
+    place = quote(name, safe="")
+    for prefix in ("/v1", "/v1/t/default"):
+        user = api.get(f"{prefix}/users/{place}").json()
+        assert (user["user"], user["events"]) == (name, 1)
+        assert api.get(f"{prefix}/recommend/{place}").json()["user"] == name
+        assert api.put(f"{prefix}/items/{place}", {"category": "new"}).status_code == 200
+        assert api.get(f"{prefix}/items/{place}").json()["detail"] == f"unknown item {name!r}"
+    assert list(api.state.store.all_attributes("default")) == [name]
+    assert api.delete(f"/v1/users/{place}").json() == {"user": name, "removed": 1}
+    assert api.get(f"/v1/users/{place}").json()["events"] == 0
+    assert api.get("/v1/users/a").json()["events"] == 1
+
+
+def test_a_path_that_is_no_text_is_refused(served: Serve) -> None:
+    api = served()
+    answer = api.delete("/v1/users/%ff")
+    assert answer.status_code == 400
+    assert "UTF-8" in answer.json()["detail"]
+    assert api.get(f"/v1/users/{quote(chr(0xFFFD))}").status_code == 200
 
 
 def test_what_is_open_needs_no_token(served: Serve) -> None:

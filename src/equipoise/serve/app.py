@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 import equipoise
 from equipoise.errors import EquipoiseError, SettingError
@@ -83,6 +85,7 @@ def create(config: Config) -> Any:
     _routes(app, state, telemetry)
     _operation(app, state, telemetry)
     _page(app)
+    _match_exactly(app)
     whole: Any = app
     if config.cors:
         options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
@@ -108,6 +111,7 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
         lifespan=life,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=ERRORS,
     )
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
@@ -163,6 +167,18 @@ def _description(app: FastAPI) -> dict[str, Any]:
         found["security"] = [{}, {"token": []}]
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _match_exactly(app: FastAPI) -> None:
+    """Let a route match its path alone, and any id in it, also one with line breaks.
+
+    As they come, `$` matches before a last line break too, and `.` matches none: a path would mean
+    one thing to the check of roles and another one here.
+    """
+    for route in app.routes:
+        assert isinstance(route, Route)
+        pattern = route.path_regex.pattern.removesuffix("$") + r"\Z"
+        route.path_regex = re.compile(pattern, re.DOTALL)
 
 
 def _json(value: Any) -> Response:

@@ -13,8 +13,13 @@ from fastapi import HTTPException
 
 from equipoise.serve.config import DEFAULT, ROLES, Config, is_loopback
 
-TENANT = re.compile(r"/v1/t/([^/]+)(/.*)")
+TENANT = re.compile(r"/v1/t/([^/]+)(/.*)", re.DOTALL)
 OPEN = {"/healthz", "/readyz", "/", "/docs", "/openapi.json"}
+# what the roles "read" and "write" may ask for; anything else needs "admin"
+READ_PATHS = {"/v1/similar", "/v1/users", "/v1/items", "/v1/models", "/v1/model"}
+READ_PREFIXES = ("/v1/recommend/", "/v1/users/", "/v1/items/")
+READ_POSTS = {"/v1/recommend", "/v1/recommend:batch", "/v1/explain", "/v1/score"}
+WRITE_PREFIXES = {"PUT": "/v1/items/", "DELETE": "/v1/users/"}
 ADDRESSES = 10_000  # clients whose rate is watched
 HOSTS = re.compile(r"(localhost|127(?:\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 # scripts and styles of the page alone; nothing from elsewhere, no frames, no guessing of types
@@ -53,15 +58,14 @@ def needed_role(method: str, path: str) -> str:
     >>> needed_role("POST", "/v1/recommend"), needed_role("DELETE", "/v1/users/7")
     ('read', 'write')
     """
-    asks = ("/v1/recommend", "/v1/recommend:batch", "/v1/explain", "/v1/score")
-    if method in ("GET", "HEAD"):
-        admin = path.startswith("/v1/admin") or path == "/metrics"
-        return "admin" if admin else "read"
-    if method == "POST" and path in asks:
+    if method in ("GET", "HEAD") and (path in READ_PATHS or path.startswith(READ_PREFIXES)):
         return "read"
-    if path == "/v1/events" or path.startswith(("/v1/items/", "/v1/users/")):
+    if method == "POST" and path in READ_POSTS:
+        return "read"
+    if method == "POST" and path == "/v1/events":
         return "write"
-    return "admin"
+    prefix = WRITE_PREFIXES.get(method)
+    return "write" if prefix is not None and path.startswith(prefix) else "admin"
 
 
 class Gate:
