@@ -15,6 +15,7 @@ from tests.serve.test_store import TRICKS
 
 import equipoise as eq
 from equipoise.interactions import Interactions
+from equipoise.serve.store import attributes
 
 
 def items(answer: Any) -> list[Any]:
@@ -491,6 +492,82 @@ def test_bodies_that_cannot_be_read(standing: Api) -> None:
     surrogate = b'{"user": "\\ud800"}'
     answer = standing.request("POST", "/v1/recommend", content=surrogate, headers=kind)
     assert answer.status_code == 422
+
+
+HALF = "\ud800"  # of a surrogate pair: JSON can hold it, UTF-8 and so a database cannot
+NO_UNICODE: list[tuple[str, str, Any]] = [
+    ("PUT", "/v1/items/3", {"category": HALF}),
+    ("PUT", "/v1/items/3", {"colour": HALF}),
+    ("PUT", "/v1/items/3", {"tags": ["a", HALF]}),
+    ("PUT", "/v1/items/3", {HALF: 1}),
+    ("POST", "/v1/recommend", {"user": HALF}),
+    ("POST", "/v1/recommend", {"history": [HALF]}),
+    ("POST", "/v1/recommend", {"session": [HALF]}),
+    ("POST", "/v1/recommend", {"user": "a", "exclude": [HALF]}),
+    ("POST", "/v1/recommend", {"user": "a", "model": HALF}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {"kind": HALF}}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {"kind": ["tea", HALF]}}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {HALF: "tea"}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"exclude": [HALF]}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"exclude": {HALF: "tea"}}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"boost": {"kind": {HALF: 2}}}}),
+    ("POST", "/v1/recommend", {"user": "a", HALF: 1}),
+    ("POST", "/v1/explain", {"user": "a", "item": HALF}),
+    ("POST", "/v1/score", {"user": "a", "items": [HALF]}),
+    *(
+        ("POST", "/v1/events", {"events": [{"user": "a", "item": "b", name: HALF}]})
+        for name in ("user", "item", "id", "type", "list_id", HALF)
+    ),
+]
+
+
+def test_text_that_is_no_unicode_is_refused_wherever_it_enters(api: Api) -> None:
+    kind = {"content-type": "application/json"}
+    for method, path, body in NO_UNICODE:
+        content = json.dumps(body).encode()
+        answer = api.request(method, path, content=content, headers=kind)
+        assert answer.status_code == 422, (body, answer.text)
+        assert answer.json()["type"].endswith(":invalid")
+        if path == "/v1/recommend":
+            batch = json.dumps({"requests": [body, {"user": "u5", "k": 2}]}).encode()
+            answer = api.request("POST", "/v1/recommend:batch", content=batch, headers=kind)
+            first, second = answer.json()["answers"]
+            assert first["problem"]["status"] == 422
+            assert len(second["result"]["items"]) == 2
+    assert api.state.store.counts("default")["events"] == 0
+    assert api.state.store.all_attributes("default") == {}
+    smile = json.dumps({"category": "\U0001f642"}).encode()  # escaped as a whole pair
+    assert b"\\ud83d" in smile
+    answer = api.request("PUT", "/v1/items/3", content=smile, headers=kind)
+    assert answer.json()["category"] == "\U0001f642"
+
+
+def test_damaged_attributes_in_the_store_fail_no_request(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = api.state.store
+    bad = {
+        "3": '{"category": "\\ud800x", "\\udc00": ["\\ud801"]}',
+        "13": "{",
+        "23": "[1]",
+        "33": '{"size": 123456789012345678901234567890}',
+        "63": '{"size": NaN}',
+        "43": '{"size": {"a": [1, null]}, "category": "\\ud83d\\ude42"}',
+    }
+    rows = [{"tenant": "default", "item": item, "data": text} for item, text in bad.items()]
+    store.do(lambda connection: connection.execute(attributes.insert(), rows))
+    api.put("/v1/items/53", {"category": "winter"})  # all of them are read again
+    rules = {"exclude": {"category": "winter"}, "at_most": {"category": 1}}
+    listed = items(api.post("/v1/recommend", {"user": "u5", "k": 80, "rules": rules}))
+    assert listed
+    assert 53 not in listed
+    assert api.post("/v1/recommend", {"user": "u5", "rules": {"exclude": {"size": 1}}}).is_success
+    assert len(items(api.get("/v1/recommend/u5?k=5"))) == 5
+    assert len(items(api.get("/v1/items?limit=80"))) == 80
+    assert api.get("/v1/items/3").json()["attributes"]["category"] == "?x"
+    assert api.get("/v1/items/43").json()["attributes"]["category"] == "\U0001f642"
+    for item in ("3", "13", "23", "43"):
+        assert any(getattr(r, "fields", {}).get("item") == item for r in caplog.records), item
 
 
 def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:

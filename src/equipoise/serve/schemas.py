@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,13 +28,31 @@ def _text(value: int | str) -> str:
     return text
 
 
+def _check_unicode(value: str) -> str:
+    """Refuse half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text must be valid Unicode, without lone surrogates") from None
+    return value
+
+
+def _check_unicode_within(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _check_unicode(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
+    return value
+
+
 Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Id = Annotated[Whole | Text, AfterValidator(_text)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | str | None
+Words = Annotated[str, AfterValidator(_check_unicode)]
+Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | Words | None
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
 # Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
 IdKind = Literal["integer", "text"]
@@ -75,7 +94,7 @@ class Recommend(Who):
     filters: dict[Name, Plain | list[Plain]] = Field(
         default={}, description="Attributes and the values they may have."
     )
-    rules: dict[str, Any] | None = Field(
+    rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
         default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
     )
     exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
@@ -153,7 +172,7 @@ class Attributes(Body):
     __pydantic_extra__: dict[str, Plain | list[Plain]]
 
     available: StrictBool = True
-    category: str | None = None
+    category: Words | None = None
 
     @model_validator(mode="after")
     def _few(self) -> Attributes:

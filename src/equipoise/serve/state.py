@@ -409,7 +409,7 @@ def _series(values: list[Any]) -> pl.Series:
     """Return a column of attributes; where they are of several kinds, as they are."""
     try:
         return pl.Series(values)
-    except (TypeError, pl.exceptions.PolarsError):
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series(values, dtype=pl.Object)
 
 
