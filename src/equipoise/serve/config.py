@@ -33,6 +33,8 @@ class Limits:
     ----------
     body
         Bytes of a request body.
+    headers
+        Bytes of the address and the headers of a request.
     k, batch, events, history
         Length of a list, entries of a batch, events of a request, items of a history.
     rate
@@ -44,6 +46,7 @@ class Limits:
     """
 
     body: int = 1_000_000
+    headers: int = 32_768
     k: int = 1000
     batch: int = 100
     events: int = 1000
@@ -53,7 +56,7 @@ class Limits:
     connections: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("body", "k", "batch", "events", "history", "connections"):
+        for name in ("body", "headers", "k", "batch", "events", "history", "connections"):
             count(name, getattr(self, name))
         non_negative("rate", self.rate)
         positive("timeout", self.timeout)
