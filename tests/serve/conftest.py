@@ -76,8 +76,18 @@ class Api:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1))
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=self._transport, base_url="http://127.0.0.1")
+        self.address = address
+
+    @property
+    def address(self) -> str:
+        """Where requests come from."""
+        return self._transport.client[0]
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._transport.client = (address, 1)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         work = self._client.request(method, path, **options)
@@ -182,6 +192,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env={**os.environ, "EQUIPOISE_DRAIN": os.environ.get("EQUIPOISE_DRAIN", "0")},
         )
         self.log = log
         assert self.process.stdout is not None
