@@ -214,6 +214,56 @@ def test_slow_clients_are_not_waited_for_and_open_requests_are_finished(
     assert service.process.wait(READY) == 0
 
 
+def test_readiness_drops_before_the_socket_closes(
+    saved: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DRAIN", "60")
+    service = start(saved / "dan", "--workers", 2, "--store", f"sqlite:///{tmp_path}/x.db")
+    where = urlsplit(service.address)
+    for _ in range(4):
+        assert ask(service.address, "/readyz") == (200, {"status": "ok"})
+    service.process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + READY
+    unready = 0
+    while unready < 20:  # in a row, so of both workers
+        status, answer = ask(service.address, "/readyz")
+        unready = unready + 1 if status == 503 else 0
+        assert status == 200 or str(answer["type"]).endswith(":stopping")
+        assert time.monotonic() < end
+    for _ in range(8):  # and they go on
+        assert ask(service.address, "/v1/recommend/u5")[0] == 200
+        assert ask(service.address, "/healthz")[0] == 200
+    body = b'{"user": "u5"}'
+    head = f"POST /v1/recommend HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+    with socket.create_connection((where.hostname, where.port or 0)) as client:
+        client.settimeout(READY)
+        client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body[:4])
+        time.sleep(0.1)
+        service.process.send_signal(signal.SIGTERM)  # at once now
+        while True:  # the socket is closed while a request is open
+            assert time.monotonic() < end
+            try:
+                socket.create_connection((where.hostname, where.port or 0)).close()
+            except ConnectionRefusedError:
+                break
+            time.sleep(0.02)
+        client.sendall(body[4:])
+        answer_bytes = b""
+        while chunk := client.recv(65_536):
+            answer_bytes += chunk
+        assert b"200 OK" in answer_bytes
+    assert service.process.wait(READY) == 0
+
+
+def test_ctrl_c_stops_at_once(
+    saved: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DRAIN", "3600")
+    service = start(saved / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
+    service.process.send_signal(signal.SIGINT)
+    assert service.process.wait(READY) == 0
+
+
 def received(service: Process, *parts: bytes, most: int = 0) -> tuple[bytes, int]:
     """Send parts, the last one up to `most` bytes; return the answer and the bytes sent."""
     where = urlsplit(service.address)

@@ -65,7 +65,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "The body is not JSON.",
         422: "A field is missing, unknown or out of its range.",
         429: "Too many requests.",
-        503: "The event store or the worker is not available.",
+        503: "The event store or the worker is not available, or the service stops.",
     }.items()
 }
 UserPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
@@ -360,7 +360,9 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
 
     @app.get("/readyz", response_model=schemas.Health, tags=["operation"])
     async def readyz() -> Response:
-        """Tell whether models are loaded and the store answers."""
+        """Tell whether models are loaded, the store answers and the service goes on."""
+        if state.stopping:
+            raise Refused(503, "stopping", "the service stops; send requests elsewhere")
         await run_in_threadpool(state.store.ping)
         return _json({"status": "ok"})
 

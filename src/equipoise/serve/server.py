@@ -1,4 +1,4 @@
-"""One worker: uvicorn on the shared socket; SIGHUP reloads, slow or large headers are refused."""
+"""One worker: uvicorn on the shared socket; SIGHUP reloads; slow or large headers are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ def prepare(config: Config, ready: Callable[[], Any]) -> Server:
 
         threading.Thread(target=work, name="reload", daemon=True).start()
 
+    def stop_soon(_: int, __: FrameType | None) -> None:
+        app.state.stopping = True
+
     signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGUSR1, stop_soon)
     return server
 
 

@@ -515,6 +515,7 @@ class State:
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store = config, store
+        self.stopping = False  # soon; no new clients are wanted
         self.tenants = {name: Tenant(name, config, store) for name in config.folders}
         self._reloading = threading.Lock()
 
