@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 running: ContextVar[Any] = ContextVar("running", default=None)  # the group's context
 
 QUOTES = ("'", '"')
+ID_FIELDS = ("user", "item", "sources")  # in the documents that commands print with --json
 WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 
 
@@ -86,9 +87,14 @@ def emit(value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Return plain values: arrays as lists, NaN and infinities as null."""
+    """Return plain values: arrays as lists, NaN and infinities as null, ids as text.
+
+    Ids are the fields `ID_FIELDS`. As numbers they would be rounded above 2^53 by JavaScript, jq
+    and other readers of JSON.
+    """
     if isinstance(value, dict):
-        return {str(key): as_json(part) for key, part in value.items()}
+        plain = {str(key): as_json(part) for key, part in value.items()}
+        return {k: _as_text(part) if k in ID_FIELDS else part for k, part in plain.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(part) for part in value]
     if hasattr(value, "tolist"):  # numpy arrays and numbers
@@ -96,6 +102,13 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _as_text(ids: Any) -> Any:
+    """Return an id, or a list of ids, as text."""
+    if isinstance(ids, list):
+        return [_as_text(each) for each in ids]
+    return str(ids) if isinstance(ids, int) else ids
 
 
 def clean(text: Any) -> str:

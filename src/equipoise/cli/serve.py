@@ -35,6 +35,9 @@ def serve(
     host: Annotated[str | None, option("Address to listen on; 127.0.0.1.")] = None,
     port: Annotated[int | None, option("Port; 8000. 0 takes a free one.")] = None,
     workers: Annotated[int | None, option("Processes that answer; 1.")] = None,
+    drain: Annotated[
+        float | None, option("Seconds between SIGTERM and the end, with /readyz at 503; 2.")
+    ] = None,
     refresh: Annotated[
         str | None, option("Fold new events into the models this often: 1h.")
     ] = None,
@@ -61,6 +64,7 @@ def serve(
         host=host,
         port=port,
         workers=workers,
+        drain=drain,
         refresh=refresh,
         keep=keep,
         access_log=access_log,

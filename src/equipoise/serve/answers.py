@@ -121,6 +121,7 @@ class Answers:
             "model": served.name,
             "version": served.version,
             "source": listed.source,
+            "item_ids": served.items.kind_name,
             "user": user,
             "alpha": served.alpha if asked.alpha is None else asked.alpha,
             "experiment": experiment,
@@ -161,7 +162,7 @@ class Answers:
         if answer["experiment"] is not None:
             names = ("experiment", "user", "model", "version")
             row = {name: answer[name] for name in names}
-            items = json.dumps([str(item["item"]) for item in answer["items"]])
+            items = json.dumps([item["item"] for item in answer["items"]])
             row |= {
                 "tenant": self._tenant.name,
                 "id": answer["list_id"],
@@ -170,7 +171,7 @@ class Answers:
             }
             self._store.submit(self._store.record(row))
         if asked.mark and user is not None:
-            marks = [Mark(user, str(item["item"]), now) for item in answer["items"]]
+            marks = [Mark(user, item["item"], now) for item in answer["items"]]
             return self._store.add(self._tenant.name, [], marks)
         return None
 
@@ -184,22 +185,22 @@ class Answers:
             zip(listed.places.tolist(), scores, strict=False), start=offset + 1
         ):
             if place >= served.n_items:  # pinned, and not known to the model
-                pin = listed.pins[place - served.n_items]
-                own = {"item": pin, "title": str(pin), "score": None, "tail": True, "users": 0}
+                pin = str(listed.pins[place - served.n_items])
+                facts = {"item": pin, "title": pin, "score": None, "tail": True, "users": 0}
             else:
-                own = {
-                    "item": ids[place],
+                facts = {
+                    "item": str(ids[place]),
                     "title": titles[place],
                     "score": score,
                     "tail": not head[place],
                     "users": int(counts[place]),
                 }
-            items.append({**own, "rank": rank})
+            items.append({**facts, "rank": rank})
         return items
 
     def _reasons(self, served: Served, why: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
         return [
-            {"item": served.ids[place], "title": served.titles[place], "contribution": part}
+            {"item": str(served.ids[place]), "title": served.titles[place], "contribution": part}
             for place, part in why
         ]
 
@@ -224,11 +225,16 @@ class Answers:
         catalogue = self._tenant.catalogue(served)
         allowed = allowed_items(served, catalogue, history, exclude_seen=True)
         listed = served.top(history, k, allowed, alpha)
-        own = {"item": served.ids[place], "title": served.titles[place]}
+        own = {"item": str(served.ids[place]), "title": served.titles[place]}
         return {**self._from(served, listed.source), **own, "items": self._items(served, listed)}
 
     def _from(self, served: Served, source: str) -> dict[str, Any]:
-        return {"model": served.name, "version": served.version, "source": source}
+        return {
+            "model": served.name,
+            "version": served.version,
+            "source": source,
+            "item_ids": served.items.kind_name,
+        }
 
     def explain(self, asked: schemas.Explain, live: Live) -> dict[str, Any]:
         """Return what each item of a history adds to a score."""
@@ -242,7 +248,7 @@ class Answers:
             )
         (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
         score = served.scores(history, np.array([place]), asked.alpha)[0]
-        own = {"item": served.ids[place], "title": served.titles[place], "score": score}
+        own = {"item": str(served.ids[place]), "title": served.titles[place], "score": score}
         return {**self._from(served, "model"), **own, "reasons": self._reasons(served, why)}
 
     def score(self, asked: schemas.Score, live: Live) -> dict[str, Any]:
@@ -265,7 +271,7 @@ class Answers:
     def found(self, served: Served, place: int) -> dict[str, Any]:
         """Return an item of the catalogue."""
         return {
-            "item": served.ids[place],
+            "item": str(served.ids[place]),
             "title": served.titles[place],
             "users": int(served.counts[place]),
             "tail": not served.head[place],
@@ -279,6 +285,7 @@ class Answers:
         return {
             "total": total,
             "offset": offset,
+            "item_ids": served.items.kind_name,
             "items": [self.found(served, place) for place in places],
         }
 
@@ -331,6 +338,7 @@ class Answers:
             "known": bool(len(history.places) or live.events),
             "experiment": experiment,
             "model": served.name,
+            "item_ids": served.items.kind_name,
             "items": [self.found(served, place) for place in used.tolist()],
             "events": len(live.events),
             "seen": len(live.seen),
@@ -341,11 +349,11 @@ class Answers:
         served = self._tenant.model(model)
         ids = served.users.values
         if text:
-            found = [each for each in ids.tolist() if str(each).startswith(text)][:limit]
+            found = [name for name in map(str, ids.tolist()) if name.startswith(text)][:limit]
         else:
             step = max(1, len(ids) // limit)
-            found = ids[::step][:limit].tolist()
-        return {"total": len(ids), "users": found}
+            found = [str(user) for user in ids[::step][:limit].tolist()]
+        return {"total": len(ids), "user_ids": served.users.kind_name, "users": found}
 
     def facts(self, served: Served) -> dict[str, Any]:
         """Return what a model is."""
@@ -357,6 +365,8 @@ class Answers:
             "summary": model.summary(),
             "users": data.n_users,
             "items": data.n_items,
+            "user_ids": served.users.kind_name,
+            "item_ids": served.items.kind_name,
             "interactions": data.n_interactions,
             "fitted": served.fitted,
             "loaded": served.loaded,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 import equipoise
 from equipoise.errors import EquipoiseError, SettingError
@@ -41,9 +43,10 @@ PAGE = {
     "docs.js": "text/javascript; charset=utf-8",
 }
 DESCRIPTION = """\
-Recommendations of linear models from live histories. Ids are text or integers; `7` and `"7"` are
-the same. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other tenants. Errors are
-problem details (RFC 9457).
+Recommendations of linear models from live histories. Requests take ids as text or integers; `7`
+and `"7"` are the same. Answers give ids as text; `item_ids` and `user_ids` say what they are in
+the data of the model. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other
+tenants. Errors are problem details (RFC 9457).
 """
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -62,7 +65,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "The body is not JSON.",
         422: "A field is missing, unknown or out of its range.",
         429: "Too many requests.",
-        503: "The event store or the worker is not available.",
+        503: "The event store or the worker is not available, or the service stops.",
     }.items()
 }
 UserPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
@@ -82,6 +85,7 @@ def create(config: Config) -> Any:
     _routes(app, state, telemetry)
     _operation(app, state, telemetry)
     _page(app)
+    _match_exactly(app)
     whole: Any = app
     if config.cors:
         options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
@@ -107,6 +111,7 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
         lifespan=life,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=ERRORS,
     )
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
@@ -162,6 +167,18 @@ def _description(app: FastAPI) -> dict[str, Any]:
         found["security"] = [{}, {"token": []}]
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _match_exactly(app: FastAPI) -> None:
+    """Let a route match its path alone, and any id in it, also one with line breaks.
+
+    As they come, `$` matches before a last line break too, and `.` matches none: a path would mean
+    one thing to the check of roles and another one here.
+    """
+    for route in app.routes:
+        assert isinstance(route, Route)
+        pattern = route.path_regex.pattern.removesuffix("$") + r"\Z"
+        route.path_regex = re.compile(pattern, re.DOTALL)
 
 
 def _json(value: Any) -> Response:
@@ -343,7 +360,9 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
 
     @app.get("/readyz", response_model=schemas.Health, tags=["operation"])
     async def readyz() -> Response:
-        """Tell whether models are loaded and the store answers."""
+        """Tell whether models are loaded, the store answers and the service goes on."""
+        if state.stopping:
+            raise Refused(503, "stopping", "the service stops; send requests elsewhere")
         await run_in_threadpool(state.store.ping)
         return _json({"status": "ok"})
 

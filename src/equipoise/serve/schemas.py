@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -27,14 +28,35 @@ def _text(value: int | str) -> str:
     return text
 
 
+def _check_unicode(value: str) -> str:
+    """Refuse half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text must be valid Unicode, without lone surrogates") from None
+    return value
+
+
+def _check_unicode_within(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _check_unicode(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
+    return value
+
+
 Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Id = Annotated[Whole | Text, AfterValidator(_text)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | str | None
+Words = Annotated[str, AfterValidator(_check_unicode)]
+Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | Words | None
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
+# Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
+IdKind = Literal["integer", "text"]
+ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
 
 
 class Body(BaseModel):
@@ -72,7 +94,7 @@ class Recommend(Who):
     filters: dict[Name, Plain | list[Plain]] = Field(
         default={}, description="Attributes and the values they may have."
     )
-    rules: dict[str, Any] | None = Field(
+    rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
         default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
     )
     exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
@@ -153,7 +175,7 @@ class Attributes(Body):
     __pydantic_extra__: dict[str, Plain | list[Plain]]
 
     available: StrictBool = True
-    category: str | None = None
+    category: Words | None = None
 
     @model_validator(mode="after")
     def _few(self) -> Attributes:
@@ -166,7 +188,7 @@ class Attributes(Body):
 class Reason(BaseModel):
     """An item of the history and what it adds to a score."""
 
-    item: int | str
+    item: str
     title: str
     contribution: float
 
@@ -174,7 +196,7 @@ class Reason(BaseModel):
 class Item(BaseModel):
     """An item of a list."""
 
-    item: int | str
+    item: str
     title: str
     rank: int
     score: float | None = Field(description="null for a popular item, or one only pinned.")
@@ -189,6 +211,7 @@ class Answered(BaseModel):
     model: str
     version: str
     source: Literal["model", "popular"]
+    item_ids: IdKind = ITEM_IDS
 
 
 class Recommended(Answered):
@@ -228,7 +251,7 @@ class BatchAnswer(BaseModel):
 class Similar(Answered):
     """Items that follow from one."""
 
-    item: int | str
+    item: str
     title: str
     items: list[Item]
 
@@ -236,7 +259,7 @@ class Similar(Answered):
 class Explained(Answered):
     """What each item of the history adds to a score; the contributions sum to it."""
 
-    item: int | str
+    item: str
     title: str
     score: float
     reasons: list[Reason]
@@ -258,7 +281,7 @@ class Scored(Answered):
 class Found(BaseModel):
     """An item of the catalogue."""
 
-    item: int | str
+    item: str
     title: str
     users: int
     tail: bool
@@ -270,6 +293,7 @@ class Page(BaseModel):
 
     total: int
     offset: int
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
 
 
@@ -289,6 +313,7 @@ class UserHistory(BaseModel):
     known: bool = Field(description="Whether there is a training history or a live event.")
     experiment: str | None
     model: str
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
     events: int
     seen: int
@@ -298,7 +323,8 @@ class Users(BaseModel):
     """Some training users."""
 
     total: int
-    users: list[int | str]
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    users: list[str]
 
 
 class Forgotten(BaseModel):
@@ -317,6 +343,8 @@ class ModelFacts(BaseModel):
     summary: str
     users: int
     items: int
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    item_ids: IdKind = ITEM_IDS
     interactions: int
     fitted: float
     loaded: float

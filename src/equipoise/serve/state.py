@@ -408,7 +408,7 @@ def _series(values: list[Any]) -> pl.Series:
     """Return a column of attributes; where they are of several kinds, as they are."""
     try:
         return pl.Series(values)
-    except (TypeError, pl.exceptions.PolarsError):
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series(values, dtype=pl.Object)
 
 
@@ -514,6 +514,7 @@ class State:
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store = config, store
+        self.stopping = False  # soon; no new clients are wanted
         self.tenants = {name: Tenant(name, config, store) for name in config.folders}
         self._reloading = threading.Lock()
 

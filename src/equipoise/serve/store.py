@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import queue
+import re
 import sqlite3
 import threading
 import time
@@ -34,6 +35,7 @@ PATIENCE = 10  # seconds that a statement waits for another process
 TRIES = 3
 SHARED = 500  # writes in one transaction, at most
 LOCK = 0x65717569  # of PostgreSQL, while the schema is made or changed
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes one, with or without its other half
 Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
 LiveEvent = tuple[str, float, float, int, str]
@@ -382,7 +384,7 @@ class Store:
         wanted = sa.select(attributes.c.item, attributes.c.data)
         wanted = wanted.where(attributes.c.tenant == tenant)
         rows = self._ask(lambda connection: connection.execute(wanted).all())
-        return {item: json.loads(data) for item, data in rows}
+        return {item: _readable(item, data) for item, data in rows}
 
     def counts(self, tenant: str) -> dict[str, int]:
         """Return the number of events, marks and lists."""
@@ -533,6 +535,34 @@ def _live_query() -> sa.CompoundSelect[Any]:
 _LIVE = _live_query()
 _COMPILED = _LIVE.compile(dialect=sqlite.dialect())
 _LIVE_SQL, _LIVE_ORDER = str(_COMPILED), list(_COMPILED.positiontup or ())
+
+
+def _readable(item: str, data: str) -> dict[str, Any]:
+    """Return stored attributes: text that is no Unicode is replaced, what is no value left out.
+
+    One bad value, whoever wrote it, must not fail the requests that read all of them.
+    """
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    plain = {k: v for k, v in values.items() if _is_plain(v)} if isinstance(values, dict) else {}
+    fixed = _as_unicode(plain) if SURROGATE.search(data) else plain
+    if fixed != values:
+        logger.warning("bad attributes in the store", extra={"fields": {"item": item}})
+    return fixed
+
+
+def _as_unicode(values: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes with question marks for surrogates that have no other half."""
+    text = json.dumps(values, ensure_ascii=False)
+    return dict(json.loads(text.encode(errors="replace")))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be an attribute: one that is no object, or a list of such."""
+    parts = value if isinstance(value, list) else [value]
+    return not any(isinstance(part, (dict, list)) for part in parts)
 
 
 def _address(url: str) -> sa.URL:
