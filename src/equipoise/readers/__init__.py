@@ -105,7 +105,9 @@ def read(
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
     time_format
-        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M"; or
+        dates in digits, such as "%d%m%y" for 010124. A column of numbers has lost the zeros in
+        front; they are filled in where the form has a fixed number of digits.
     weight
         Column whose values, added up for each pair, become the matrix; without it every pair
         counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left

@@ -86,6 +86,9 @@ UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 SAMPLE = 10_000
 ISO = r"^\d{4}-\d{2}-\d{2}"
 CLOCK = re.compile("%[HIMSTRXcs]")
+SHORTHANDS = {"%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%F": "%Y-%m-%d"}
+DIGITS = {"%Y": 4, "%j": 3} | dict.fromkeys(["%y", "%m", "%d", "%H", "%I", "%M", "%S", "%C"], 2)
+FIELD = re.compile(r"(%[-_0]?(?:\.?[0-9]*f|:*[A-Za-z+%]))")  # of a form of times
 DAYS = (
     "%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d-%b-%Y|%b %d, %Y|%d %B %Y|"
     "%B %d, %Y|%m/%d/%y|%d/%m/%y|%d.%m.%y"
@@ -417,13 +420,14 @@ def time_column(
 ) -> tuple[Floats, list[str]]:
     """Return times in seconds and a note on how they were understood; refuse the wrong ones.
 
-    Text is in the form, if one is given. Numbers are in the unit, or in the one that their size
-    tells, which must be the same for all, or dates in digits, such as 20240131.
+    Text and whole numbers are in the form, if one is given. Other numbers are in the unit, or in
+    the one that their size tells, which must be the same for all, or dates in digits, such as
+    20240131.
     """
     kind = column.dtype
     dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
-    if form is not None and (kind == pl.String or kind.is_integer()):
-        values = formed(column.cast(pl.String), form)
+    if form is not None and (kind == pl.String or kind.is_numeric()):
+        values = formed(_text_of_times(column, form, bad), form)
         how = f"times of the form {form}"
     elif dated is not None and dated.any():
         values = _from_dates(column, dated)
@@ -441,6 +445,10 @@ def time_column(
             f"column {column.name!r} holds {kind}, not times; pass time= with another column "
             "or time=False"
         )
+    if form is not None and kind.is_temporal():
+        raise SettingError(
+            f"column {column.name!r} holds {kind}, which needs no time_format; leave it out"
+        )
     if not how and unit is None:
         digits = _digits(values, bad)
         if digits is not None:
@@ -448,6 +456,9 @@ def time_column(
             values = formed(whole.cast(pl.String), digits)
             how = "dates in digits, such as 20240131; time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
+    if form is not None:
+        zeros = "" if _pattern(form) is None else ", with its zeros"
+        remedy = f"write it in the form {form}{zeros}, or pass time=False"
     if kind == pl.String and np.isnan(values).all():
         remedy = _form_remedy(column)
     _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
@@ -461,8 +472,71 @@ def time_column(
     return values, [f"times {column.name!r} read as {how}"]
 
 
+def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
+    """Return times as they are written; whole numbers get back the zeros they had in front."""
+    kind = column.dtype
+    if kind == pl.String:
+        return column
+    name = column.name
+    text = column.cast(pl.String) if bad.table.written is None else bad.table.written(name)
+    if kind.is_integer() and bad.table.written is not None:
+        return text
+    if not kind.is_integer():
+        if bad.table.written is not None and "." in form:
+            return text
+        column = column.cast(pl.Float64).fill_nan(None)
+        broken = ((column != column.floor()) | ~column.is_finite()).fill_null(False)
+        reason = f"is not a whole number, so no time of the form {form}"
+        bad.refuse(broken.to_numpy(), name, reason, "give the times as text")
+        text = column.set(broken, None).cast(pl.Int64, strict=False).cast(pl.String)
+    if form == "%s":
+        return text
+    width = _width(form)
+    if width is None:
+        raise SettingError(
+            f"column {name!r} holds {kind}, of which time_format={form!r} cannot tell the digits "
+            "apart; give the times as text, or a form of digits alone such as '%d%m%Y'"
+        )
+    return text.str.zfill(width)
+
+
+def _width(form: str) -> int | None:
+    """Return the number of digits of a form such as "%d%m%y"; None where that is not fixed."""
+    fields = FIELD.split(form)
+    if any(fields[::2]) or not all(field in DIGITS for field in fields[1::2]):
+        return None
+    return sum(DIGITS[field] for field in fields[1::2])
+
+
+def _pattern(form: str) -> str | None:
+    r"""Return the pattern of texts in which each digit has one meaning; None where all have.
+
+    Where two numbers stand side by side, a digit that is missing from one would be taken from the
+    other: 10124 is no time of the form %d%m%y.
+
+    >>> _pattern("%d%m%y %H:%M")
+    '^\\s*\\d{2}\\d{2}\\d{2}.*$'
+    """
+    for short, long in SHORTHANDS.items():
+        form = form.replace(short, long)
+    parts = [part for part in FIELD.split(form) if part]
+    pattern, adjacent = "", False
+    for place, part in enumerate(parts):
+        beside = (*parts[max(place - 1, 0) : place], *parts[place + 1 : place + 2])
+        if part in DIGITS and any(other in DIGITS for other in beside):
+            pattern, adjacent = pattern + rf"\d{{{DIGITS[part]}}}", True
+        elif not pattern.endswith(".*"):
+            pattern += ".*"
+    start = "" if pattern.startswith(".*") else r"\s*"
+    end = "" if pattern.endswith(".*") else r"\s*"
+    return f"^{start}{pattern}{end}$" if adjacent else None
+
+
 def formed(text: pl.Series, form: str) -> Floats:
     """Return the seconds of texts of a form such as "%d.%m.%Y %H:%M", NaN for what is none."""
+    pattern = _pattern(form)
+    if pattern is not None:
+        text = text.set(~text.str.contains(pattern), None)
     try:
         if CLOCK.search(form):
             moments = text.str.to_datetime(form, strict=False, time_unit="us")

@@ -87,6 +87,10 @@ class ReadOptions:
         for name, column in NEEDED_BY.items():
             if getattr(self, name) is not None and getattr(self, column) is False:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")
+        if self.time_format is not None and self.time_unit is not None:
+            raise SettingError(
+                "time_format and time_unit exclude one another: times have a form or are numbers"
+            )
         if self.session is not None and self.gap is not None:
             raise SettingError("session and gap exclude one another: give the column or the pause")
         if self.session is not None and self.user is not None:
