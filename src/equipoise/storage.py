@@ -39,6 +39,7 @@ from equipoise.errors import (
     MissingExtraError,
     TooBigError,
 )
+from equipoise.machine import check_polars
 
 SEAL = "seal"
 
@@ -306,6 +307,7 @@ def write_directory(
     it must accept what was written, or nothing is changed. Saving to a directory that another
     process is saving to is refused.
     """
+    check_polars()
     root = Path(path)
     token = secrets.token_hex(6)
     lists: dict[str, npt.NDArray[Any]] = {}
@@ -518,6 +520,7 @@ def load_directory(
     Whatever is wrong with it is a `FileFormatError`. Sizes and the checksums of small files are
     always checked, large files by sampled blocks; ``verify=True`` hashes everything.
     """
+    check_polars()
     root = Path(path)
     manifest = read_manifest(root / MANIFEST)
     while True:

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from polars.io.plugins import register_io_source
 
 from equipoise.errors import DataError, SettingError
+from equipoise.machine import check_polars
 from equipoise.matrix import Csr
 from equipoise.notebook import Cell, fragment, table
 from equipoise.ranking.ranker import score_items
@@ -243,6 +244,7 @@ def strongest(
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
     """Write frames of one schema to a file as they come; memory holds one at a time."""
+    check_polars()
     target = Path(path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")

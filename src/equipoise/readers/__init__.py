@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
+from equipoise.machine import check_polars
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
 from equipoise.readers.files import (
@@ -177,6 +178,7 @@ def read(
     ['milk', 'tea']
     """
     given = locals()
+    check_polars()
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
     if labels is not None:
