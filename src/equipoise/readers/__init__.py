@@ -50,6 +50,7 @@ __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
+LONGEST = 200  # characters of a wrong path that a message shows
 EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
 OPENERS = {
@@ -99,7 +100,7 @@ def read(
         research format; a directory written by `Interactions.save`. Or an object: a frame of
         pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
-        (user, item), (user, item, weight) or (user, item, weight, time).
+        (user, item), (user, item, weight) or (user, item, weight, time), or of dictionaries.
     user, item, time, rating
         Names of columns (or positions from 0). Left out, they are found by the usual spellings,
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
@@ -186,6 +187,9 @@ def read(
         options = replace(options, labels=labels_source(labels, plain))
     if is_path(source):
         return _from_path(source, options)
+    options.refuse_text("an object in memory")
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:  # named fields
+        source = {name: source[name] for name in source.dtype.names}
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
@@ -216,6 +220,7 @@ def is_path(source: object) -> bool:
 
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
+    _check_path(path)
     if is_directory_of(path, KIND):
         others = ("min_rating", "labels", "title", "users", "items", "format")
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
@@ -223,6 +228,28 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
     options.refuse(("users", "items"), "a file")
     research = from_research(Path(path), options)
     return to_interactions(table_source(path, options), options) if research is None else research
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    """Refuse what cannot be the path of a file or a folder."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise DataError(f"a path must be text, got {text!r}; decode it with os.fsdecode(...)")
+    if not text:
+        raise DataError("the path is empty; give the path of a file or a folder")
+    if "://" in text and not Path(text).exists():
+        raise DataError(
+            f"{text} is an address, and only files are read; download it first, or let a cluster "
+            "read it: equipoise.cluster.read"
+        )
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a pattern, or an error that names a similar file
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = text if len(text) < LONGEST else f"{text[:LONGEST]}..."
+        raise DataError(f"{shown!r} cannot be read: {reason}; check the path") from error
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:

@@ -74,7 +74,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
 
-EXACT = 2.0**53  # from here on a float no longer tells neighbouring integers apart
+# from here on a float no longer tells neighbouring integers apart, by its number of bits
+EXACT = {"Float16": 11, "Float32": 24, "Float64": 53}
 NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
 THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+$"
 BLANK = r"^\s*$"
@@ -215,6 +216,8 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     """Return the name of a column given by name or by position from 0."""
     names = source.columns
     if isinstance(asked, int):
+        if asked in source.numbers:
+            return str(asked)
         if not 0 <= asked < len(names):
             raise DataError(
                 f"{source.name} has {len(names)} columns, and {role}={asked} is none of "
@@ -297,10 +300,14 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
         column, kind = column.cast(pl.String), pl.String()
     if kind == pl.Null:
         column, kind = column.cast(pl.String), pl.String()
+    if isinstance(kind, pl.Decimal):  # as databases give whole numbers
+        kind = pl.Float64() if kind.scale else pl.Int128()
+        column = column.cast(kind)
     if not (kind.is_integer() or kind.is_float() or kind == pl.String):
         raise DataError(
             f"column {column.name!r} holds {kind}, {axis} ids must be integers or text; convert it"
         )
+    bits = EXACT.get(str(kind), 53)
     if kind.is_float():
         column = column.cast(pl.Float64).fill_nan(None)
     empty = _is_missing(column)
@@ -308,7 +315,7 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
     if kind == pl.String:
         return column, []
     if kind.is_float():
-        return _from_floats(column, axis, bad)
+        return _from_floats(column, axis, bad, bits)
     numbers = column.cast(pl.Int64, strict=False)
     if numbers.null_count() > column.null_count():
         too_big = numbers.is_null().to_numpy() & ~empty
@@ -316,15 +323,17 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
     return numbers, []
 
 
-def _from_floats(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
+def _from_floats(
+    column: pl.Series, axis: str, bad: BadRows, bits: int
+) -> tuple[pl.Series, list[str]]:
     """Accept floats that are exact integers, such as pandas makes of integers with gaps."""
     values = column.fill_null(0.0).to_numpy()
     with np.errstate(invalid="ignore"):
         broken = ~(values == np.floor(values)) | np.isinf(values)
     text = "give the ids as integers or text"
     bad.refuse(broken, column.name, f"is not a whole number, so not {A[axis]} id", text)
-    large = (np.abs(values) >= EXACT) & ~broken
-    reason = f"is {A[axis]} id in a float column beyond 2^53, where integers run together"
+    large = (np.abs(values) >= 2.0**bits) & ~broken
+    reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where integers run together"
     bad.refuse(large, column.name, reason, text)
     whole = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
     return whole, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
