@@ -14,6 +14,7 @@ from scipy import stats
 
 from equipoise.checks import choice, count
 from equipoise.errors import DataError, SettingError
+from equipoise.machine import check_polars
 from equipoise.metrics import nearest
 from equipoise.notebook import Interval, fragment, intervals, table
 from equipoise.resampling import bootstrap_interval, holm, sign_flip_test
@@ -123,6 +124,7 @@ def compare(
     seed
         Seed of the flips and draws.
     """
+    check_polars()
     choice("correction", correction, CORRECTIONS)
     choice("test", test, TESTS)
     choice("pairs", pairs, ("first", "all"))

@@ -27,7 +27,7 @@ from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdE
 from equipoise.given_lists import GivenLists
 from equipoise.ids import IdIndex, as_list, some
 from equipoise.interactions import Interactions
-from equipoise.machine import limited
+from equipoise.machine import check_polars, limited
 from equipoise.metrics import (
     ACCURACY,
     AGGREGATE,
@@ -166,6 +166,7 @@ def evaluate(
     >>> result.definitions["recall"]
     'hits among the first k / min(k, number of targets)'
     """
+    check_polars()
     given = checked_part(part)
     count("batch_size", batch_size)
     function("progress", progress)

@@ -18,6 +18,7 @@ from polars.io.plugins import register_io_source
 
 from equipoise.checks import path as checked_path
 from equipoise.errors import DataError, SettingError
+from equipoise.machine import check_polars
 from equipoise.matrix import Csr
 from equipoise.notebook import Cell, fragment, table
 from equipoise.ranking.ranker import score_items
@@ -250,6 +251,7 @@ def strongest(
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
     """Write frames of one schema to a file as they come; memory holds one at a time."""
+    check_polars()
     target = checked_path("path", path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")

@@ -30,6 +30,7 @@ from equipoise import checks
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ids import IdIndex, as_list, by_id_key, id_key, is_id
 from equipoise.interactions import Interactions
+from equipoise.machine import check_polars
 from equipoise.ranking.ranker import Boost
 
 Seen = Literal["exclude", "include", "only"]
@@ -579,6 +580,7 @@ def _tested(data: Interactions, test: Any) -> Mask:
     if data.labels is None:
         raise DataError("the rules look at labels, and the items have none; read with labels=")
     if isinstance(test, pl.Expr):
+        check_polars()
         try:
             found = data.labels.select(test.alias("_")).to_series()
         except Exception as error:  # a function inside may raise anything

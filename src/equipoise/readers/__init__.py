@@ -19,6 +19,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError, SettingError
 from equipoise.interactions import KIND, Interactions
+from equipoise.machine import check_polars
 from equipoise.readers.baskets import looks_like_baskets, read_baskets
 from equipoise.readers.build import to_interactions
 from equipoise.readers.delimited import delimited_parts
@@ -51,6 +52,7 @@ __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
+LONGEST = 200  # characters of a wrong path that a message shows
 EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
 OPENERS = {
@@ -101,14 +103,16 @@ def read(
         research format; a directory written by `Interactions.save`. Or an object: a frame of
         pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
-        (user, item), (user, item, weight) or (user, item, weight, time).
+        (user, item), (user, item, weight) or (user, item, weight, time), or of dictionaries.
     user, item, time, rating
         Names of columns (or positions from 0). Left out, they are found by the usual spellings,
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
     time_format
-        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M"; or
+        dates in digits, such as "%d%m%y" for 010124. A column of numbers has lost the zeros in
+        front; they are filled in where the form has a fixed number of digits.
     weight
         Column whose values, added up for each pair, become the matrix; without it every pair
         counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
@@ -185,11 +189,15 @@ def read(
     ['milk', 'tea']
     """
     given = locals()
+    check_polars()
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
     options = with_labels(options, labels)
     if is_path(source):
         return _from_path(source, options)
+    options.refuse_text("an object in memory", labels_are_file=is_path(labels))
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:  # named fields
+        source = {name: source[name] for name in source.dtype.names}
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
@@ -237,6 +245,7 @@ def is_path(source: object) -> bool:
 
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
+    _check_path(path)
     if is_directory_of(path, KIND):
         others = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
@@ -260,6 +269,28 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
             raise
         hint = "if each line is a basket of items, pass format='baskets'"
         raise DataError(f"{error}; {hint}") from error
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    """Refuse what cannot be the path of a file or a folder."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise DataError(f"a path must be text, got {text!r}; decode it with os.fsdecode(...)")
+    if not text:
+        raise DataError("the path is empty; give the path of a file or a folder")
+    if "://" in text and not Path(text).exists():
+        raise DataError(
+            f"{text} is an address, and only files are read; download it first, or let a cluster "
+            "read it: equipoise.cluster.read"
+        )
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a pattern, or an error that names a similar file
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = text if len(text) < LONGEST else f"{text[:LONGEST]}..."
+        raise DataError(f"{shown!r} cannot be read: {reason}; check the path") from error
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:

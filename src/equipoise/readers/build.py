@@ -151,7 +151,7 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
         return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
-    types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
+    types = None if columns.type is None else _types(table.frame[columns.type])
     found = Rows(users, items, weights, times, types, columns.type, notes)
     found.found, found.skipped = len(columns.notes), bad.counts
     found.reasons, found.height = bad.reasons(), table.frame.height
@@ -164,6 +164,17 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
         found.times = None if times is None else times[kept]
         found.types = None if types is None else types.filter(pl.Series(kept))
     return found
+
+
+def _types(column: pl.Series) -> pl.Series:
+    """Return the kinds of events as text."""
+    kind = column.dtype
+    if kind.is_nested() or kind in (pl.Binary, pl.Object):
+        raise DataError(
+            f"column {column.name!r} holds {kind}, the type of an event must be text or a number; "
+            "pass type= with another column, or type=False"
+        )
+    return column.cast(pl.String)
 
 
 def in_sessions(options: ReadOptions) -> bool:

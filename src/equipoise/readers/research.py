@@ -20,6 +20,7 @@ import polars as pl
 from equipoise.errors import DataError
 from equipoise.ids import IdIndex
 from equipoise.interactions import Interactions
+from equipoise.machine import check_polars
 from equipoise.readers.build import Log, factorize, gathered, to_interactions
 from equipoise.readers.columns import id_column
 from equipoise.readers.delimited import delimited_source, whole_numbers
@@ -236,6 +237,7 @@ def read_strong(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     The files are `.npz` pairs of `users` and `items`. All parts share the items of all files, and
     the rows of a history (`*_in`) and its targets are the same users.
     """
+    check_polars()
     root = Path(folder)
     pairs = {name: _npz_pairs(root / f"{name}.npz") for group in STRONG for name in group}
     return _assembled(root, pairs, STRONG)
@@ -247,6 +249,7 @@ def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     The files are `.npz` pairs, or LightGCN adjacency lists `train.txt` and `test.txt`. A third
     file `valid_subset_of_train.npz`, where there is one, is returned too.
     """
+    check_polars()
     root = Path(folder)
     names = [name for name in WEAK if name in WEAK[:2] or (root / f"{name}.npz").is_file()]
     pairs = {}
@@ -266,6 +269,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
 
     The items are the raw ids of `unique_sid.txt` in its order, so column s is the file's item s.
     """
+    check_polars()
     root = Path(folder)
     listed = existing_file(root / "unique_sid.txt").read_text(encoding="utf-8").splitlines()
     items = IdIndex(whole_numbers(pl.Series(listed, dtype=pl.String)).to_numpy(), "item")
