@@ -447,6 +447,8 @@ class Tenant:
         self._store = store
         self._folders = config.folders[name]
         self.experiment = next((e for e in config.experiments if e.tenant == name), None)
+        if self.experiment is not None:
+            store.record_shares(name, self.experiment.name, self.experiment.models)
         self.models = {each: self._open(each, at) for each, at in self._folders.items()}
         self._version = store.attribute_version(name)  # first: what changes now is seen later
         self._given: dict[str, dict[str, Any]] = store.all_attributes(name)

@@ -448,6 +448,22 @@ class Store:
         clicks = clicks.where(events.c.weight > 0)
         return self._ask(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]))
 
+    def record_shares(self, tenant: str, name: str, shares: Mapping[str, float]) -> None:
+        """Remember the shares of an experiment, beside those that it had before."""
+        key, new = _shares_key(tenant, name), dict(shares)
+
+        def write(connection: sa.Connection) -> None:
+            known = _known_shares(connection, key)
+            if new not in known:
+                values = {"name": key, "value": json.dumps([*known, new])}
+                _upsert(connection, self._insert(meta).values(values), ["name"])
+
+        self.do(write)
+
+    def shares(self, tenant: str, name: str) -> list[dict[str, float]]:
+        """Return all shares that an experiment has had, by model; none where it is too old."""
+        return self._ask(lambda connection: _known_shares(connection, _shares_key(tenant, name)))
+
     def ping(self) -> None:
         """Raise where the database does not answer."""
         self._ask(lambda connection: connection.execute(sa.select(1)).scalar_one())
@@ -570,6 +586,15 @@ def _durable(connection: Any, _: Any) -> None:
 def _begin_immediate(connection: sa.Connection) -> None:
     # A transaction that begins by reading cannot wait for its turn to write.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _shares_key(tenant: str, name: str) -> str:
+    return f"shares:{tenant}:{name}"
+
+
+def _known_shares(connection: sa.Connection, key: str) -> list[dict[str, float]]:
+    text = connection.execute(sa.select(meta.c.value).where(meta.c.name == key)).scalar()
+    return [] if text is None else list(json.loads(text))
 
 
 def _upsert(connection: sa.Connection, insert: Any, key: list[str]) -> None:
