@@ -100,7 +100,7 @@ def test_users_keep_their_model_when_shares_stay() -> None:
 def skewed_rates(rng: np.random.Generator, users: int) -> np.ndarray[Any, Any]:
     """Return click rates of users: most have none, a few have many."""
     lists = rng.integers(1, 6, users)
-    inclination = np.where(rng.random(users) < 0.8, 0.0, rng.beta(1, 2, users))
+    inclination = np.where(rng.random(users) < 0.9, 0.0, rng.beta(2, 1, users))
     rates: np.ndarray[Any, Any] = rng.binomial(lists, inclination) / lists
     return rates
 
