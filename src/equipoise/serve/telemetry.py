@@ -130,7 +130,7 @@ def _warn_of_no_room(error: OSError) -> None:
     )
 
 
-values.MmapedDict = NumberFile  # type: ignore[misc, assignment]
+values.MmapedDict = NumberFile  # type: ignore[attr-defined, assignment]
 
 
 def _bitmap_name(served: Served, key: str) -> str:
