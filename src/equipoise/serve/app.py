@@ -328,7 +328,7 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     async def score(body: schemas.Score, request: Request) -> Response:
         """Return the scores of some items."""
         own = await mine(request)
-        return _json(own.score(body, await ask(own.live, body)))
+        return _json(await run_in_threadpool(own.score, body, await ask(own.live, body)))
 
     @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
     async def events(body: schemas.Events, request: Request) -> Response:
