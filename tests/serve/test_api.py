@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 import scipy.sparse as sp
-from tests.serve.conftest import FIRST_WIDE, SCRIPT, Api, Serve
+from tests.serve.conftest import FIRST_WIDE, SCRIPT, Api, Serve, empty
+from tests.serve.postgres import Postgres
 from tests.serve.test_store import TRICKS
 
 import equipoise as eq
@@ -482,7 +484,7 @@ PROBLEMS: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/v1/recommend", {"history": list(range(6000))}, 422, "at most 5000"),
     ("POST", "/v1/recommend", {"user": "a", "model": "none"}, 404, "known are default, plain"),
     ("POST", "/v1/recommend", [1, 2], 422, ""),
-    ("POST", "/v1/recommend:batch", {"requests": [{}] * 101}, 422, "at most 100"),
+    ("POST", "/v1/recommend:batch", {"requests": [{}] * 1001}, 422, "at most 1,000"),
     ("POST", "/v1/explain", {"history": [], "item": 3}, 422, "empty"),
     ("POST", "/v1/explain", {"history": [3], "item": "none"}, 404, "unknown item 'none'"),
     ("POST", "/v1/score", {"history": [3]}, 422, "items"),
@@ -698,3 +700,52 @@ def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
     assert refused.status_code == 409
     assert str(models) not in refused.text
     assert api.get("/v1/recommend/u5").json()["version"] == after
+
+
+def test_a_store_without_its_file_is_told_and_taken_up_again(api: Api, tmp_path: Path) -> None:
+    click(api, "new", 3)
+    assert api.get("/readyz").status_code == 200
+    path = tmp_path / "events.db"
+    path.rename(tmp_path / "moved.db")
+    event = {"events": [{"user": "new", "item": 13}]}
+    for answer in (
+        api.post("/v1/events", event),
+        api.get("/v1/recommend/new"),
+        api.get("/readyz"),
+    ):
+        assert answer.status_code == 503
+        assert (
+            answer.json()["detail"] == "the file of the event store was removed; tell its operator"
+        )
+    assert len(items(api.post("/v1/recommend", {"history": [3], "k": 5}))) == 5
+    (tmp_path / "moved.db").rename(path)
+    click(api, "new", 13)
+    assert api.get("/readyz").status_code == 200
+    assert items(api.get("/v1/users/new")) == [3, 13]
+
+
+SLACK = 10.0  # seconds for a busy machine; without a limit the answer never comes
+
+
+def test_a_silent_database_keeps_nobody_waiting(served: Serve, postgres: Postgres) -> None:
+    empty(postgres.url)
+    api = served(store=postgres.url, limits={"timeout": 1.2})
+    click(api, "new", 3)
+    assert items(api.get("/v1/recommend/new?k=2"))
+    batch = {"requests": [{"user": "new"}, {"history": [3], "k": 2}, {"user": "u5"}]}
+    with postgres.frozen():
+        asked = [("GET", "/v1/recommend/new", None), ("GET", "/readyz", None)]
+        asked.append(("POST", "/v1/events", {"events": [{"user": "new", "item": 13, "id": "a"}]}))
+        for method, path, body in asked:
+            start = time.monotonic()
+            answer = api.request(method, path, **({} if body is None else {"json": body}))
+            assert time.monotonic() - start < 1.2 + SLACK
+            assert answer.status_code == 503, answer.text
+            assert "store-unavailable" in answer.json()["type"]
+        assert items(api.post("/v1/recommend", {"history": [3], "k": 2}))
+        answers = api.post("/v1/recommend:batch", batch).json()["answers"]
+        statuses = [None if a["problem"] is None else a["problem"]["status"] for a in answers]
+        assert statuses == [503, None, 503]
+    click(api, "new", 13, id="a")
+    assert items(api.get("/v1/users/new")) == [3, 13]
+    assert api.get("/readyz").status_code == 200

@@ -34,8 +34,10 @@ TIMES = ("time", "time_unit", "time_format")
 COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
 ROLES = ("user", "item", "time", "rating", "weight", "type", "session", "title", "label_id")
-TEXTS = ("time_unit", "time_format", "ids", "separator", "quote", "escape", "encoding")
-TEXTS += ("sheet", "format", "on_bad")
+TEXTS: tuple[str, ...] = (
+    *("time_unit", "time_format", "ids", "separator", "quote", "escape", "encoding"),
+    *("sheet", "format", "on_bad"),
+)
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
 RESEARCH = ("npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
 FORMATS = (*TABLES, "baskets", *RESEARCH)

@@ -15,6 +15,20 @@ from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.ranking.rules import ItemRules
 from equipoise.serve import schemas
 from equipoise.serve.config import Config
+from equipoise.serve.costs import (
+    DIVERSITY_STEPS,
+    ID_STEPS,
+    LIST_STEPS,
+    PAIR_STEPS,
+    PAIRS,
+    QUOTA_STEPS,
+    ROW_STEPS,
+    Budget,
+    check_size,
+    count_entries,
+    count_ids,
+    rules_of_user,
+)
 from equipoise.serve.folding import type_weights
 from equipoise.serve.state import (
     Catalogue,
@@ -75,15 +89,22 @@ class Answers:
         return found
 
     def recommend(
-        self, asked: schemas.Recommend, live: Live
+        self, asked: schemas.Recommend, live: Live, budget: Budget | None = None
     ) -> tuple[dict[str, Any], Write | None]:
-        """Return a list, and what has to be in the store before it is sent."""
+        """Return a list, and what has to be in the store before it is sent.
+
+        `budget` is what the request that it belongs to may still cost.
+        """
         if asked.k > self._limits.k:
             raise SettingError(f"k must be at most {self._limits.k}")
+        if budget is None:
+            check_size([asked], self._limits)
+            budget = Budget(self._limits)
         served, experiment = self._served(asked)
         history = self._history(served, asked, live)
+        self._spend(budget, asked, served, len(history.places))
         catalogue = self._tenant.catalogue(served)
-        rules = catalogue.rules(asked.rules)
+        rules = catalogue.rules(asked.rules, None if asked.user is None else str(asked.user))
         if rules is not None and rules.diversity and asked.offset:
             raise SettingError(
                 "with diversity the places of a list depend on its length; no offset"
@@ -153,6 +174,29 @@ class Answers:
             )
 
         return rules.limit_unknown_pins(is_shown)
+
+    def _spend(
+        self, budget: Budget, asked: schemas.Recommend, served: Served, length: int
+    ) -> None:
+        """Count what a list costs, before anything of it is worked out."""
+        k = min(asked.k + asked.offset, served.n_items)
+        if asked.rules:
+            rules = rules_of_user(asked.rules, asked.user)
+            budget.spend_rules(rules, served.n_items)
+            comparison = DIVERSITY_STEPS * bool(rules.get("diversity"))
+            comparison += QUOTA_STEPS * count_entries(rules.get("at_most") or {})
+            steps = comparison * k * served.n_items
+            budget.spend(steps, f"k + offset ({k:,}) or the rules at_most and diversity")
+        rows = min(asked.k, k) * (1 + asked.explain)
+        steps = LIST_STEPS + ID_STEPS * count_ids(asked) + ROW_STEPS * rows
+        budget.spend(steps, "the ids that are named, k or explain, or send fewer lists in a batch")
+        history = f"the history ({length:,} items)"
+        budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch")
+        if asked.explain:
+            pairs = min(asked.k, k) * length
+            alone = length * served.steps(1) * -(-pairs // PAIRS)
+            remedy = f"{history} or k ({asked.k:,}), or leave explain out"
+            budget.spend(alone + PAIR_STEPS * pairs, remedy)
 
     def _keep(
         self, asked: schemas.Recommend, answer: dict[str, Any], user: str | None
@@ -246,6 +290,9 @@ class Answers:
                 "the history is empty, or no user has its items, so there is nothing to explain; "
                 "lists for it are of popular items"
             )
+        length = len(history.places)
+        steps = length * (served.steps(1) + PAIR_STEPS + ROW_STEPS)
+        Budget(self._limits).spend(steps, f"the history ({length:,} items)")
         (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
         score = served.scores(history, np.array([place]), asked.alpha)[0]
         own = {"item": str(served.ids[place]), "title": served.titles[place], "score": score}
@@ -257,6 +304,8 @@ class Answers:
             raise SettingError(f"scores are given for at most {self._limits.history} items")
         served, _ = self._served(asked)
         history = self._history(served, asked, live)
+        length = len(history.places)
+        Budget(self._limits).spend(served.steps(length), f"the history ({length:,} items)")
         items = [str(item) for item in asked.items]
         places = find(served.items, items)
         known: Positions = places[places >= 0]

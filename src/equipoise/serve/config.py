@@ -37,6 +37,16 @@ class Limits:
         Bytes of the address and the headers of a request.
     k, batch, events, history
         Length of a list, entries of a batch, events of a request, items of a history.
+    ids
+        Ids and values that a request names in history, exclude, candidates, filters and rules.
+    rules
+        Entries of the rules of one list.
+    rows
+        Items and reasons in an answer, over all lists of a batch.
+    cost
+        Steps that a request may take, about a nanosecond each.
+    cache
+        Bytes that a worker keeps of rules and filters that were looked up.
     rate
         Requests per second of one token or address; 0 for no limit.
     timeout
@@ -48,16 +58,23 @@ class Limits:
     body: int = 1_000_000
     headers: int = 32_768
     k: int = 1000
-    batch: int = 100
+    batch: int = 1000
     events: int = 1000
     history: int = 5000
+    ids: int = 200_000
+    rules: int = 10_000
+    rows: int = 100_000
+    cost: int = 5_000_000_000
+    cache: int = 64_000_000
     rate: float = 0.0
     timeout: float = 10.0
     connections: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("body", "headers", "k", "batch", "events", "history", "connections"):
+        counts = ("body", "headers", "k", "batch", "events", "history", "ids", "rules", "rows")
+        for name in (*counts, "cost", "connections"):
             count(name, getattr(self, name))
+        count("cache", self.cache, 0)
         non_negative("rate", self.rate)
         positive("timeout", self.timeout)
 

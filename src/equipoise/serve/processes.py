@@ -128,8 +128,7 @@ class Supervisor:
         listening = listen(config.host, config.port)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        folder, held = make_folder()
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        folder, held = self._numbers_folder()
         os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
@@ -149,10 +148,25 @@ class Supervisor:
             for each, handler in before.items():
                 signal.signal(each, handler)
             listening.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            for end in (*self._pipe, self._wake_read, self._wake_write, held):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            for end in (*self._pipe, self._wake_read, self._wake_write, *held):
                 os.close(end)
         return code
+
+    def _numbers_folder(self) -> tuple[Path | None, list[int]]:
+        """Make the folder of the workers' numbers; without room for it each counts by itself."""
+        try:
+            folder, lock = make_folder()
+        except OSError as error:
+            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+            logger.error(
+                "no folder for metrics: %s; /metrics shows the numbers of one worker alone",
+                error.strerror or error,
+            )
+            return None, []
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        return folder, [lock]
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:

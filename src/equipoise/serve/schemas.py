@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -48,21 +49,34 @@ def _check_unicode_within(value: dict[str, Any]) -> dict[str, Any]:
 Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Id = Annotated[Whole | Text, AfterValidator(_text)]
+# the first wrong id is told; telling all of them would take longer than any work
+Ids = Annotated[list[Id], Field(fail_fast=True)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(_check_unicode)]
 Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | Words | None
+Plains = Annotated[list[Plain], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
 # Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
 IdKind = Literal["integer", "text"]
 ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
+FIELDS = 64  # of a body, at most
+
+
+def _few(given: Any) -> Any:
+    """Refuse mappings of many keys at once, each of which would be an error of its own."""
+    if isinstance(given, dict) and len(given) > FIELDS:
+        raise ValueError(f"{len(given):,} fields, of which there are at most {FIELDS}")
+    return given
 
 
 class Body(BaseModel):
     """A request; a field that is not known is an error."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    _is_small = model_validator(mode="before")(_few)
 
 
 class Who(Body):
@@ -71,8 +85,8 @@ class Who(Body):
     user: Id | None = Field(
         default=None, description="A user: the training history and live events."
     )
-    history: list[Id] | None = Field(default=None, description="Items of any user.")
-    session: list[Id] | None = Field(default=None, description="Items in the order of the clicks.")
+    history: Ids | None = Field(default=None, description="Items of any user.")
+    session: Ids | None = Field(default=None, description="Items in the order of the clicks.")
     model: Name | None = Field(default=None, description="Name of the model to ask.")
     alpha: Dial | None = Field(default=None, description="The popularity dial; larger, more tail.")
 
@@ -89,9 +103,9 @@ class Recommend(Who):
 
     k: Length = Field(default=20, description="Length of the list.")
     offset: Offset = Field(default=0, description="Places to skip, for the next page.")
-    exclude: list[Id] = Field(default=[], description="Items to leave out.")
-    candidates: list[Id] | None = Field(default=None, description="Items to choose from.")
-    filters: dict[Name, Plain | list[Plain]] = Field(
+    exclude: Ids = Field(default=[], description="Items to leave out.")
+    candidates: Ids | None = Field(default=None, description="Items to choose from.")
+    filters: Annotated[dict[Name, Plain | Plains], BeforeValidator(_few)] = Field(
         default={}, description="Attributes and the values they may have."
     )
     rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
@@ -114,7 +128,9 @@ class Recommend(Who):
 class Batch(Body):
     """Ask for several lists; each entry is answered or refused by itself."""
 
-    requests: list[dict[str, Any]] = Field(description="Bodies as of /v1/recommend.")
+    requests: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
+        description="Bodies as of /v1/recommend."
+    )
 
 
 class Explain(Who):
@@ -126,7 +142,7 @@ class Explain(Who):
 class Score(Who):
     """Ask for the scores of some items."""
 
-    items: list[Id]
+    items: Ids
 
 
 class NewEvent(Body):
@@ -165,14 +181,14 @@ class NewEvent(Body):
 class Events(Body):
     """One event or many."""
 
-    events: list[NewEvent] = Field(min_length=1)
+    events: Annotated[list[NewEvent], Field(fail_fast=True)] = Field(min_length=1)
 
 
 class Attributes(Body):
     """Attributes of an item: `available`, `category` and any tags."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
-    __pydantic_extra__: dict[str, Plain | list[Plain]]
+    __pydantic_extra__: dict[str, Plain | Plains]
 
     available: StrictBool = True
     category: Words | None = None
