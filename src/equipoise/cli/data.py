@@ -6,6 +6,9 @@ import difflib
 import functools
 import json
 import os
+import shutil
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +39,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
+DATA = (
+    "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, data set name, "
+    "or - for CSV from standard input."
+)
+STANDARD_INPUT = "-"
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 FILTERS = ("min_user", "min_item")  # reading options that any interactions can follow
@@ -244,6 +251,8 @@ class ReadOptions:
 
     def _load(self, source: str) -> Interactions | Partitioned:
         """Return what DATA names; what the library saved or knows by name is read here."""
+        if source == STANDARD_INPUT:
+            return self._piped()
         from equipoise import datasets, readers
         from equipoise.interactions import KIND as SAVED
         from equipoise.storage import is_directory_of
@@ -267,6 +276,34 @@ class ReadOptions:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
             note(f"{source}: {told(sentence)}")
+        return data
+
+    def _piped(self) -> Interactions:
+        """Return the interactions in a table on standard input."""
+        from equipoise import readers
+
+        if self.cluster is not None:
+            raise SettingError("a cluster cannot read standard input; give a file, or no cluster=")
+        if sys.stdin.isatty():
+            raise DataError(
+                "- reads standard input, which is a terminal; pipe a table into the command, as "
+                "in `cat events.csv | equipoise stats -`, or give the path of a file"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "standard-input.csv")
+            with path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            if not path.stat().st_size:
+                raise DataError(
+                    "standard input is empty; check the command before the pipe, or give the "
+                    "path of a file"
+                )
+            try:
+                data = readers.read(path, **self._settings())
+            except (DataError, SettingError) as error:
+                raise type(error)(str(error).replace(str(path), "standard input")) from error
+        for sentence in data.notes:
+            note(f"standard input: {told(sentence)}".replace(str(path), "the table"))
         return data
 
     def _named(self, source: str) -> Interactions:

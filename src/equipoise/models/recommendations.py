@@ -265,12 +265,19 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
         raise DataError("there is no user to recommend to; name at least one")
 
     context = copy_context()  # polars asks on a thread of its own, which knows no limit of threads
+    failures: list[
+        Exception
+    ] = []  # of a later batch: polars may raise an error of its own instead
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
         frame: pl.DataFrame | None = first
         while frame is not None:
             yield frame
-            frame = context.run(next, frames, None)
+            try:
+                frame = context.run(next, frames, None)
+            except Exception as error:
+                failures.append(error)
+                raise
 
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
@@ -278,6 +285,10 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
         os.replace(fresh, target)
     except OSError as error:
         raise DataError(f"could not write {target}: {error.strerror or error}") from error
+    except pl.exceptions.PolarsError:
+        if failures:
+            raise failures[0] from None
+        raise
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -459,15 +459,18 @@ class TextFile:
 
     def _columns(self, names: Sequence[str], **settings: Any) -> pl.DataFrame:
         places = sorted({self.columns.index(name) for name in names})
-        frame = pl.read_csv(
-            io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.absolute(),
-            columns=places,
-            has_header=self.header,
-            separator=self.separator,
-            quote_char=self.quote or None,
-            glob=False,
-            **settings,
-        )
+        # A file, not its path: polars 1.39 takes data[1].csv for a pattern, whatever glob= says
+        with (
+            io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file
+        ):
+            frame = pl.read_csv(
+                file,
+                columns=places,
+                has_header=self.header,
+                separator=self.separator,
+                quote_char=self.quote or None,
+                **settings,
+            )
         frame.columns = [self.columns[place] for place in places]
         return frame
 
