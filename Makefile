@@ -8,8 +8,9 @@ INSTALL := $(PIP) install --no-compile
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 SERVE := $(VENV)/.serve
+FLOORS := .venv-floors
 
-.PHONY: help demo serve cluster test check kernels slow paper docs bench wheelcheck licences lint format lock clean
+.PHONY: help demo serve cluster test check kernels floors slow paper docs bench wheelcheck licences lint format lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -46,7 +47,7 @@ serve: $(SERVE)  ## a page to try two models on, fitted on real data; make serve
 	test -f $(MODELS)/plain/manifest.json || $(FIT) $(MODELS)/plain --l2 400 --dropout 0
 	$(BIN)/equipoise serve dan=$(MODELS)/dan plain=$(MODELS)/plain --store sqlite:///$(MODELS)/events.db --port $(PORT) --open
 
-test: lint check kernels  ## everything CI runs
+test: lint check kernels floors  ## everything CI runs
 
 # One BLAS thread a process: two test processes share two cores. A test that hangs fails by name.
 TESTS := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout 600 -m "not slow and not gpu"
@@ -61,6 +62,13 @@ kernels: $(DEV)
 	for kernel in $(KERNELS); do \
 	  OPENBLAS_CORETYPE=$$kernel $(TESTS) $(ROUNDED) || exit 1; \
 	done
+
+# The package as users install it, beside the oldest versions that it says it works with
+floors:  ## the package with the lowest versions of its dependencies that pyproject.toml allows
+	$(PYTHON) -m venv --clear $(FLOORS)
+	$(FLOORS)/bin/python -m pip --quiet --disable-pip-version-check install --no-compile . $$($(PYTHON) tools/floors.py)
+	$(FLOORS)/bin/python -m pip check
+	$(FLOORS)/bin/python tools/smoke.py
 
 slow: $(DEV)  ## the full-size checks (minutes, up to 9 GB of memory)
 	$(BIN)/python -m pytest -m slow
@@ -100,4 +108,4 @@ lock: $(DEV)  ## renew requirements.lock from the dependency groups of pyproject
 	$(PIP) freeze --exclude equipoise --exclude torch > requirements.lock
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOORS) .pytest_cache .mypy_cache .ruff_cache

@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import nox
@@ -15,11 +14,6 @@ BUILD = ["-m", "build", "--no-isolation", "--outdir"]
 nox.options.sessions = ["build", "wheel", "lowest"]
 nox.options.error_on_missing_interpreters = False
 nox.options.default_venv_backend = "venv"
-
-
-def project() -> dict:
-    """The table [project] of pyproject.toml."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def dist() -> Path:
@@ -58,7 +52,9 @@ def wheel(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
     """Use the wheel with the lowest version of each dependency that pyproject.toml allows."""
-    oldest = [each.replace(">=", "==") for each in project()["dependencies"]]
+    oldest = subprocess.run(
+        [sys.executable, "tools/floors.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     session.install(str(dist()), *oldest)
     session.run("python", "-m", "pip", "check")
     session.run("python", "tools/smoke.py")

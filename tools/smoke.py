@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 import equipoise as eq
 
@@ -27,6 +28,16 @@ def library(folder: Path) -> None:
     assert "<table>" in result._repr_html_()
     lists = model.recommend(split.test.history, k=5, rules=eq.Rules(exclude=["i0"]))
     assert all(len(row) == 5 and "i0" not in row for row in lists.items)
+    written = model.recommend(split.test.history, k=5).to_frame()
+    readers = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "parquet": pl.read_parquet}
+    for suffix, reader in readers.items():  # in several batches
+        path = folder / f"lists.{suffix}"
+        assert (
+            model.recommend_to(path, split.test.history, k=5, batch_size=3) == split.test.n_users
+        )
+        assert reader(path)["item"].to_list() == written["item"].to_list()
+        lists_read = eq.read(path, user="user", item="item", rating=False, time=False)
+        assert lists_read.n_interactions == written.height
     model.save(folder / "model")
     again = eq.load(folder / "model")
     assert again.recommend([["i1", "i2"]], k=3).items == model.recommend([["i1", "i2"]], k=3).items

@@ -49,5 +49,9 @@ class MissingExtraError(EquipoiseError, ImportError):
     """An optional dependency is not installed."""
 
 
+class ForkError(EquipoiseError, RuntimeError):
+    """A process made by fork in which polars, whose threads a fork does not copy, cannot work."""
+
+
 class ClusterError(EquipoiseError, ConnectionError):
     """A cluster that does not answer, or that lost its work too often."""

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Answer, Run
+from tests.cli.conftest import Answer, Run, call
+from typer.testing import CliRunner, Result
 
 import equipoise as eq
+from equipoise.cli.app import app
 
 
 def test_stats_prints_what_describe_finds(shop: Path, run: Run, answer: Answer) -> None:
@@ -49,6 +56,29 @@ def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
     (tmp_path / "r[1].csv").write_text("user,item\n1,x\n2,y\n3,x\n")
     (found,) = answer("stats", tmp_path / "r[1].csv")
     assert found["n_users"] == 3
+
+
+def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) -> None:
+    events, artists = tmp_path / "plays.csv", tmp_path / "artists.dat"
+    events.write_text("user,item\n1,51\n2,52\n3,51\n")
+    artists.write_text("id\tname\turl\n51\t'Duran\tDuran'\td.example\n52\tBjork\tb.example\n")
+    refused = run("stats", events, "--labels", artists, "--quote", "'")
+    assert refused.exit_code == 1
+    assert "pass --label-id id," in " ".join(refused.output.split())
+    for column in ("id", 0):
+        done = run("stats", events, "--labels", artists, "--quote", "'", "--label-id", column)
+        assert done.exit_code == 0
+        assert "titles from its column 'name'" in " ".join(done.output.split())
+
+
+def test_baskets_are_a_format(tmp_path: Path, run: Run, answer: Answer) -> None:
+    table = tmp_path / "groceries.csv"
+    table.write_text("milk,bread,tea\ntea\nbread,tea\nmilk,tea,salt,ham\n")
+    refused = run("stats", table)
+    assert refused.exit_code == 1
+    assert "pass --format baskets" in " ".join(refused.output.split())
+    (found,) = answer("stats", table, "--format", "baskets")
+    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (4, 5, 10)
 
 
 def test_k_core_options_filter(answer: Answer) -> None:
@@ -189,3 +219,40 @@ def test_demo_without_an_index_says_how_to_get_the_data(
     done = run("demo")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "put the .whl file into" in done.stderr.splitlines()[-1]
+
+
+def piped(table: bytes, *args: str) -> Result:
+    return CliRunner().invoke(app, args, input=table, catch_exceptions=False)
+
+
+def test_a_minus_reads_a_table_from_standard_input(shop: Path, tmp_path: Path) -> None:
+    table = (shop / "events.csv").read_bytes()
+    stats = json.loads(piped(table, "stats", "-", "--json").stdout)[0]
+    expected = json.loads(call("stats", shop / "events.csv", "--json").stdout)[0]
+    assert {**stats, "data": ""} == {**expected, "data": ""}
+    assert piped(table, "fit", "-", str(tmp_path / "m"), "--model", "ease").exit_code == 0
+    assert eq.load(tmp_path / "m").interactions_.n_users == expected["n_users"]
+
+
+def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
+    empty = piped(b"", "stats", "-")
+    assert (empty.exit_code, "standard input is empty" in empty.stderr) == (1, True)
+    bad = piped(b"user,item\na,b\nc\n", "stats", "-")
+    assert bad.exit_code == 1
+    assert "standard input, line 3" in bad.stderr
+    assert "/" not in bad.stderr.split("standard input")[0]
+
+
+def test_a_terminal_is_not_waited_for_as_standard_input() -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", "stats", "-"],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 1
+    assert "which is a terminal; pipe a table" in done.stderr

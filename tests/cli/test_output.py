@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,3 +73,22 @@ def test_columns_of_numbers_stand_to_the_right(capsys: pytest.CaptureFixture[str
     framework.show([("tea", 1234, 0.5, None), ("egg", 7, 12.25, "x")], "item", "n", "score", "")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == ["item      n   score", "tea   1,234  0.5000", "egg       7    12.2  x"]
+
+
+def test_a_reader_that_stops_early_ends_the_command_quietly(shop: Path) -> None:
+    command = [sys.executable, "-m", "equipoise"]
+    many = ["--unknown-users", "popular"]
+    many += [word for user in range(1, 91) for word in ("--user", f"u{user}")]
+    for args in (
+        ["recommend", "model", *many],
+        ["recommend", "model", *many, "--json"],
+        ["stats", "events.csv", "--json"],
+    ):
+        reader, writer = os.pipe()
+        os.close(reader)  # as of `| head -0`
+        done = subprocess.run(
+            [*command, *args], cwd=shop, stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+        os.close(writer)
+        assert done.returncode == 141
+        assert "Error" not in done.stderr

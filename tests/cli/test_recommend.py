@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.cli.conftest import Answer, Run, call
@@ -169,8 +170,8 @@ def test_text_is_no_id_where_ids_are_integers(tmp_path: Path, run: Run, answer: 
     (tmp_path / "numbers.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
     answer("fit", tmp_path / "numbers.csv", tmp_path / "model")
     (found,) = answer("recommend", tmp_path / "model", "--user", 1, "--with-seen")
-    assert found["user"] == 1
-    assert {row["item"] for row in found["items"]} <= {10, 11, 12, 13}
+    assert found["user"] == "1"
+    assert {row["item"] for row in found["items"]} <= {"10", "11", "12", "13"}
     done = run("recommend", tmp_path / "model", "--user", "ann")
     assert done.exit_code == 1
     assert "the user ids of this model are integers" in done.stderr
@@ -256,3 +257,22 @@ def test_explain_names_the_clicks(visits: Path) -> None:
     found = json.loads(done.stdout)
     assert sorted(found["sources"]) == ["milk", "tea"]
     assert sum(found["contributions"]) == found["score"]
+
+
+def test_ids_of_64_bits_are_text_in_json(run: Run, answer: Answer, tmp_path: Path) -> None:
+    first = 6783772548752091658  # JavaScript and jq read it as ...092000
+    matrix = np.tri(12, 4, dtype=np.float32)
+    matrix[:, 3] += np.arange(12) % 2 == 0
+    data = eq.Interactions(matrix > 0, first + np.arange(12), first + np.arange(4))
+    folder = tmp_path / "wide"
+    eq.EASE(l2=1.0).fit(data).save(folder)
+    (listed,) = answer("recommend", folder, "--user", first, "-k", 2, "--why")
+    assert listed["user"] == str(first)
+    ids = [row["item"] for row in listed["items"]]
+    ids += [reason["item"] for row in listed["items"] for reason in row["why"]]
+    found = answer("similar", folder, first, "-k", 2)
+    ids += [found["item"], *(row["item"] for row in found["similar"])]
+    found = answer("explain", folder, first + 1, "--user", first)
+    ids += [found["item"], *found["sources"]]
+    assert len(ids) > 6
+    assert set(ids) <= {str(first + n) for n in range(4)}

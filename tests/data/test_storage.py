@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,10 +226,87 @@ def test_long_lists_of_numbers_are_kept_beside_the_manifest(tmp_path: Path) -> N
 def test_two_saves_at_once_are_refused(tmp_path: Path) -> None:
     save(tmp_path)
     with (
-        storage._locked(tmp_path, KIND),
+        storage._locked(tmp_path, KIND, "0123456789ab"),
         pytest.raises(DataError, match="being saved to by another process"),
     ):
         save(tmp_path, 2)
+    assert value_in(tmp_path) == 1
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_two_writers_leave_no_gap_for_a_reader(tmp_path: Path, has_locks: bool) -> None:
+    script = """
+        import fcntl, sys, time
+        import numpy as np, polars as pl
+        from equipoise.errors import DataError
+        from equipoise.data.storage import write_directory
+
+        def refuse(*_):
+            raise OSError(95, "not supported")
+
+        if sys.argv[2] == "False":
+            fcntl.flock = refuse
+        value, n_saved, n_refused = int(sys.argv[1]), 0, 0
+        frames = {"names": pl.DataFrame({"id": ["a", "b"]})}
+        arrays = {"numbers": np.full((3, 2), float(value)), "empty": np.empty(0, np.int32)}
+        end = time.monotonic() + 2
+        while time.monotonic() < end or not n_saved:
+            try:
+                write_directory("saved", "test-kind", 1, {"value": value}, arrays, frames)
+                n_saved += 1
+            except DataError as error:
+                n_refused += "being saved to by another process" in str(error)
+                if "being saved to by another process" not in str(error):
+                    print(error)
+                time.sleep(0.001)
+        print(n_saved, n_refused)
+    """
+    save(tmp_path / "saved", 0)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    writers = [
+        subprocess.Popen(
+            [*command, str(value), str(has_locks)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        )
+        for value in (1, 2)
+    ]
+    values = set()
+    while any(writer.poll() is None for writer in writers):
+        values.add(value_in(tmp_path / "saved"))
+    outputs = [writer.communicate()[0].splitlines() for writer in writers]
+    assert [len(lines) for lines in outputs] == [1, 1], outputs
+    assert all(int(lines[0].split()[0]) > 0 for lines in outputs)
+    assert values <= {0, 1, 2}
+    assert value_in(tmp_path / "saved") in (1, 2)
+
+
+def test_rests_of_saves_without_a_lock_are_swept_when_they_are_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_lock", lambda root: (os.open(root, os.O_RDONLY), False))
+    save(tmp_path)
+    names = ("numbers-0123456789ab.npy", "numbers-ba9876543210.npy")
+    old, fresh = (tmp_path / name for name in names)
+    for file in (old, fresh):
+        file.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    save(tmp_path, 2)
+    assert value_in(tmp_path) == 2
+    assert fresh.exists()
+    assert not old.exists()
+    assert len(list(tmp_path.iterdir())) == 5, "files of the save before are gone"
+
+
+def test_a_reader_waits_for_the_end_of_a_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path)
+    hidden = tmp_path / "manifest.json.0123456789ab"
+    (tmp_path / "manifest.json").rename(hidden)
+    with pytest.raises(FileFormatError, match=r"no manifest.json yet: its first save goes on or"):
+        read(tmp_path)
+    monkeypatch.setattr(storage, "FIRST_SAVE", 30.0)
+    finish = threading.Timer(0.1, hidden.rename, [tmp_path / "manifest.json"])
+    finish.start()
     assert value_in(tmp_path) == 1
 
 

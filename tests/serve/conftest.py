@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import polars as pl
 import pytest
 from tests.serve.postgres import Postgres, new_folder
@@ -27,6 +28,7 @@ from equipoise.serve.app import create
 from equipoise.serve.config import Config
 
 SCRIPT = "<script>window.hacked = 1</script>"
+FIRST_WIDE = -6783772548752091658  # 64 bits; a double has 53
 READY = 60.0  # seconds; a busy machine is no failure
 
 
@@ -49,6 +51,16 @@ def saved(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.fixture(scope="session")
+def wide(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose ids are integers that JavaScript has no numbers for."""
+    items, users = (FIRST_WIDE + np.arange(n) for n in shop_data.matrix.shape[::-1])
+    data = Interactions(shop_data.matrix, users, items, labels=shop_data.labels)
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    eq.EASE(l2=20.0).fit(data).save(folder)
+    return folder
+
+
 @pytest.fixture
 def models(saved: Path, tmp_path: Path) -> Path:
     """Return a copy of the models, to be changed."""
@@ -64,8 +76,18 @@ class Api:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1))
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+        self._transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=self._transport, base_url="http://127.0.0.1")
+        self.address = address
+
+    @property
+    def address(self) -> str:
+        """Where requests come from."""
+        return self._transport.client[0]
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._transport.client = (address, 1)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         work = self._client.request(method, path, **options)
@@ -170,6 +192,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env={**os.environ, "EQUIPOISE_DRAIN": os.environ.get("EQUIPOISE_DRAIN", "0")},
         )
         self.log = log
         assert self.process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.absent import absent
@@ -113,6 +115,20 @@ class Postgres:
         """Whether it takes connections; the last line of its lock says so, as to `pg_ctl`."""
         lock = self._data / "postmaster.pid"
         return lock.is_file() and lock.read_text().rstrip().endswith("ready")
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all processes of the server where they are; they go on at the end."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        processes = [self.process.pid, *map(int, children.read_text().split())]
+        try:
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in reversed(processes):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
 
     def stop(self) -> None:
         """End the server and all connections at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,25 @@ import numpy as np
 import polars as pl
 import pytest
 import scipy.sparse as sp
-from tests.serve.conftest import SCRIPT, Api, Serve
+from tests.serve.conftest import FIRST_WIDE, SCRIPT, Api, Serve, empty
+from tests.serve.postgres import Postgres
 from tests.serve.test_store import TRICKS
 
 import equipoise as eq
 from equipoise.data.interactions import Interactions
+from equipoise.serve.store import attributes
 
 
 def items(answer: Any) -> list[Any]:
+    """Return the ids of a list as the data have them."""
     assert answer.status_code == 200, answer.text
-    return [item["item"] for item in answer.json()["items"]]
+    return table_ids([item["item"] for item in answer.json()["items"]])
+
+
+def table_ids(texts: list[str]) -> list[Any]:
+    """Return the ids of an answer, which are text, as the data have them."""
+    assert all(isinstance(text, str) for text in texts), texts
+    return [int(text) if text.lstrip("-").isdigit() else text for text in texts]
 
 
 def click(api: Api, user: object, *wanted: object, **more: object) -> dict[str, Any]:
@@ -37,13 +47,73 @@ def dan(saved: Path) -> eq.Recommender:
 def test_a_list_is_that_of_the_model(standing: Api, dan: eq.Recommender) -> None:
     expected = dan.recommend(["u5"], k=10)
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 10}).json()
-    assert [item["item"] for item in answer["items"]] == expected.items[0]
+    assert table_ids([item["item"] for item in answer["items"]]) == expected.items[0]
     assert [item["score"] for item in answer["items"]] == expected.scores[0].tolist()
     assert [item["rank"] for item in answer["items"]] == list(range(1, 11))
     assert answer["model"] == "default"
     assert answer["source"] == "model"
     assert len(answer["version"]) == 12
     assert items(standing.get("/v1/recommend/u5?k=10")) == expected.items[0]
+
+
+def ids_in(value: Any, name: str = "") -> list[Any]:
+    """Return the ids of users and items anywhere in an answer."""
+    if isinstance(value, dict):
+        return [one for key, part in value.items() for one in ids_in(part, key)]
+    if isinstance(value, list):
+        return [one for part in value for one in ids_in(part, f"{name}[]")]
+    return [value] if name in ("item", "user", "unknown_items[]", "users[]") else []
+
+
+def test_ids_of_64_bits_leave_as_text_and_come_in_as_both(served: Serve, wide: Path) -> None:
+    api = served(models={"default": str(wide)})
+    first, second, third = FIRST_WIDE, FIRST_WIDE + 1, FIRST_WIDE + 2
+    for one in (first, str(first)):
+        events = {"events": [{"user": one, "item": second}]}
+        who = {"user": one, "explain": 2}
+        bodies: list[tuple[str, str, Any]] = [
+            ("POST", "/v1/events", events),
+            ("POST", "/v1/recommend", who),
+            ("POST", "/v1/recommend", {"history": [one, third, 2**62], "explain": 2}),
+            ("POST", "/v1/recommend", {"session": [one], "exclude": [third]}),
+            ("POST", "/v1/recommend", {"user": "new", "candidates": [one, third]}),
+            ("POST", "/v1/recommend:batch", {"requests": [who]}),
+            ("POST", "/v1/explain", {"history": [one], "item": third}),
+            ("POST", "/v1/score", {"history": [one], "items": [second, third]}),
+            ("GET", f"/v1/recommend/{one}?explain=2", None),
+            ("GET", f"/v1/similar?item={one}", None),
+            ("GET", "/v1/items?limit=3", None),
+            ("GET", f"/v1/items/{one}", None),
+            ("GET", f"/v1/users/{one}", None),
+            ("GET", "/v1/users?limit=3", None),
+            ("GET", f"/v1/users?q={one}", None),
+            ("DELETE", f"/v1/users/{one}", None),
+        ]
+        for method, path, body in bodies:
+            options = {} if body is None else {"json": body}
+            answer = api.request(method, path, **options)
+            assert answer.status_code == 200, answer.text
+            facts = answer.json()
+            named = ids_in(facts)
+            assert named or path == "/v1/events", path
+            assert all(isinstance(each, str) for each in named if each is not None), path
+            texts = [each for each in named if each not in (None, "new")]
+            assert all(-(2**63) <= int(each) < 2**63 for each in texts), path
+            kinds = {facts[name] for name in ("item_ids", "user_ids") if name in facts}
+            assert kinds <= {"integer"}, path
+    facts = api.get("/v1/models").json()["models"][0]
+    assert (facts["user_ids"], facts["item_ids"]) == ("integer", "integer")
+    (listed,) = api.post("/v1/recommend", {"user": "new", "candidates": [first]}).json()["items"]
+    assert listed["item"] == str(first)
+    unknown = api.post("/v1/recommend", {"history": [2**62]}).json()["unknown_items"]
+    assert unknown == [str(2**62)]
+
+
+def test_answers_say_what_the_ids_are_in_the_data(standing: Api) -> None:
+    facts = standing.get("/v1/model").json()
+    assert (facts["user_ids"], facts["item_ids"]) == ("text", "integer")
+    assert standing.get("/v1/users").json()["user_ids"] == "text"
+    assert standing.get("/v1/recommend/u5").json()["item_ids"] == "integer"
 
 
 def test_a_history_and_the_dial_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
@@ -83,7 +153,7 @@ def test_replays_change_nothing(api: Api) -> None:
     assert click(api, "new", 3, id="one")["accepted"] == 1
     again = click(api, "new", 13, id="one")
     assert (again["accepted"], again["duplicates"]) == (0, 1)
-    assert [item["item"] for item in api.get("/v1/users/new").json()["items"]] == [3]
+    assert items(api.get("/v1/users/new")) == [3]
 
 
 def test_seen_items_come_back_only_when_asked_for(api: Api) -> None:
@@ -205,7 +275,8 @@ def test_attributes_that_another_worker_changed_are_seen_everywhere(
     assert other.get(f"/v1/items/{first}").json()["attributes"]["category"] == "winter"
     one.put(f"/v1/items/{first}", {"category": "summer"})
     page = other.get("/v1/items?limit=80").json()["items"]
-    assert [i["item"] for i in page if i["attributes"].get("category") == "summer"] == [first]
+    summer = [i["item"] for i in page if i["attributes"].get("category") == "summer"]
+    assert table_ids(summer) == [first]
 
 
 def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
@@ -274,8 +345,8 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(api: Api) -> None:
 def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 3, "explain": 2}).json()
     for item in answer["items"]:
-        expected = dan.explain("u5", item["item"])
-        assert [each["item"] for each in item["reasons"]] == expected.sources[:2]
+        expected = dan.explain("u5", int(item["item"]))
+        assert table_ids([each["item"] for each in item["reasons"]]) == expected.sources[:2]
         body = {"user": "u5", "item": item["item"]}
         whole = standing.post("/v1/explain", body).json()
         assert whole["score"] == item["score"]
@@ -310,7 +381,7 @@ def test_items_that_no_user_has_explain_nothing(
 
 def test_similar_and_score_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.get("/v1/similar?item=13&k=6").json()
-    assert [item["item"] for item in answer["items"]] == dan.similar(13, k=6).items[0]
+    assert table_ids([item["item"] for item in answer["items"]]) == dan.similar(13, k=6).items[0]
     whole = dan.score([[3, 13]])[0]
     body = {"history": [3, 13], "items": [23, "793", "none"]}
     found = standing.post("/v1/score", body).json()["scores"]
@@ -330,9 +401,8 @@ def test_a_batch_answers_and_refuses_entry_by_entry(standing: Api) -> None:
     answers = standing.post("/v1/recommend:batch", {"requests": requests}).json()["answers"]
     statuses = [None if a["problem"] is None else a["problem"]["status"] for a in answers]
     assert statuses == [None, 422, 404, None, 422]
-    assert [i["item"] for i in answers[0]["result"]["items"]] == items(
-        standing.get("/v1/recommend/u5?k=3")
-    )
+    listed = table_ids([item["item"] for item in answers[0]["result"]["items"]])
+    assert listed == items(standing.get("/v1/recommend/u5?k=3"))
     assert answers[3]["result"]["model"] == "plain"
 
 
@@ -342,7 +412,7 @@ def test_items_are_found_by_title_and_id(standing: Api) -> None:
     assert len(found["items"]) == 3
     users = [item["users"] for item in found["items"]]
     assert users == sorted(users, reverse=True)
-    assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == 793
+    assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == "793"
     whole = [standing.get(f"/v1/items?limit=40&offset={at}").json() for at in (0, 40, 80)]
     assert len({i["item"] for page in whole for i in page["items"]}) == 80
     script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
@@ -369,7 +439,7 @@ def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
     assert api.get("/v1/recommend/u5").json()["source"] == "popular"
     assert api.get("/v1/users/u5").json()["known"] is False
     click(api, "u5", 13)
-    assert [i["item"] for i in api.get("/v1/users/u5").json()["items"]] == [13]
+    assert items(api.get("/v1/users/u5")) == [13]
 
 
 def test_models_and_their_facts(standing: Api) -> None:
@@ -414,7 +484,7 @@ PROBLEMS: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/v1/recommend", {"history": list(range(6000))}, 422, "at most 5000"),
     ("POST", "/v1/recommend", {"user": "a", "model": "none"}, 404, "known are default, plain"),
     ("POST", "/v1/recommend", [1, 2], 422, ""),
-    ("POST", "/v1/recommend:batch", {"requests": [{}] * 101}, 422, "at most 100"),
+    ("POST", "/v1/recommend:batch", {"requests": [{}] * 1001}, 422, "at most 1,000"),
     ("POST", "/v1/explain", {"history": [], "item": 3}, 422, "empty"),
     ("POST", "/v1/explain", {"history": [3], "item": "none"}, 404, "unknown item 'none'"),
     ("POST", "/v1/score", {"history": [3]}, 422, "items"),
@@ -467,6 +537,82 @@ def test_bodies_that_cannot_be_read(standing: Api) -> None:
     surrogate = b'{"user": "\\ud800"}'
     answer = standing.request("POST", "/v1/recommend", content=surrogate, headers=kind)
     assert answer.status_code == 422
+
+
+HALF = "\ud800"  # of a surrogate pair: JSON can hold it, UTF-8 and so a database cannot
+NO_UNICODE: list[tuple[str, str, Any]] = [
+    ("PUT", "/v1/items/3", {"category": HALF}),
+    ("PUT", "/v1/items/3", {"colour": HALF}),
+    ("PUT", "/v1/items/3", {"tags": ["a", HALF]}),
+    ("PUT", "/v1/items/3", {HALF: 1}),
+    ("POST", "/v1/recommend", {"user": HALF}),
+    ("POST", "/v1/recommend", {"history": [HALF]}),
+    ("POST", "/v1/recommend", {"session": [HALF]}),
+    ("POST", "/v1/recommend", {"user": "a", "exclude": [HALF]}),
+    ("POST", "/v1/recommend", {"user": "a", "model": HALF}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {"kind": HALF}}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {"kind": ["tea", HALF]}}),
+    ("POST", "/v1/recommend", {"user": "a", "filters": {HALF: "tea"}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"exclude": [HALF]}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"exclude": {HALF: "tea"}}}),
+    ("POST", "/v1/recommend", {"user": "a", "rules": {"boost": {"kind": {HALF: 2}}}}),
+    ("POST", "/v1/recommend", {"user": "a", HALF: 1}),
+    ("POST", "/v1/explain", {"user": "a", "item": HALF}),
+    ("POST", "/v1/score", {"user": "a", "items": [HALF]}),
+    *(
+        ("POST", "/v1/events", {"events": [{"user": "a", "item": "b", name: HALF}]})
+        for name in ("user", "item", "id", "type", "list_id", HALF)
+    ),
+]
+
+
+def test_text_that_is_no_unicode_is_refused_wherever_it_enters(api: Api) -> None:
+    kind = {"content-type": "application/json"}
+    for method, path, body in NO_UNICODE:
+        content = json.dumps(body).encode()
+        answer = api.request(method, path, content=content, headers=kind)
+        assert answer.status_code == 422, (body, answer.text)
+        assert answer.json()["type"].endswith(":invalid")
+        if path == "/v1/recommend":
+            batch = json.dumps({"requests": [body, {"user": "u5", "k": 2}]}).encode()
+            answer = api.request("POST", "/v1/recommend:batch", content=batch, headers=kind)
+            first, second = answer.json()["answers"]
+            assert first["problem"]["status"] == 422
+            assert len(second["result"]["items"]) == 2
+    assert api.state.store.counts("default")["events"] == 0
+    assert api.state.store.all_attributes("default") == {}
+    smile = json.dumps({"category": "\U0001f642"}).encode()  # escaped as a whole pair
+    assert b"\\ud83d" in smile
+    answer = api.request("PUT", "/v1/items/3", content=smile, headers=kind)
+    assert answer.json()["category"] == "\U0001f642"
+
+
+def test_damaged_attributes_in_the_store_fail_no_request(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = api.state.store
+    bad = {
+        "3": '{"category": "\\ud800x", "\\udc00": ["\\ud801"]}',
+        "13": "{",
+        "23": "[1]",
+        "33": '{"size": 123456789012345678901234567890}',
+        "63": '{"size": NaN}',
+        "43": '{"size": {"a": [1, null]}, "category": "\\ud83d\\ude42"}',
+    }
+    rows = [{"tenant": "default", "item": item, "data": text} for item, text in bad.items()]
+    store.do(lambda connection: connection.execute(attributes.insert(), rows))
+    api.put("/v1/items/53", {"category": "winter"})  # all of them are read again
+    rules = {"exclude": {"category": "winter"}, "at_most": {"category": 1}}
+    listed = items(api.post("/v1/recommend", {"user": "u5", "k": 80, "rules": rules}))
+    assert listed
+    assert 53 not in listed
+    assert api.post("/v1/recommend", {"user": "u5", "rules": {"exclude": {"size": 1}}}).is_success
+    assert len(items(api.get("/v1/recommend/u5?k=5"))) == 5
+    assert len(items(api.get("/v1/items?limit=80"))) == 80
+    assert api.get("/v1/items/3").json()["attributes"]["category"] == "?x"
+    assert api.get("/v1/items/43").json()["attributes"]["category"] == "\U0001f642"
+    for item in ("3", "13", "23", "43"):
+        assert any(getattr(r, "fields", {}).get("item") == item for r in caplog.records), item
 
 
 def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:
@@ -554,3 +700,52 @@ def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
     assert refused.status_code == 409
     assert str(models) not in refused.text
     assert api.get("/v1/recommend/u5").json()["version"] == after
+
+
+def test_a_store_without_its_file_is_told_and_taken_up_again(api: Api, tmp_path: Path) -> None:
+    click(api, "new", 3)
+    assert api.get("/readyz").status_code == 200
+    path = tmp_path / "events.db"
+    path.rename(tmp_path / "moved.db")
+    event = {"events": [{"user": "new", "item": 13}]}
+    for answer in (
+        api.post("/v1/events", event),
+        api.get("/v1/recommend/new"),
+        api.get("/readyz"),
+    ):
+        assert answer.status_code == 503
+        assert (
+            answer.json()["detail"] == "the file of the event store was removed; tell its operator"
+        )
+    assert len(items(api.post("/v1/recommend", {"history": [3], "k": 5}))) == 5
+    (tmp_path / "moved.db").rename(path)
+    click(api, "new", 13)
+    assert api.get("/readyz").status_code == 200
+    assert items(api.get("/v1/users/new")) == [3, 13]
+
+
+SLACK = 10.0  # seconds for a busy machine; without a limit the answer never comes
+
+
+def test_a_silent_database_keeps_nobody_waiting(served: Serve, postgres: Postgres) -> None:
+    empty(postgres.url)
+    api = served(store=postgres.url, limits={"timeout": 1.2})
+    click(api, "new", 3)
+    assert items(api.get("/v1/recommend/new?k=2"))
+    batch = {"requests": [{"user": "new"}, {"history": [3], "k": 2}, {"user": "u5"}]}
+    with postgres.frozen():
+        asked = [("GET", "/v1/recommend/new", None), ("GET", "/readyz", None)]
+        asked.append(("POST", "/v1/events", {"events": [{"user": "new", "item": 13, "id": "a"}]}))
+        for method, path, body in asked:
+            start = time.monotonic()
+            answer = api.request(method, path, **({} if body is None else {"json": body}))
+            assert time.monotonic() - start < 1.2 + SLACK
+            assert answer.status_code == 503, answer.text
+            assert "store-unavailable" in answer.json()["type"]
+        assert items(api.post("/v1/recommend", {"history": [3], "k": 2}))
+        answers = api.post("/v1/recommend:batch", batch).json()["answers"]
+        statuses = [None if a["problem"] is None else a["problem"]["status"] for a in answers]
+        assert statuses == [503, None, 503]
+    click(api, "new", 13, id="a")
+    assert items(api.get("/v1/users/new")) == [3, 13]
+    assert api.get("/readyz").status_code == 200

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.serve.conftest import Process
+from tests.serve.conftest import FIRST_WIDE, Process, Start
 
 import equipoise as eq
 
@@ -34,6 +42,22 @@ def test_the_client_has_the_methods_of_the_model(service: Process, saved: Path) 
         assert np.array_equal(client.score(["u5"], wanted), model.score(["u5"])[:, [0, 5]])
         assert client.summary()["items"] == 80
         assert client.items("item 7")["total"] == 11
+
+
+def test_ids_come_back_as_the_data_have_them(wide: Path, start: Start, tmp_path: Path) -> None:
+    model = eq.load(wide)
+    service = start(wide, "--store", f"sqlite:///{tmp_path}/x.db")
+    with service.client() as client:
+        users = model.interactions_.users[:3]
+        mine, theirs = model.recommend(users, k=5), client.recommend(users, k=5)
+        assert theirs.items == mine.items
+        assert all(type(item) is int for item in theirs.items[0])
+        assert client.similar(FIRST_WIDE, k=4).items == model.similar(FIRST_WIDE, k=4).items
+        why, because = (each.explain([FIRST_WIDE], FIRST_WIDE + 1) for each in (model, client))
+        assert (because.item, because.sources) == (why.item, why.sources)
+        assert client.items(str(FIRST_WIDE))["items"][0]["item"] == FIRST_WIDE
+        pinned = client.recommend(users[:1], k=2, rules={"pin": ["offer"]}).items[0]
+        assert pinned == ["offer", mine.items[0][0]]
 
 
 def test_events_attributes_and_forgetting(service: Process) -> None:
@@ -80,3 +104,137 @@ def test_errors_are_those_of_the_model(service: Process) -> None:
         eq.Client("ftp://shop")
     with pytest.raises(eq.SettingError, match="no port"):
         eq.Client("http://127.0.0.1:80000")
+
+
+class Echo(ThreadingHTTPServer):
+    """A service whose lists hold the number of the user alone; it is slow for some users.
+
+    It hangs up, without an answer, as often as `hang_ups` says.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), EchoAnswers)
+        self.hang_ups = 0
+        self.asked: list[str] = []
+        self.connections = 0
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+class EchoAnswers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 65_536  # head and body in one packet
+    server: Echo
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
+
+    def do_POST(self) -> None:
+        requests = json.loads(self.rfile.read(int(self.headers["content-length"])))["requests"]
+        self.server.asked += [each["user"] for each in requests]
+        if self.server.hang_ups:
+            self.server.hang_ups -= 1
+            self.close_connection = True
+            return
+        answers = []
+        for each in requests:
+            number = int(each["user"].removeprefix("u"))
+            time.sleep(0.002 * (number % 7))
+            row = {"item": str(number), "title": "", "score": 1.0}
+            result = {"source": "model", "item_ids": "integer", "items": [row] * (number % 50)}
+            answers.append({"result": result, "problem": None})
+        body = json.dumps({"answers": answers}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_threads_may_share_a_client(echo: Echo) -> None:
+    with eq.Client(echo.address, timeout=60) as client, ThreadPoolExecutor(16) as threads:
+
+        def is_right(number: int) -> bool:
+            return client.recommend([f"u{number}"]).items == [[number] * (number % 50)]
+
+        assert all(threads.map(is_right, range(1, 600)))
+        assert echo.connections <= 16  # they are used again
+
+
+def test_a_forked_process_may_go_on_with_a_client(echo: Echo) -> None:
+    script = """
+import os, sys
+import equipoise as eq
+client = eq.Client(sys.argv[1], timeout=60)
+def check(first):
+    for n in range(first, first + 60, 2):
+        assert client.recommend([f"u{n}"]).items == [[n] * (n % 50)], n
+check(1)
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        check(1)
+        code = 0
+    finally:
+        os._exit(code)
+check(2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, echo.address], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_request_is_sent_again_only_where_that_changes_nothing(echo: Echo) -> None:
+    with eq.Client(echo.address, timeout=60) as client:
+        client.recommend(["u1"])
+        echo.hang_ups = 1
+        assert client.recommend(["u2"]).items == [[2, 2]]
+        assert echo.asked == ["u1", "u2", "u2"]
+        echo.asked.clear()
+        echo.hang_ups = 1
+        with pytest.raises(eq.FetchError, match="does not answer"):
+            client.recommend(["u3"], mark="seen")
+        assert echo.asked == ["u3"]
+        # on a connection of its own, so that one closed while idle does not fail it
+        assert client.recommend(["u4"], mark="seen").items == [[4] * 4]
+        echo.asked.clear()
+        client.close()
+        echo.hang_ups = 1
+        with pytest.raises(eq.FetchError):  # the connection was new, so it does not answer
+            client.recommend(["u5"])
+        assert echo.asked == ["u5"]
+
+
+def test_an_interrupted_request_leaves_no_answer_behind(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from http.client import HTTPConnection
+
+    with eq.Client(echo.address, timeout=60) as client:
+        client.recommend(["u1"])
+
+        def interrupt(_: HTTPConnection) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(HTTPConnection, "getresponse", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                client.recommend(["u2"])
+        assert client.recommend(["u3"]).items == [[3] * 3]

@@ -47,9 +47,13 @@ def test_a_file_says_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SHOP_TOKEN", "a secret of the shop")
     path = tmp_path / "serve.toml"
     path.write_text(WHOLE)
-    config = Config.read(
-        path, {"workers": 2}, {"EQUIPOISE_PORT": "9000", "EQUIPOISE_WORKERS": "8"}
-    )
+    environment = {
+        "EQUIPOISE_PORT": "9000",
+        "EQUIPOISE_WORKERS": "8",
+        "EQUIPOISE_DRAIN": "0.5",
+    }
+    config = Config.read(path, {"workers": 2}, environment)
+    assert config.drain == 0.5
     assert config.workers == 2
     assert config.port == 9000
     assert config.limits.k == 50
@@ -73,6 +77,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"port": "http"}, "port must be of type int"),
     ({"port": 70_000}, "port must be a whole number from 0 to 65535"),
     ({"workers": 0}, "workers"),
+    ({"drain": -1.0}, "drain"),
+    ({"limits": {"headers": 0}}, "headers"),
     ({"refresh": "1h", "tenants": {"t": {"a": "./x"}}}, "'default' and 't' have a model in one"),
     ({"refresh": "soon"}, "refresh must look like"),
     ({"models": {}}, "no model to serve"),

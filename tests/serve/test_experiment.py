@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.conftest import call
+from tests.serve.conftest import Serve
 from tests.serve.test_store import event
 
 from equipoise.errors import DataError
+from equipoise.evaluation.resampling import permutation_test
 from equipoise.serve.config import Experiment
-from equipoise.serve.experiment import clicked_lists, compare_clicks
+from equipoise.serve.experiment import check_shares, clicked_lists, compare_clicks
 from equipoise.serve.state import assign
 from equipoise.serve.store import Store
 
@@ -71,10 +74,15 @@ def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     store.close()
     done = call("experiment", "dial", "--store", url, "--json")
     assert json.loads(done.stdout)["tests"] == found["tests"]
-    assert "b against a" in call("experiment", "dial", "--store", url).stdout
+    assert test["verdict"] == "b is clicked more than a"
+    text = call("experiment", "dial", "--store", url, "--share", "a=1", "--share", "b=1").stdout
+    assert "b against a" in text
+    assert "users are spread as the shares say" in text
     same = Store(f"sqlite:///{tmp_path}/y.db")
     fill(same, {"a": 0.3, "b": 0.3})
-    assert compare_clicks(same, "default", "dial", 3600)["tests"][0]["p_adjusted"] > 0.05
+    (test,) = compare_clicks(same, "default", "dial", 3600)["tests"]
+    assert test["p_adjusted"] > 0.05
+    assert "no difference found" in test["verdict"]
     with pytest.raises(DataError, match="no lists"):
         compare_clicks(same, "default", "other", 3600)
     same.close()
@@ -87,3 +95,116 @@ def test_users_keep_their_model_when_shares_stay() -> None:
     assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.035)
     renamed = Experiment(name="other", models=experiment.models)
     assert dealt != [assign(renamed, f"u{n}") for n in range(2000)]
+
+
+def skewed_rates(rng: np.random.Generator, users: int) -> np.ndarray[Any, Any]:
+    """Return click rates of users: most have none, a few have many."""
+    lists = rng.integers(1, 6, users)
+    inclination = np.where(rng.random(users) < 0.9, 0.0, rng.beta(2, 1, users))
+    rates: np.ndarray[Any, Any] = rng.binomial(lists, inclination) / lists
+    return rates
+
+
+@pytest.mark.parametrize("users", [60, 400, 2000])
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.03])
+def test_without_an_effect_one_is_seldom_found(share: float, users: int) -> None:
+    rng, simulations = np.random.default_rng(5), 400
+    rejected = 0
+    for simulation in range(simulations):
+        rates, in_second = skewed_rates(rng, users), rng.random(users) < share
+        p, low, high = permutation_test(rates[~in_second], rates[in_second], 199, simulation)
+        assert (p <= 0.05) == (not low <= 0 <= high)
+        rejected += p <= 0.05
+    error = np.sqrt(0.05 * 0.95 / simulations)
+    assert rejected / simulations < 0.05 + 4 * error
+
+
+@pytest.mark.parametrize(("share", "users"), [(0.5, 400), (0.1, 1000)])
+def test_a_real_effect_is_found_and_lies_in_the_interval(share: float, users: int) -> None:
+    rng, simulations = np.random.default_rng(6), 200
+    found = covered = 0
+    for simulation in range(simulations):
+        in_second = rng.random(users) < share
+        rates = (rng.random(users) < np.where(in_second, 0.35, 0.2)).astype(np.float64)
+        p, low, high = permutation_test(rates[~in_second], rates[in_second], 199, simulation)
+        found += p <= 0.05
+        covered += low <= 0.15 <= high
+    assert found / simulations > 0.8
+    assert covered / simulations > 0.95 - 4 * np.sqrt(0.05 * 0.95 / simulations)
+
+
+def test_permutations_agree_with_all_of_them_counted() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.integers(0, 4, 9) / 3
+    second = values[6:]
+
+    def t(chosen: np.ndarray[Any, Any], left: np.ndarray[Any, Any]) -> float:
+        error = chosen.var(ddof=1) / len(chosen) + left.var(ddof=1) / len(left)
+        return abs(chosen.mean() - left.mean()) / np.sqrt(max(error, 1e-30))
+
+    dealings = [
+        t(values[list(picked)], np.delete(values, picked))
+        for picked in itertools.combinations(range(9), 3)
+    ]
+    observed = t(second, values[:6])
+    exact = np.mean([each >= observed - 1e-9 for each in dealings])
+    p, _, _ = permutation_test(values[:6], second, 40_000, 3)
+    assert p == pytest.approx(exact, abs=0.015)  # 6 standard errors of 40,000 draws
+    assert permutation_test(np.zeros(9), np.zeros(4), 99, 0)[0] == 1
+    assert permutation_test([0.5], [0.1, 0.2], 99, 0) == (1.0, -np.inf, np.inf)
+
+
+def test_an_arm_that_is_too_small_says_so(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/x.db")
+    for number in range(40):
+        model = "b" if number < 3 else "a"
+        store.do(store.record(shown(number, f"u{number}", model, 100.0, "tea")))
+    store.do(store.add("default", [event(n, f"u{n}", "tea", time=150.0) for n in range(3)]))
+    found = compare_clicks(store, "default", "dial", 3600, {"a": 0.9, "b": 0.1})
+    assert found["tests"][0]["verdict"].startswith("too few users to tell: b has 3")
+    assert found["shares"]["verdict"] == "users are spread as the shares say"
+    lost = compare_clicks(store, "default", "dial", 3600, {"a": 0.5, "b": 0.5})["shares"]
+    assert lost["p"] < 1e-6
+    assert "a 37, b 3, expected a 20, b 20" in lost["verdict"]
+    # an arm that never answered counts as well
+    silent = compare_clicks(store, "default", "dial", 3600, {"a": 0.6, "b": 0.1, "c": 0.3})
+    assert [model["users"] for model in silent["models"]] == [37, 3, 0]
+    assert "not spread" in silent["shares"]["verdict"]
+    assert "c has 0" in silent["tests"][1]["verdict"]
+    store.close()
+
+
+def test_users_who_saw_two_models_are_left_out(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/x.db")
+    for number, (user, model) in enumerate([("ann", "a"), ("bob", "b"), ("ann", "b")]):
+        store.do(store.record(shown(number, user, model, 100.0, "tea")))
+    found = compare_clicks(store, "default", "dial", 3600)
+    assert [model["users"] for model in found["models"]] == [0, 1]
+    assert found["switched_users"] == 1
+    store.close()
+
+
+def test_a_false_alarm_about_the_shares_is_rare() -> None:
+    rng, simulations = np.random.default_rng(7), 2000
+    shares = {"a": 0.9, "b": 0.07, "c": 0.03}
+    users = rng.multinomial(300, list(shares.values()), simulations)
+    alarms = sum(
+        check_shares(dict(zip(shares, counts.tolist(), strict=True)), [shares])["p"] < 0.05
+        for counts in users
+    )
+    assert alarms / simulations < 0.05 + 4 * np.sqrt(0.05 * 0.95 / simulations)
+
+
+def test_the_service_records_the_shares_of_its_experiment(served: Serve) -> None:
+    settings = [{"name": "dial", "models": {"default": 0.9, "plain": 0.1}}]
+    api = served(experiments=settings)
+    for number in range(100):
+        assert api.get(f"/v1/recommend/u{number}?k=2").status_code == 200
+    api.state.store.do(lambda _: None)  # lists are recorded behind the answer
+    found = compare_clicks(api.state.store, "default", "dial", 3600)["shares"]
+    assert found["expected"] == pytest.approx({"default": 0.9, "plain": 0.1})
+    assert found["verdict"] == "users are spread as the shares say"
+    settings[0]["models"] = {"default": 0.5, "plain": 0.5}
+    other = served(experiments=settings)
+    changed = compare_clicks(other.state.store, "default", "dial", 3600)["shares"]
+    assert "shares were changed" in changed["verdict"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 from tests.report.browser import PATIENCE, Browser
-from tests.serve.conftest import SCRIPT, Process
+from tests.serve.conftest import FIRST_WIDE, SCRIPT, Process, Start
 
 DOWN, ENTER, RIGHT, TAB = ("ArrowDown", 40), ("Enter", 13), ("ArrowRight", 39), ("Tab", 9)
 LIST = "[...document.querySelectorAll('#lists ol .title')].map(each => each.textContent).join('|')"
@@ -102,6 +103,32 @@ def test_a_user_two_models_and_similar_items(browser: Browser, service: Process)
     wait(browser, "!document.getElementById('similar').hidden")
     assert browser.run("document.querySelectorAll('#similar-list li').length") == 10
     assert browser.run("document.activeElement.id") == "similar-title"
+    assert browser.complaints == []
+
+
+def test_ids_of_64_bits_come_back_as_they_were_sent(
+    browser: Browser, wide: Path, start: Start, tmp_path: Path
+) -> None:
+    service = start(wide, "--store", f"sqlite:///{tmp_path}/x.db")
+    opened(browser, service)
+    bodies = (
+        "{ window.bodies = []; const send = window.fetch; window.fetch = (path, options) => {"
+        " if (options.body) window.bodies.push(options.body); return send(path, options); } }"
+    )
+    browser.run(bodies)
+    top = browser.run("document.querySelector('#lists .title').textContent")
+    browser.run("document.querySelector('#lists ol button:not(.title)').click()")
+    wait(browser, "document.querySelectorAll('.reasons').length == 10")
+    assert f"because of {top}" in browser.run("document.querySelector('.reasons').textContent")
+    (number,) = [n for n in range(80) if top.startswith(f"Item {n} ")]
+    sent = json.loads(browser.run("window.bodies.at(-1)"))
+    assert [int(item) for item in sent["history"]] == [FIRST_WIDE + number]
+    browser.run("document.getElementById('clear').click()")
+    user = browser.run("document.querySelector('#users option').value")
+    assert int(user) == FIRST_WIDE
+    type_text(browser, "user", user)
+    browser.run("document.querySelector('#user-form button').click()")
+    wait(browser, f"document.getElementById('whose').textContent.startsWith('User {user}: ')")
     assert browser.complaints == []
 
 

@@ -59,7 +59,7 @@ class Asker(threading.Thread):
             except (OSError, http.client.HTTPException):
                 self.broken += 1  # open on a worker that was killed
                 continue
-            items = [item["item"] for item in found.get("items", [])]  # type: ignore[attr-defined]
+            items = [int(item["item"]) for item in found.get("items", [])]  # type: ignore[attr-defined]
             if status != 200 or items != self.expected.get(str(found.get("version"))):
                 self.wrong.append((status, found))
             self.answers += 1
@@ -212,6 +212,115 @@ def test_slow_clients_are_not_waited_for_and_open_requests_are_finished(
             received += chunk
         assert b"200 OK" in received
     assert service.process.wait(READY) == 0
+
+
+def test_readiness_drops_before_the_socket_closes(
+    saved: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DRAIN", "60")
+    service = start(saved / "dan", "--workers", 2, "--store", f"sqlite:///{tmp_path}/x.db")
+    where = urlsplit(service.address)
+    for _ in range(4):
+        assert ask(service.address, "/readyz") == (200, {"status": "ok"})
+    service.process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + READY
+    unready = 0
+    while unready < 20:  # in a row, so of both workers
+        status, answer = ask(service.address, "/readyz")
+        unready = unready + 1 if status == 503 else 0
+        assert status == 200 or str(answer["type"]).endswith(":stopping")
+        assert time.monotonic() < end
+    for _ in range(8):  # and they go on
+        assert ask(service.address, "/v1/recommend/u5")[0] == 200
+        assert ask(service.address, "/healthz")[0] == 200
+    body = b'{"user": "u5"}'
+    head = f"POST /v1/recommend HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+    with socket.create_connection((where.hostname, where.port or 0)) as client:
+        client.settimeout(READY)
+        client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body[:4])
+        time.sleep(0.1)
+        service.process.send_signal(signal.SIGTERM)  # at once now
+        while True:  # the socket is closed while a request is open
+            assert time.monotonic() < end
+            try:
+                socket.create_connection((where.hostname, where.port or 0)).close()
+            except ConnectionRefusedError:
+                break
+            time.sleep(0.02)
+        client.sendall(body[4:])
+        answer_bytes = b""
+        while chunk := client.recv(65_536):
+            answer_bytes += chunk
+        assert b"200 OK" in answer_bytes
+    assert service.process.wait(READY) == 0
+
+
+def test_ctrl_c_stops_at_once(
+    saved: Path, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EQUIPOISE_DRAIN", "3600")
+    service = start(saved / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
+    service.process.send_signal(signal.SIGINT)
+    assert service.process.wait(READY) == 0
+
+
+def received(service: Process, *parts: bytes, most: int = 0) -> tuple[bytes, int]:
+    """Send parts, the last one up to `most` bytes; return the answer and the bytes sent."""
+    where = urlsplit(service.address)
+    sent, answer = 0, b""
+    with socket.create_connection((where.hostname, where.port or 0)) as client:
+        client.settimeout(READY)
+        try:
+            for part in parts:
+                client.sendall(part)
+                sent += len(part)
+            while sent < most:
+                client.sendall(parts[-1])
+                sent += len(parts[-1])
+        except OSError:
+            pass  # it has closed the connection
+        try:
+            while chunk := client.recv(65_536):
+                answer += chunk
+        except ConnectionError:
+            pass
+    return answer, sent
+
+
+def test_a_head_of_any_size_is_refused_before_it_fills_the_memory(service: Process) -> None:
+    start = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    post = b"POST /v1/recommend HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    chunked = post + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    part, most = b"x" * 65_536, 50_000_000
+    heads = {
+        "many headers": (b"431", start, b"a: b\r\n" * 10_000),
+        "large headers": (b"431", start, b"a: " + part + b"\r\n"),
+        "a value without end": (b"431", start + b"a: ", part),
+        "a name without end": (b"431", start, part),
+        "an address without end": (b"414", b"GET /", part),
+        "empty lines": (b"431", b"\r\n" * 10_000),
+        "many trailers": (b"", chunked, b"a: b\r\n" * 10_000),
+        "a trailer without end": (b"", chunked + b"a: ", part),
+        "an extension of a chunk": (b"", post + b"transfer-encoding: chunked\r\n\r\n2;", part),
+    }
+    for name, (status, *parts) in heads.items():
+        answer, sent = received(service, *parts, most=most)
+        assert answer.startswith(b"HTTP/1.1 " + status if status else b""), (name, answer)
+        assert sent < most, name
+    answer, _ = received(service, start, b"a: b\r\n" * 200 + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert b"connection: close" in answer
+    problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert problem["status"] == 431
+    assert "at most 100 headers" in problem["detail"]
+    # what is within the limits is answered, as often as one likes on a connection
+    large = start + b"a: " + b"x" * 30_000 + b"\r\n" + b"b: c\r\n" * 90
+    last = large + b"connection: close\r\n\r\n"
+    answer, _ = received(service, *[large + b"\r\n"] * 20, last)
+    assert answer.count(b"HTTP/1.1 200 OK") == 21
+    answer, _ = received(service, b"no request\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"application/problem+json" in answer
 
 
 def test_events_are_folded_into_the_model_and_swapped_in(

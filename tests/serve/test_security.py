@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.serve.conftest import Serve
 
 from equipoise.errors import SettingError
 from equipoise.serve.config import Config
+from equipoise.serve.security import Buckets, network
 
 SECRETS = {role: f"a-long-secret-for-{role}" for role in ("read", "write", "admin")}
 OTHER = "a-long-secret-of-another"
@@ -50,6 +53,80 @@ def test_a_role_opens_what_it_should(served: Serve, method: str, path: str, need
         answer = api.request(method, path, headers=bearer(SECRETS[role]), **options)
         allowed = roles.index(role) >= roles.index(needed)
         assert answer.status_code == (200 if allowed else 403), (role, answer.text)
+
+
+# put after, before or into a path; each must be the same path to the check of roles and the routes
+TRICKS = ["%0A", "%0D", "%0D%0A", "%00", "%2F", "/", "//", "%E2%80%A8", "%E2%80%A9", "%C2%85", ";",
+          ";a=b", "%3B", "%20", "%09", "?", "%3F", "%23", ".", "/.", "/..", "%2e%2e", "%5C", "%ff",
+          "%0A%0A", "%0B", "%1C", "%EF%BF%BD"]  # fmt: skip
+METHODS = ["GET", "POST", "PUT", "DELETE"]  # what routes have; others are tried on plain paths
+
+
+def tricky_paths() -> list[str]:
+    """Return paths that look like the ones that need more than the role read."""
+    paths = []
+    for _, path, needed in ASKED:
+        if needed == "read":
+            continue
+        paths += [path, path.upper(), f"/{path}", f"/v1/t/default{path.removeprefix('/v1')}"]
+        for trick in TRICKS:
+            head, _, last = path.rpartition("/")
+            paths += [path + trick, f"{head}/{trick}{last}", f"{head}{trick}/{last}"]
+            paths.append(f"/v1/t/default{path.removeprefix('/v1')}{trick}")
+    return paths
+
+
+def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
+    api = served(tokens=TOKENS)
+    headers, admin = bearer(SECRETS["read"]), bearer(SECRETS["admin"])
+    store = api.state.store
+    api.post("/v1/events", {"events": [{"user": "u5", "item": 3}]}, headers=admin)
+    versions = api.get("/v1/models", headers=admin).json()["models"]
+    plain = [path for _, path, needed in ASKED if needed != "read"]
+    asked = [(method, path) for path in tricky_paths() for method in METHODS]
+    asked += [(method, path) for path in plain for method in ("HEAD", "PATCH", "OPTIONS", "TRACE")]
+    for method, path in asked:
+        events = {"events": [{"user": "x", "item": 3}]} if "event" in path else {}
+        options = {"json": events} if method in ("POST", "PUT", "PATCH") else {}
+        answer = api.request(method, path, headers=headers, **options)
+        assert answer.status_code < 500, (method, path, answer.text)
+        if method != "GET":
+            assert answer.status_code >= 400, (method, path)
+        assert "equipoise_requests_total" not in answer.text, (method, path)
+        assert "buckets" not in answer.text, (method, path)
+    assert store.counts("default") == {"events": 1, "seen": 0, "lists": 0}
+    assert store.live("default", "u5").forgotten == 0
+    assert store.all_attributes("default") == {}
+    assert api.get("/v1/models", headers=admin).json()["models"] == versions
+
+
+@pytest.mark.parametrize(
+    "name", ["a\n", "\na", "a\nb", "a\r\n", "\n", " a\u2028", "a/", "//a", ";"]
+)
+def test_an_id_that_is_taken_can_be_read_and_deleted(served: Serve, name: str) -> None:
+    api = served()
+    api.post("/v1/events", {"events": [{"user": "a", "item": 3}]})
+    sent = api.post("/v1/events", {"events": [{"user": name, "item": name}]})
+    assert sent.status_code == 200, sent.text
+    place = quote(name, safe="")
+    for prefix in ("/v1", "/v1/t/default"):
+        user = api.get(f"{prefix}/users/{place}").json()
+        assert (user["user"], user["events"]) == (name, 1)
+        assert api.get(f"{prefix}/recommend/{place}").json()["user"] == name
+        assert api.put(f"{prefix}/items/{place}", {"category": "new"}).status_code == 200
+        assert api.get(f"{prefix}/items/{place}").json()["detail"] == f"unknown item {name!r}"
+    assert list(api.state.store.all_attributes("default")) == [name]
+    assert api.delete(f"/v1/users/{place}").json() == {"user": name, "removed": 1}
+    assert api.get(f"/v1/users/{place}").json()["events"] == 0
+    assert api.get("/v1/users/a").json()["events"] == 1
+
+
+def test_a_path_that_is_no_text_is_refused(served: Serve) -> None:
+    api = served()
+    answer = api.delete("/v1/users/%ff")
+    assert answer.status_code == 400
+    assert "UTF-8" in answer.json()["detail"]
+    assert api.get(f"/v1/users/{quote(chr(0xFFFD))}").status_code == 200
 
 
 def test_what_is_open_needs_no_token(served: Serve) -> None:
@@ -164,6 +241,42 @@ def test_a_rate_is_kept_to(served: Serve) -> None:
     answer = api.get("/v1/models")
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 1
+
+
+def test_wrong_tokens_of_an_address_are_limited_and_right_ones_go_on(served: Serve) -> None:
+    api = served(address="192.0.2.7", tokens=TOKENS)
+    statuses = []
+    for number in range(60):
+        wrong = bearer(f"a-long-secret-guess-{number}")
+        answer = api.get("/v1/models", headers=wrong)
+        statuses.append(answer.status_code)
+        assert api.get("/v1/models", headers=bearer(SECRETS["read"])).status_code == 200
+        assert api.get("/healthz", headers=wrong).status_code == 200
+    first = statuses.index(429)
+    assert 5 <= first <= 40
+    assert set(statuses[:first]) == {401}
+    assert statuses[first:].count(429) > 10
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "too many wrong tokens" in answer.json()["detail"]
+    basic = {"authorization": "Basic YWRtaW46YWRtaW4="}
+    assert api.get("/v1/models", headers=basic).status_code == 429
+    assert api.get("/v1/models").status_code == 401  # nobody guesses by sending none
+    api.address = "192.0.2.8"
+    assert api.get("/v1/models", headers=wrong).status_code == 401
+
+
+def test_the_table_of_addresses_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.serve.security.ADDRESSES", 50)
+    buckets = Buckets(1.0, 1.0)
+    for number in range(500):
+        assert buckets.take(f"192.0.2.{number}") == 0.0
+    assert len(buckets._left) == 50
+    assert buckets.take("192.0.2.499") > 0
+    quick = Buckets(200.0, 1.0)
+    assert quick.take("a") == 0.0
+    time.sleep(0.01)
+    assert quick.take("a") == 0.0
+    assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
 
 
 def test_an_internal_error_tells_nothing(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

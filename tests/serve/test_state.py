@@ -87,11 +87,10 @@ def test_a_training_session_is_asked_in_the_order_of_its_clicks(
 def test_rules_of_a_user_hold_whatever_the_model(visits: Interactions, tmp_path: Path) -> None:
     made = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
     whole = np.ones(made.n_items, np.bool_)
-    rules = Catalogue(made, {}).rules(
-        {"users": {"new": {"exclude": ["cup"]}, "0": {"exclude": ["jam"]}}}
-    )
+    given = {"users": {"new": {"exclude": ["cup"]}, "0": {"exclude": ["jam"]}}}
 
     def listed(user: str | None) -> set[object]:
+        rules = Catalogue(made, {}).rules(given, user)
         found = made.top(made.given(["tea"]), 4, whole, rules=rules, user=user)
         return {made.ids[place] for place in found.places}
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.serve.conftest import READY, empty
+from tests.serve.conftest import READY, Serve, empty
 from tests.serve.postgres import Postgres
 
 from equipoise.errors import DataError, SettingError
 from equipoise.serve.store import VERSION, Event, Mark, Store, StoreError
+from equipoise.serve.store import events as events_table
 
 TRICKS = [
     "'; DROP TABLE events; --",
@@ -258,3 +261,180 @@ def test_a_database_without_an_encoding_holds_any_text(postgres: Postgres) -> No
     store.do(store.add("default", [event(1, user="zoë", item="茶")]))
     assert [each[0] for each in store.live("default", "zoë").events] == ["茶"]
     store.close()
+
+
+def test_a_silent_postgresql_is_given_up_and_taken_again(postgres: Postgres) -> None:
+    empty(postgres.url)
+    store = Store(postgres.url, timeout=1)
+    store.do(store.add("a", [event(1)]))
+    assert len(store.live("a", "ann").events) == 1
+    with postgres.frozen():
+        waiting = [store.later(store.live, "a", "ann") for _ in range(14)]  # more than connections
+        with pytest.raises(StoreError, match="does not answer"):
+            store.do(store.add("a", [event(2)]))
+        for answer in waiting:
+            with pytest.raises(StoreError):
+                answer.result(READY)
+        with pytest.raises(StoreError):
+            store.ping()
+    assert store.do(store.add("a", [event(2)])) == 1
+    assert len(store.live("a", "ann").events) == 2
+    store.ping()
+    store.close()
+
+
+def test_a_store_that_closes_lets_go_of_a_silent_server(postgres: Postgres) -> None:
+    empty(postgres.url)
+    store = Store(postgres.url, timeout=READY)
+    store.live("a", "ann")  # opens the connection
+    with postgres.frozen():
+        answer = store.later(store.live, "a", "ann")
+        end = time.monotonic() + READY
+        while not store._watchdog._sockets and time.monotonic() < end:
+            time.sleep(0.01)
+        store.close()
+        with pytest.raises(StoreError):
+            answer.result(READY)
+
+
+def test_the_log_says_why_the_store_failed_without_secrets(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StoreError, match="does not answer"):
+        Store("postgresql://shop:hushhush@127.0.0.1:1/shop", timeout=2)
+    assert "OperationalError: " in caplog.text
+    assert "refused" in caplog.text
+    assert "hushhush" not in caplog.text
+    store = Store(url)
+    caplog.clear()
+    row = {"tenant": "a", "id": "1", "user": "a private user", "item": "a private item"}
+    with pytest.raises(StoreError) as failed:
+        store.do(lambda connection: connection.execute(sa.insert(events_table), row))
+    assert "private" not in str(failed.value)
+    assert "the event store failed to write: " in caplog.text
+    assert "NOT NULL" in caplog.text or "NotNullViolation" in caplog.text
+    assert "private" not in caplog.text
+    store.close()
+
+
+def fail(_: sa.Connection) -> None:
+    raise sa.exc.OperationalError("INSERT", {}, OSError("the disk is full"))
+
+
+def test_a_store_that_failed_a_moment_ago_is_not_ready(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(url)
+    store.ping()
+    with pytest.raises(StoreError):
+        store.do(fail)
+    with pytest.raises(StoreError, match="failed to write"):
+        store.ping()
+    store.do(store.add("a", [event(1)]))
+    store.ping()
+    with pytest.raises(StoreError):
+        store.do(fail)
+    monkeypatch.setattr("equipoise.serve.store.RECENT", 0.0)  # later
+    store.ping()
+    store.close()
+
+
+def test_nothing_is_accepted_into_a_file_that_was_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store.db"
+    store = Store(f"sqlite:///{path}")
+    store.do(store.add("a", [event(1)]))
+    store.live("a", "ann")
+    kept = tmp_path / "backup.db"
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(kept)) as target:
+        source.backup(target)
+    for each in tmp_path.glob("store.db*"):
+        each.unlink()
+    for work in (lambda: store.do(store.add("a", [event(2)])), store.ping):
+        with pytest.raises(StoreError, match="was removed"):
+            work()
+    with pytest.raises(StoreError, match="was removed"):
+        store.live("a", "ann")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1
+    assert "store.db was removed while the event store used it" in told[0]
+    kept.rename(path)
+    assert store.do(store.add("a", [event(3)])) == 1
+    assert [each[0] for each in store.live("a", "ann").events] == ["tea", "tea"]
+    store.ping()
+    assert "another file stands in the place" in caplog.text
+    again = Store(f"sqlite:///{path}")  # what was accepted is under the path
+    assert [each.id for each in again.since("a", "none").events] == ["1", "3"]
+    again.close()
+    store.close()
+
+
+def test_a_file_removed_while_it_is_written_takes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = Store(f"sqlite:///{path}")
+
+    def remove(_: sa.Connection) -> None:
+        path.unlink()
+
+    added, removed = store.add("a", [event(1)]), remove
+    with pytest.raises(StoreError, match="was removed"):
+        store.run([added, removed])
+    store.close()
+
+
+def test_a_log_that_was_removed_is_written_into_the_file_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = Store(f"sqlite:///{path}")
+    store.do(store.add("a", [event(1)]))
+    (tmp_path / "store.db-wal").unlink()
+    with pytest.raises(StoreError, match="was removed"):
+        store.do(store.add("a", [event(2)]))
+    store.close()
+    again = Store(f"sqlite:///{path}")
+    assert [each.id for each in again.since("a", "none").events] == ["1"]
+    again.close()
+
+
+def damage(path: Path, start: int) -> None:
+    """Overwrite a file from this byte on."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(start)
+        file.write(b"\xa5" * (size - start))
+
+
+def test_a_damaged_file_is_not_ready_and_takes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store.db"
+    store = Store(f"sqlite:///{path}")
+    store.do(store.add("a", [event(n, f"u{n}") for n in range(2000)]))
+    store.close()
+    store = Store(f"sqlite:///{path}")
+    store.check()
+    store.ping()
+    damage(path, 4096)
+    with pytest.raises(StoreError):
+        store.ping()
+    with pytest.raises(StoreError, match="damaged"):
+        store.do(store.add("a", [event("new")]))
+    assert "malformed" in caplog.text
+    with pytest.raises(StoreError):
+        store.check()
+    store.close()
+    with pytest.raises(StoreError):
+        Store(f"sqlite:///{path}").check()
+
+
+@pytest.mark.parametrize("start", [0, 3 * 4096])
+def test_a_service_does_not_start_on_a_damaged_file(
+    served: Serve, tmp_path: Path, start: int
+) -> None:
+    path = tmp_path / "store.db"
+    store = Store(f"sqlite:///{path}")
+    store.do(store.add("a", [event(n, f"u{n}") for n in range(2000)]))
+    store.close()
+    damage(path, start)
+    with pytest.raises(StoreError):
+        served(store=f"sqlite:///{path}")

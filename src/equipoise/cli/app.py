@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from equipoise.cli.framework import Commands, hear_the_library
+from equipoise.cli.framework import CLOSED_PIPE, Commands, discard_unwritten, hear_the_library
 
 # Module and summary of each command, in the order of the help: only the one that runs is imported.
 COMMANDS = {
@@ -147,4 +147,8 @@ def main() -> None:
         # A title that the terminal's encoding lacks is no reason to fail.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    app(prog_name="equipoise")
+    try:
+        app(prog_name="equipoise")
+    finally:
+        if discard_unwritten():  # as in `equipoise recommend ... | head -1`
+            sys.exit(CLOSED_PIPE)

@@ -6,6 +6,9 @@ import difflib
 import functools
 import json
 import os
+import shutil
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +39,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-DATA = "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, or data set name."
+DATA = (
+    "A file (csv, tsv, jsonl, parquet, xlsx), folder, saved data or split, data set name, "
+    "or - for CSV from standard input."
+)
+STANDARD_INPUT = "-"
 COLUMN = "name, or number from 0"
 SHOWN = 3  # items that a refused title may have meant
 FILTERS = ("min_user", "min_item")  # reading options that any interactions can follow
@@ -199,7 +206,10 @@ class ReadOptions:
     min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
     min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
     labels: Annotated[str | None, reads("File with item titles, for display.")] = None
-    title: Annotated[str | None, reads("Column of the labels.", "--title-column")] = None
+    label_id: Annotated[str | None, reads("Column of the labels with the item ids.")] = None
+    title: Annotated[
+        str | None, reads("Column of the labels with the titles.", "--title-column")
+    ] = None
     ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
     separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
     header: Annotated[
@@ -211,7 +221,7 @@ class ReadOptions:
     ] = None
     encoding: Annotated[str, reads("Of text files.")] = "utf-8"
     sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
-    format: Annotated[str | None, reads("Of the file, if its name does not tell.")] = None
+    format: Annotated[str | None, reads("Of the file, such as csv or baskets.")] = None
     on_bad: Annotated[
         Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
     ] = "error"
@@ -241,6 +251,8 @@ class ReadOptions:
 
     def _load(self, source: str) -> Interactions | Partitioned:
         """Return what DATA names; what the library saved or knows by name is read here."""
+        if source == STANDARD_INPUT:
+            return self._piped()
         from equipoise.data import datasets, readers
         from equipoise.data.interactions import KIND as SAVED
         from equipoise.data.storage import is_directory_of
@@ -266,6 +278,34 @@ class ReadOptions:
             note(f"{source}: {told(sentence)}")
         return data
 
+    def _piped(self) -> Interactions:
+        """Return the interactions in a table on standard input."""
+        from equipoise.data import readers
+
+        if self.cluster is not None:
+            raise SettingError("a cluster cannot read standard input; give a file, or no cluster=")
+        if sys.stdin.isatty():
+            raise DataError(
+                "- reads standard input, which is a terminal; pipe a table into the command, as "
+                "in `cat events.csv | equipoise stats -`, or give the path of a file"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "standard-input.csv")
+            with path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            if not path.stat().st_size:
+                raise DataError(
+                    "standard input is empty; check the command before the pipe, or give the "
+                    "path of a file"
+                )
+            try:
+                data = readers.read(path, **self._settings())
+            except (DataError, SettingError) as error:
+                raise type(error)(str(error).replace(str(path), "standard input")) from error
+        for sentence in data.notes:
+            note(f"standard input: {told(sentence)}".replace(str(path), "the table"))
+        return data
+
     def _named(self, source: str) -> Interactions:
         from equipoise.data import datasets
 
@@ -288,7 +328,8 @@ class ReadOptions:
         settings = dict(vars(self))
         for name in (*FILTERS, "cluster"):
             del settings[name]
-        for name in ("user", "item", "time", "rating", "weight", "type", "session", "title"):
+        columns = "user item time rating weight type session label_id title"
+        for name in columns.split():
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
         for name in ("time", "rating", "type"):  # none: leave such a column alone

@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import re
 import shlex
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 running: ContextVar[Any] = ContextVar("running", default=None)  # the group's context
 
 QUOTES = ("'", '"')
+ID_FIELDS = ("user", "item", "sources")  # in the documents that commands print with --json
 WIDTH = 1000  # where stdout is a file or a pipe, nothing is folded or cut
 
 
@@ -63,11 +65,19 @@ NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
 Report = Callable[[int, int], None]
 
 
+class Printer(Console):
+    """A console that leaves a closed pipe to `Commands`, as everything else that is written."""
+
+    def on_broken_pipe(self) -> None:
+        """Pass the error on."""
+        raise BrokenPipeError
+
+
 def console(*, error: bool = False) -> Console:
     """Return a console for stdout or stderr, with a fixed width where there is no terminal."""
     stream = sys.stderr if error else sys.stdout
     fixed = None if stream.isatty() else WIDTH
-    return Console(stderr=error, width=fixed, highlight=False, markup=False, emoji=False)
+    return Printer(stderr=error, width=fixed, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str | Text = "", style: str | None = None) -> None:
@@ -86,9 +96,14 @@ def emit(value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Return plain values: arrays as lists, NaN and infinities as null."""
+    """Return plain values: arrays as lists, NaN and infinities as null, ids as text.
+
+    Ids are the fields `ID_FIELDS`. As numbers they would be rounded above 2^53 by JavaScript, jq
+    and other readers of JSON.
+    """
     if isinstance(value, dict):
-        return {str(key): as_json(part) for key, part in value.items()}
+        plain = {str(key): as_json(part) for key, part in value.items()}
+        return {k: _as_text(part) if k in ID_FIELDS else part for k, part in plain.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(part) for part in value]
     if hasattr(value, "tolist"):  # numpy arrays and numbers
@@ -96,6 +111,13 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _as_text(ids: Any) -> Any:
+    """Return an id, or a list of ids, as text."""
+    if isinstance(ids, list):
+        return [_as_text(each) for each in ids]
+    return str(ids) if isinstance(ids, int) else ids
 
 
 def clean(text: Any) -> str:
@@ -261,6 +283,7 @@ def hear_the_library() -> None:
 
 
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
+CLOSED_PIPE = 141  # as the shell reports a program that such a pipe ended
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")
@@ -306,7 +329,8 @@ class Commands(TyperGroup):
         except EquipoiseError as error:
             message, code = f"error: {error}", FAILED
         except BrokenPipeError:
-            raise
+            discard_unwritten()
+            raise typer.Exit(CLOSED_PIPE) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             message, code = f"error: {where}{error.strerror or error}", FAILED
@@ -315,6 +339,20 @@ class Commands(TyperGroup):
             code = FAILED
         note(told(message), "red")
         raise typer.Exit(code)
+
+
+def discard_unwritten() -> bool:
+    """Flush stdout and stderr; where a reader is gone, discard the text and return True."""
+    closed = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:  # Python would report it once more when it ends
+            closed = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+    return closed
 
 
 def _suggestion(error: typer.BadParameter) -> str:

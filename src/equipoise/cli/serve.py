@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.framework import Json, declare, emit, note, option, show
+from equipoise.checks import positive
+from equipoise.cli.framework import Json, declare, emit, note, option, say, show
 from equipoise.data.storage import MANIFEST
 from equipoise.errors import DataError, MissingExtraError, SettingError
 
@@ -35,6 +36,9 @@ def serve(
     host: Annotated[str | None, option("Address to listen on; 127.0.0.1.")] = None,
     port: Annotated[int | None, option("Port; 8000. 0 takes a free one.")] = None,
     workers: Annotated[int | None, option("Processes that answer; 1.")] = None,
+    drain: Annotated[
+        float | None, option("Seconds between SIGTERM and the end, with /readyz at 503; 2.")
+    ] = None,
     refresh: Annotated[
         str | None, option("Fold new events into the models this often: 1h.")
     ] = None,
@@ -61,6 +65,7 @@ def serve(
         host=host,
         port=port,
         workers=workers,
+        drain=drain,
         refresh=refresh,
         keep=keep,
         access_log=access_log,
@@ -90,9 +95,16 @@ def experiment(
     store: StoreUrl = None,
     tenant: Annotated[str, option("Whose experiment.")] = "default",
     within: Annotated[str, option("A click counts this long after its list.")] = "1d",
+    share: Annotated[
+        list[str] | None,
+        option("MODEL=SHARE of the users, if the service did not record it; repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the models of an experiment by the clicks on their lists."""
+    """Compare the models of an experiment by the clicks on their lists.
+
+    Tells where the users of the models do not fit the shares, and where an arm is too small.
+    """
     require_extra()
     from equipoise.checks import period
     from equipoise.serve.experiment import compare_clicks
@@ -100,7 +112,8 @@ def experiment(
 
     url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
     with closing(Store(url)) as held:
-        found = compare_clicks(held, tenant, name, period("within", within))
+        shares = model_shares(share or [])
+        found = compare_clicks(held, tenant, name, period("within", within), shares)
     if as_json:
         emit(found)
         return
@@ -108,14 +121,20 @@ def experiment(
     show(rows, "model", "users", "lists", "with a click", "rate")
     tests = [
         (
-            f"{each['model']} against {each['baseline']}",
-            f"{each['difference']:+.4f} [{each['low']:+.4f}, {each['high']:+.4f}]",
-            f"{each['p_adjusted']:.2g}",
+            f"{test['model']} against {test['baseline']}",
+            f"{test['difference']:+.4f} [{test['low']:+.4f}, {test['high']:+.4f}]",
+            f"{test['p_adjusted']:.2g}",
+            f"{test['detectable']:.4f}",
         )
-        for each in found["tests"]
+        for test in found["tests"]
     ]
     if tests:
-        show(tests, "", "difference [95%]", "p")
+        show(tests, "", "difference [95%]", "p", "detectable")
+    for test in found["tests"]:
+        say(f"{test['model']} against {test['baseline']}: {test['verdict']}")
+    say(f"shares: {found['shares']['verdict']}")
+    if found["switched_users"]:
+        say(f"{found['switched_users']:,} users saw several models and are left out")
     note(found["how"])
 
 
@@ -129,6 +148,18 @@ def _check_folders(config: Config) -> None:
                 raise DataError(
                     f"{path} (model {name!r}) {what}; write one with `equipoise fit DATA {path}`"
                 )
+
+
+def model_shares(texts: list[str]) -> dict[str, float] | None:
+    """Return shares by model from MODEL=SHARE; None where there are none."""
+    shares = {}
+    for text in texts:
+        name, _, share = text.rpartition("=")
+        try:
+            shares[name] = positive("share", float(share))
+        except ValueError as error:
+            raise SettingError(f"--share takes MODEL=SHARE, as dan=0.5; got {text!r}") from error
+    return shares or None
 
 
 def named(models: list[str]) -> dict[str, str] | None:

@@ -28,12 +28,12 @@ from equipoise.data.interactions import KIND as SAVED
 from equipoise.data.interactions import Interactions
 from equipoise.data.readers import (
     check_one_kind,
-    labels_source,
     part_files,
     part_notes,
     table_files,
     table_kind,
     table_source,
+    with_labels,
 )
 from equipoise.data.readers.build import (
     Log,
@@ -111,9 +111,7 @@ def read(
     if settings.format not in (None, *TABLES):
         raise SettingError(_only_tables(f"format={settings.format!r}"))
     on_workers = settings
-    if labels is not None:
-        plain = replace(settings, separator=None, header=None, quote=None, sheet=None, format=None)
-        settings = replace(settings, labels=labels_source(labels, plain))
+    settings = with_labels(settings, labels)
     client = connect(client)
     if hasattr(source, "to_delayed"):
         frames = client.compute(source.to_delayed())

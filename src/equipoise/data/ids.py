@@ -148,6 +148,11 @@ class IdIndex:
         return pl.Int64 if self._are_integers else pl.String
 
     @property
+    def kind_name(self) -> Literal["integer", "text"]:
+        """Kind of these ids in words."""
+        return "integer" if self._are_integers else "text"
+
+    @property
     def _are_integers(self) -> bool:
         return bool(self.values.dtype == np.int64)
 
@@ -191,8 +196,7 @@ class IdIndex:
         return bool(self.positions([value], unknown="skip")[0] >= 0)
 
     def __repr__(self) -> str:
-        kind = "integer" if self._are_integers else "text"
-        return f"IdIndex: {len(self):,} {self.axis}s with {kind} ids"
+        return f"IdIndex: {len(self):,} {self.axis}s with {self.kind_name} ids"
 
     def same_as(self, other: IdIndex) -> bool:
         """Whether both hold the same ids in the same order."""

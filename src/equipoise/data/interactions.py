@@ -38,6 +38,7 @@ from equipoise.data.pairs import bare, dated, keys_under, merged, shares, summed
 from equipoise.data.storage import Fields, Stored, load_directory, write_directory
 from equipoise.display.notebook import fragment, table
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.runtime.machine import check_polars
 
 logger = logging.getLogger(__name__)
 
@@ -350,7 +351,7 @@ class Interactions:
         labels = self.labels
         if labels is not None:
             old = self.item_index.positions(index.values, unknown="skip")
-            labels = labels.select(pl.all().gather(pl.Series(old).replace(-1, None)))
+            labels = labels.select(pl.all().gather(pl.Series(old).set(pl.Series(old < 0), None)))
         return self._recoded(new, index, labels)
 
     def _recoded(
@@ -629,6 +630,7 @@ def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> p
         if name in second.columns and first[name].dtype != second[name].dtype:
             kinds = f"{first[name].dtype} on one side and {second[name].dtype} on the other"
             raise DataError(f"label column {name!r} is {kinds}; make them the same")
+    check_polars()
     return first.with_columns(
         pl.coalesce(column, first[column.name]) if column.name in first.columns else column
         for column in second

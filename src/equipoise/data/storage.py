@@ -21,6 +21,7 @@ import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from equipoise.errors import (
     MissingExtraError,
     TooBigError,
 )
+from equipoise.runtime.machine import check_polars
 
 SEAL = "seal"
 
@@ -221,6 +223,12 @@ OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
 LARGEST_MANIFEST = 16 << 20
 
 
+ABANDONED = 3600.0  # seconds after which nobody writes a file any more
+
+
+FIRST_SAVE = 1.0  # seconds that a reader waits for the end of a first save
+
+
 SMALL = 16 << 20  # files up to this size are hashed whole at every load, larger ones by samples
 
 
@@ -305,13 +313,14 @@ def write_directory(
     `meta` must be what JSON can hold; its long lists of numbers become arrays. Names of arrays and
     frames are lower-case words, all different. `restore` is what `load_directory` is given later:
     it must accept what was written, or nothing is changed. Saving to a directory that another
-    process is saving to is refused.
+    process is saving to is refused; where the system has no locks, the last one to finish counts.
     """
+    check_polars()
     root = checked_path("path", path)
     token = secrets.token_hex(6)
     lists: dict[str, npt.NDArray[Any]] = {}
     try:
-        with _locked(root, kind):
+        with _locked(root, kind, token):
             fresh = root / f"{MANIFEST}.{token}"
             content = _encoded(dict(meta), lists)
             files = _write_files(root, token, chain(arrays.items(), lists.items()), frames)
@@ -436,15 +445,22 @@ def _sample_digest(file: Path, size: int) -> str:
 
 
 @contextmanager
-def _locked(root: Path, kind: str) -> Iterator[None]:
+def _locked(root: Path, kind: str, token: str) -> Iterator[None]:
     """Make the directory, hold its lock, and leave in it what its manifest names.
 
-    The system drops the lock when the process dies.
+    The system drops the lock when the process dies. Without a lock another process may be writing,
+    so that only files of this save, of the one it replaces and old ones are removed.
     """
     existed = root.exists()
     check_ours(root, kind)
     root.mkdir(parents=True, exist_ok=True)
-    handle = None if os.name == "nt" else _lock(root)
+    handle, is_locked = (None, False) if os.name == "nt" else _lock(root)
+    replaced = set() if is_locked else _listed(root) or set()
+
+    def can_go(file: Path) -> bool:
+        ours = is_locked or file.name in replaced or token in file.name
+        return ours or time.time() - file.stat().st_mtime > ABANDONED
+
     try:
         yield
     finally:
@@ -452,14 +468,15 @@ def _locked(root: Path, kind: str) -> Iterator[None]:
         with suppress(OSError):
             if handle is not None:
                 os.fsync(handle)  # the new manifest is on the disk before the old files go
-            _sweep(root)
+            _sweep(root, can_go)
             if not existed and not any(root.iterdir()):
                 root.rmdir()
         if handle is not None:
             os.close(handle)
 
 
-def _lock(root: Path) -> int:
+def _lock(root: Path) -> tuple[int, bool]:
+    """Open a directory and say whether it could be locked."""
     import fcntl
 
     handle = os.open(root, os.O_RDONLY)
@@ -472,7 +489,8 @@ def _lock(root: Path) -> int:
         ) from error
     except OSError:  # some network file systems have no locks
         logger.debug("%s cannot be locked", root)
-    return handle
+        return handle, False
+    return handle, True
 
 
 def check_ours(root: Path, kind: str) -> None:
@@ -490,20 +508,26 @@ def check_ours(root: Path, kind: str) -> None:
         raise DataError(f"{root} exists and is not a saved {kind}; choose another path")
 
 
-def _sweep(root: Path) -> None:
+def _sweep(root: Path, can_go: Callable[[Path], bool]) -> None:
     """Remove files that the manifest does not name: of the last save, or of one cut short.
 
     The manifest on disk decides, so an interrupt at any moment never takes a file it names.
     """
+    files = list(root.iterdir())
+    listed = _listed(root)  # after the files: what was named in between is not among them
+    if listed is None:
+        return  # damaged: keep everything
+    for file in files:
+        if file.name not in listed | {MANIFEST} and OURS.fullmatch(file.name) and can_go(file):
+            file.unlink(missing_ok=True)
+
+
+def _listed(root: Path) -> set[Any] | None:
+    """Return the files that the manifest names, none where there is none; None if damaged."""
     try:
-        listed = {entry.get("file") for entry in read_manifest(root / MANIFEST)["files"].values()}
+        return {entry.get("file") for entry in read_manifest(root / MANIFEST)["files"].values()}
     except (FileFormatError, AttributeError, TypeError):
-        if (root / MANIFEST).exists():
-            return  # damaged: keep everything
-        listed = set()
-    for file in root.iterdir():
-        if file.name not in listed | {MANIFEST} and OURS.fullmatch(file.name):
-            file.unlink()
+        return None if (root / MANIFEST).exists() else set()
 
 
 def load_directory(
@@ -519,7 +543,11 @@ def load_directory(
     Whatever is wrong with it is a `FileFormatError`. Sizes and the checksums of small files are
     always checked, large files by sampled blocks; ``verify=True`` hashes everything.
     """
+    check_polars()
     root = checked_path("path", path)
+    patience = time.monotonic() + FIRST_SAVE
+    while _is_being_made(root) and time.monotonic() < patience:
+        time.sleep(0.01)
     manifest = read_manifest(root / MANIFEST)
     while True:
         try:
@@ -558,9 +586,22 @@ def _restored(
     return found
 
 
+def _is_being_made(root: Path) -> bool:
+    """Whether a directory holds files of a first save that is not finished."""
+    if (root / MANIFEST).is_file() or not root.is_dir():
+        return False
+    names = [file.name for file in root.iterdir()]
+    return MANIFEST not in names and any(OURS.fullmatch(name) for name in names)
+
+
 def read_manifest(file: Path) -> Fields:
     """Return the checked manifest of a directory."""
     if not file.is_file():
+        if _is_being_made(file.parent):
+            raise FileFormatError(
+                f"{file.parent} has no {MANIFEST} yet: its first save goes on or was cut short; "
+                "wait, or save again"
+            )
         raise FileFormatError(f"{file.parent} is not a saved directory: it has no {MANIFEST}")
     try:
         if file.stat().st_size > LARGEST_MANIFEST:

@@ -18,6 +18,7 @@ from equipoise.errors import DataError, SettingError
 from equipoise.evaluation.metrics import nearest
 from equipoise.evaluation.resampling import bootstrap_interval, holm, sign_flip_test
 from equipoise.evaluation.results import Result, markdown_table
+from equipoise.runtime.machine import check_polars
 
 Floats = npt.NDArray[np.float64]
 Test = Literal["permutation", "t"]
@@ -123,6 +124,7 @@ def compare(
     seed
         Seed of the flips and draws.
     """
+    check_polars()
     choice("correction", correction, CORRECTIONS)
     choice("test", test, TESTS)
     choice("pairs", pairs, ("first", "all"))

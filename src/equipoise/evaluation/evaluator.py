@@ -43,7 +43,7 @@ from equipoise.evaluation.metrics import (
 from equipoise.evaluation.resampling import bootstrap_interval
 from equipoise.evaluation.results import SCHEMA, Result
 from equipoise.ranking.rules import Rules, RulesLike, as_rules
-from equipoise.runtime.machine import limited
+from equipoise.runtime.machine import check_polars, limited
 
 __all__ = ["GivenPart", "ListMetrics", "Rankable", "Result", "evaluate"]
 
@@ -166,6 +166,7 @@ def evaluate(
     >>> result.definitions["recall"]
     'hits among the first k / min(k, number of targets)'
     """
+    check_polars()
     given = checked_part(part)
     count("batch_size", batch_size)
     function("progress", progress)

@@ -206,7 +206,9 @@ def _as_ids(column: pl.Series, index: IdIndex, name: str) -> pl.Series:
     kind = column.dtype
     wrong: Any = None
     if kind.is_float():
-        broken = column.filter(~((column == column.floor()) & (column.abs() < EXACT)))
+        broken = column.filter(
+            ~((column == column.floor()) & (column.abs() < 2.0 ** EXACT[str(kind)]))
+        )
         wrong = broken[0] if len(broken) else None
         column = column if len(broken) else column.cast(pl.Int64)
     elif kind == pl.String and index.kind == pl.Int64:

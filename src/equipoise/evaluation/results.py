@@ -15,6 +15,7 @@ from equipoise.data.storage import LARGEST_SEED, Stored, load_directory, write_d
 from equipoise.display.notebook import Interval, fragment, intervals, table
 from equipoise.errors import DataError, FileFormatError, UnknownIdError
 from equipoise.evaluation.metrics import Named, nearest
+from equipoise.runtime.machine import check_polars
 
 KIND = "equipoise-result"
 VERSION = 1
@@ -84,6 +85,7 @@ class Result:
     @property
     def values(self) -> dict[str, float]:
         """Every number by its name, such as "head_ndcg@20"; NaN where it is not defined."""
+        check_polars()
         return {
             Named(part, base).at(k): math.nan if value is None else value
             for base, k, part, value in self.table.select("metric", "k", "slice", "value").rows()
@@ -106,6 +108,7 @@ class Result:
 
         `low` and `high` bound a 95% interval; `n_users` is how many users the mean is over.
         """
+        check_polars()
         return self.table.select(pl.lit(self.label).alias("model"), pl.all())
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,6 +173,7 @@ class Result:
 
     def interval(self, name: str) -> Interval:
         """Return a number such as "tail_ndcg@20" with the ends of its 95% interval."""
+        check_polars()
         if math.isnan(self[name]):
             raise DataError(f"{name} of {self.label!r} is not defined; choose another metric")
         rows = self.table.select("metric", "k", "slice", "value", "low", "high").rows()
@@ -178,6 +182,7 @@ class Result:
 
     def slices(self, metric: str, k: int) -> list[Interval]:
         """Return the values of a metric by slice, with the ends of their intervals."""
+        check_polars()
         is_here = [(metric, k) == pair for pair in self.table.select("metric", "k").rows()]
         rows = self.table.filter(pl.Series(is_here, dtype=pl.Boolean))
         if not rows.height:
@@ -204,6 +209,7 @@ class Result:
 
     def _rows(self, with_interval: str) -> list[list[str]]:
         """Cells of the table, its head first."""
+        check_polars()
         rows: dict[tuple[str, str], list[str]] = {}
         for base, _, part, *numbers, _ in self.table.sort("k", maintain_order=True).rows():
             value, low, high = map(_number, numbers)

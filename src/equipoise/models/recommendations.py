@@ -22,6 +22,7 @@ from equipoise.display.notebook import Cell, fragment, table
 from equipoise.errors import DataError, SettingError
 from equipoise.ranking.ranker import score_items
 from equipoise.ranking.terms import Term
+from equipoise.runtime.machine import check_polars
 
 PAIRS = 1 << 20  # contributions computed at a time
 FORMATS = {".parquet": "sink_parquet", ".csv": "sink_csv", ".jsonl": "sink_ndjson"}
@@ -250,6 +251,7 @@ def strongest(
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
     """Write frames of one schema to a file as they come; memory holds one at a time."""
+    check_polars()
     target = checked_path("path", path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")
@@ -263,12 +265,19 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
         raise DataError("there is no user to recommend to; name at least one")
 
     context = copy_context()  # polars asks on a thread of its own, which knows no limit of threads
+    failures: list[
+        Exception
+    ] = []  # of a later batch: polars may raise an error of its own instead
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
         frame: pl.DataFrame | None = first
         while frame is not None:
             yield frame
-            frame = context.run(next, frames, None)
+            try:
+                frame = context.run(next, frames, None)
+            except Exception as error:
+                failures.append(error)
+                raise
 
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
@@ -276,6 +285,10 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
         os.replace(fresh, target)
     except OSError as error:
         raise DataError(f"could not write {target}: {error.strerror or error}") from error
+    except pl.exceptions.PolarsError:
+        if failures:
+            raise failures[0] from None
+        raise
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -31,6 +31,7 @@ from equipoise.data.ids import IdIndex, as_list, by_id_key, id_key, is_id
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ranking.ranker import Boost
+from equipoise.runtime.machine import check_polars
 
 Seen = Literal["exclude", "include", "only"]
 Mask = npt.NDArray[np.bool_]
@@ -579,6 +580,7 @@ def _tested(data: Interactions, test: Any) -> Mask:
     if data.labels is None:
         raise DataError("the rules look at labels, and the items have none; read with labels=")
     if isinstance(test, pl.Expr):
+        check_polars()
         try:
             found = data.labels.select(test.alias("_")).to_series()
         except Exception as error:  # a function inside may raise anything

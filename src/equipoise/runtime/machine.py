@@ -6,8 +6,10 @@ that could clash with the caller's threads or processes.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from typing import Any
 import threadpoolctl
 
 from equipoise import checks
-from equipoise.errors import SettingError
+from equipoise.errors import ForkError, SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -145,6 +147,49 @@ def one_blas_thread(wanted: bool = True) -> AbstractContextManager[Any]:
 @lru_cache(maxsize=1)
 def _blas() -> threadpoolctl.ThreadpoolController:
     return threadpoolctl.ThreadpoolController()
+
+
+POLARS_STARTS = 5.0  # seconds in which polars does next to nothing, however busy the machine
+_polars_state = "usable"  # in this process: "usable", "unknown" after a fork, or "broken"
+
+
+def _doubt_polars() -> None:
+    global _polars_state
+    if _polars_state == "usable":
+        _polars_state = "unknown"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_doubt_polars)
+
+
+def check_polars() -> None:
+    """Refuse to use polars in a fork of a process that used it: it would wait for ever.
+
+    A fork has one thread, and polars counts on those of its pools, which it starts when they are
+    first needed. Where they were not needed before the fork, everything works.
+    """
+    global _polars_state
+    if _polars_state == "unknown":
+        attempt = threading.Thread(target=_use_polars, daemon=True)
+        attempt.start()
+        attempt.join(POLARS_STARTS)
+        _polars_state = "broken" if attempt.is_alive() else "usable"
+    if _polars_state == "broken":
+        raise ForkError(
+            "polars, which reads and writes tables, cannot work in this process: it was forked "
+            "from one that had used polars; start processes with "
+            "multiprocessing.get_context('spawn') or 'forkserver', or fork before reading"
+        )
+
+
+def _use_polars() -> None:
+    """Need each pool of threads that polars has: of columns, of queries and of files."""
+    import polars as pl
+
+    content = io.BytesIO()
+    pl.DataFrame({"text": ["b", "a"]}).lazy().sort("text").collect().write_parquet(content)
+    pl.read_parquet(content).filter(pl.col("text").str.contains("a"))
 
 
 def count() -> int:

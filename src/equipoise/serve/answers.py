@@ -15,6 +15,20 @@ from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.ranking.rules import ItemRules
 from equipoise.serve import schemas
 from equipoise.serve.config import Config
+from equipoise.serve.costs import (
+    DIVERSITY_STEPS,
+    ID_STEPS,
+    LIST_STEPS,
+    PAIR_STEPS,
+    PAIRS,
+    QUOTA_STEPS,
+    ROW_STEPS,
+    Budget,
+    check_size,
+    count_entries,
+    count_ids,
+    rules_of_user,
+)
 from equipoise.serve.folding import type_weights
 from equipoise.serve.state import (
     Catalogue,
@@ -75,15 +89,22 @@ class Answers:
         return found
 
     def recommend(
-        self, asked: schemas.Recommend, live: Live
+        self, asked: schemas.Recommend, live: Live, budget: Budget | None = None
     ) -> tuple[dict[str, Any], Write | None]:
-        """Return a list, and what has to be in the store before it is sent."""
+        """Return a list, and what has to be in the store before it is sent.
+
+        `budget` is what the request that it belongs to may still cost.
+        """
         if asked.k > self._limits.k:
             raise SettingError(f"k must be at most {self._limits.k}")
+        if budget is None:
+            check_size([asked], self._limits)
+            budget = Budget(self._limits)
         served, experiment = self._served(asked)
         history = self._history(served, asked, live)
+        self._spend(budget, asked, served, len(history.places))
         catalogue = self._tenant.catalogue(served)
-        rules = catalogue.rules(asked.rules)
+        rules = catalogue.rules(asked.rules, None if asked.user is None else str(asked.user))
         if rules is not None and rules.diversity and asked.offset:
             raise SettingError(
                 "with diversity the places of a list depend on its length; no offset"
@@ -121,6 +142,7 @@ class Answers:
             "model": served.name,
             "version": served.version,
             "source": listed.source,
+            "item_ids": served.items.kind_name,
             "user": user,
             "alpha": served.alpha if asked.alpha is None else asked.alpha,
             "experiment": experiment,
@@ -153,6 +175,29 @@ class Answers:
 
         return rules.limit_unknown_pins(is_shown)
 
+    def _spend(
+        self, budget: Budget, asked: schemas.Recommend, served: Served, length: int
+    ) -> None:
+        """Count what a list costs, before anything of it is worked out."""
+        k = min(asked.k + asked.offset, served.n_items)
+        if asked.rules:
+            rules = rules_of_user(asked.rules, asked.user)
+            budget.spend_rules(rules, served.n_items)
+            comparison = DIVERSITY_STEPS * bool(rules.get("diversity"))
+            comparison += QUOTA_STEPS * count_entries(rules.get("at_most") or {})
+            steps = comparison * k * served.n_items
+            budget.spend(steps, f"k + offset ({k:,}) or the rules at_most and diversity")
+        rows = min(asked.k, k) * (1 + asked.explain)
+        steps = LIST_STEPS + ID_STEPS * count_ids(asked) + ROW_STEPS * rows
+        budget.spend(steps, "the ids that are named, k or explain, or send fewer lists in a batch")
+        history = f"the history ({length:,} items)"
+        budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch")
+        if asked.explain:
+            pairs = min(asked.k, k) * length
+            alone = length * served.steps(1) * -(-pairs // PAIRS)
+            remedy = f"{history} or k ({asked.k:,}), or leave explain out"
+            budget.spend(alone + PAIR_STEPS * pairs, remedy)
+
     def _keep(
         self, asked: schemas.Recommend, answer: dict[str, Any], user: str | None
     ) -> Write | None:
@@ -161,7 +206,7 @@ class Answers:
         if answer["experiment"] is not None:
             names = ("experiment", "user", "model", "version")
             row = {name: answer[name] for name in names}
-            items = json.dumps([str(item["item"]) for item in answer["items"]])
+            items = json.dumps([item["item"] for item in answer["items"]])
             row |= {
                 "tenant": self._tenant.name,
                 "id": answer["list_id"],
@@ -170,7 +215,7 @@ class Answers:
             }
             self._store.submit(self._store.record(row))
         if asked.mark and user is not None:
-            marks = [Mark(user, str(item["item"]), now) for item in answer["items"]]
+            marks = [Mark(user, item["item"], now) for item in answer["items"]]
             return self._store.add(self._tenant.name, [], marks)
         return None
 
@@ -184,22 +229,22 @@ class Answers:
             zip(listed.places.tolist(), scores, strict=False), start=offset + 1
         ):
             if place >= served.n_items:  # pinned, and not known to the model
-                pin = listed.pins[place - served.n_items]
-                own = {"item": pin, "title": str(pin), "score": None, "tail": True, "users": 0}
+                pin = str(listed.pins[place - served.n_items])
+                facts = {"item": pin, "title": pin, "score": None, "tail": True, "users": 0}
             else:
-                own = {
-                    "item": ids[place],
+                facts = {
+                    "item": str(ids[place]),
                     "title": titles[place],
                     "score": score,
                     "tail": not head[place],
                     "users": int(counts[place]),
                 }
-            items.append({**own, "rank": rank})
+            items.append({**facts, "rank": rank})
         return items
 
     def _reasons(self, served: Served, why: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
         return [
-            {"item": served.ids[place], "title": served.titles[place], "contribution": part}
+            {"item": str(served.ids[place]), "title": served.titles[place], "contribution": part}
             for place, part in why
         ]
 
@@ -224,11 +269,16 @@ class Answers:
         catalogue = self._tenant.catalogue(served)
         allowed = allowed_items(served, catalogue, history, exclude_seen=True)
         listed = served.top(history, k, allowed, alpha)
-        own = {"item": served.ids[place], "title": served.titles[place]}
+        own = {"item": str(served.ids[place]), "title": served.titles[place]}
         return {**self._from(served, listed.source), **own, "items": self._items(served, listed)}
 
     def _from(self, served: Served, source: str) -> dict[str, Any]:
-        return {"model": served.name, "version": served.version, "source": source}
+        return {
+            "model": served.name,
+            "version": served.version,
+            "source": source,
+            "item_ids": served.items.kind_name,
+        }
 
     def explain(self, asked: schemas.Explain, live: Live) -> dict[str, Any]:
         """Return what each item of a history adds to a score."""
@@ -240,9 +290,12 @@ class Answers:
                 "the history is empty, or no user has its items, so there is nothing to explain; "
                 "lists for it are of popular items"
             )
+        length = len(history.places)
+        steps = length * (served.steps(1) + PAIR_STEPS + ROW_STEPS)
+        Budget(self._limits).spend(steps, f"the history ({length:,} items)")
         (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
         score = served.scores(history, np.array([place]), asked.alpha)[0]
-        own = {"item": served.ids[place], "title": served.titles[place], "score": score}
+        own = {"item": str(served.ids[place]), "title": served.titles[place], "score": score}
         return {**self._from(served, "model"), **own, "reasons": self._reasons(served, why)}
 
     def score(self, asked: schemas.Score, live: Live) -> dict[str, Any]:
@@ -251,6 +304,8 @@ class Answers:
             raise SettingError(f"scores are given for at most {self._limits.history} items")
         served, _ = self._served(asked)
         history = self._history(served, asked, live)
+        length = len(history.places)
+        Budget(self._limits).spend(served.steps(length), f"the history ({length:,} items)")
         items = [str(item) for item in asked.items]
         places = find(served.items, items)
         known: Positions = places[places >= 0]
@@ -265,7 +320,7 @@ class Answers:
     def found(self, served: Served, place: int) -> dict[str, Any]:
         """Return an item of the catalogue."""
         return {
-            "item": served.ids[place],
+            "item": str(served.ids[place]),
             "title": served.titles[place],
             "users": int(served.counts[place]),
             "tail": not served.head[place],
@@ -279,6 +334,7 @@ class Answers:
         return {
             "total": total,
             "offset": offset,
+            "item_ids": served.items.kind_name,
             "items": [self.found(served, place) for place in places],
         }
 
@@ -331,6 +387,7 @@ class Answers:
             "known": bool(len(history.places) or live.events),
             "experiment": experiment,
             "model": served.name,
+            "item_ids": served.items.kind_name,
             "items": [self.found(served, place) for place in used.tolist()],
             "events": len(live.events),
             "seen": len(live.seen),
@@ -341,11 +398,11 @@ class Answers:
         served = self._tenant.model(model)
         ids = served.users.values
         if text:
-            found = [each for each in ids.tolist() if str(each).startswith(text)][:limit]
+            found = [name for name in map(str, ids.tolist()) if name.startswith(text)][:limit]
         else:
             step = max(1, len(ids) // limit)
-            found = ids[::step][:limit].tolist()
-        return {"total": len(ids), "users": found}
+            found = [str(user) for user in ids[::step][:limit].tolist()]
+        return {"total": len(ids), "user_ids": served.users.kind_name, "users": found}
 
     def facts(self, served: Served) -> dict[str, Any]:
         """Return what a model is."""
@@ -357,6 +414,8 @@ class Answers:
             "summary": model.summary(),
             "users": data.n_users,
             "items": data.n_items,
+            "user_ids": served.users.kind_name,
+            "item_ids": served.items.kind_name,
             "interactions": data.n_interactions,
             "fitted": served.fitted,
             "loaded": served.loaded,

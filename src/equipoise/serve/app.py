@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
+import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from importlib import resources
 from typing import Annotated, Any
 
@@ -20,16 +23,18 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 import equipoise
 from equipoise.errors import EquipoiseError, SettingError
 from equipoise.serve import schemas
-from equipoise.serve.answers import Answers
+from equipoise.serve.answers import NO_USER, Answers
 from equipoise.serve.config import Config
+from equipoise.serve.costs import Budget, check_size, is_long
 from equipoise.serve.guard import Guard, as_refused, problem
 from equipoise.serve.security import Refused
 from equipoise.serve.state import State
-from equipoise.serve.store import Store, StoreError
+from equipoise.serve.store import Live, Store, StoreError
 from equipoise.serve.telemetry import Telemetry
 
 logger = logging.getLogger("equipoise.serve")
@@ -41,9 +46,10 @@ PAGE = {
     "docs.js": "text/javascript; charset=utf-8",
 }
 DESCRIPTION = """\
-Recommendations of linear models from live histories. Ids are text or integers; `7` and `"7"` are
-the same. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other tenants. Errors are
-problem details (RFC 9457).
+Recommendations of linear models from live histories. Requests take ids as text or integers; `7`
+and `"7"` are the same. Answers give ids as text; `item_ids` and `user_ids` say what they are in
+the data of the model. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other
+tenants. Errors are problem details (RFC 9457).
 """
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -62,7 +68,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "The body is not JSON.",
         422: "A field is missing, unknown or out of its range.",
         429: "Too many requests.",
-        503: "The event store or the worker is not available.",
+        503: "The event store or the worker is not available, or the service stops.",
     }.items()
 }
 UserPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
@@ -71,17 +77,23 @@ ModelName = Annotated[str | None, Query(max_length=64)]
 AlphaQuery = Annotated[float | None, Query(ge=-2, le=2, allow_inf_nan=False)]
 K = Annotated[int, Query(ge=1, le=schemas.DEEPEST)]
 OffsetQuery = Annotated[int, Query(ge=0, le=10_000_000)]
+ATTRIBUTES_WAIT = 1.0  # seconds; then a list is made with the attributes that are known
+waited: ContextVar[float] = ContextVar(
+    "waited", default=0.0
+)  # seconds of a request, for the store
 
 
 def create(config: Config) -> Any:
     """Return the application of a worker: it opens the store and loads the models at once."""
     telemetry = Telemetry()
     store = Store(config.store, config.limits.timeout)
+    store.check()
     state = State(config, store)
     app = _application(state, telemetry)
     _routes(app, state, telemetry)
     _operation(app, state, telemetry)
     _page(app)
+    _match_exactly(app)
     whole: Any = app
     if config.cors:
         options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
@@ -107,6 +119,7 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
         lifespan=life,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=ERRORS,
     )
     app.openapi = lambda: _description(app)  # type: ignore[method-assign]
@@ -164,31 +177,74 @@ def _description(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def _match_exactly(app: FastAPI) -> None:
+    """Let a route match its path alone, and any id in it, also one with line breaks.
+
+    As they come, `$` matches before a last line break too, and `.` matches none: a path would mean
+    one thing to the check of roles and another one here.
+    """
+    for route in app.routes:
+        assert isinstance(route, Route)
+        pattern = route.path_regex.pattern.removesuffix("$") + r"\Z"
+        route.path_regex = re.compile(pattern, re.DOTALL)
+
+
 def _json(value: Any) -> Response:
     # labels may hold numbers that JSON has no word for
     return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
 
 
+async def _within(seconds: float, work: Awaitable[Any]) -> Any:
+    """Wait for the store no longer than this, together with the earlier waits of the request.
+
+    The thread that waits may go on, and is given up by the store itself.
+    """
+    start = time.monotonic()
+    try:
+        async with asyncio.timeout(max(0.0, seconds - waited.get())):
+            return await work
+    except TimeoutError:
+        logger.warning("the event store did not answer within %g s", seconds)
+        raise StoreError(
+            "the event store does not answer in time; try again, events with the same ids"
+        ) from None
+    finally:
+        waited.set(waited.get() + time.monotonic() - start)
+
+
+async def _ask(store: Store, seconds: float, work: Callable[..., Any], *given: Any) -> Any:
+    """Read from the store in another thread."""
+    if store.is_local:
+        return await run_in_threadpool(work, *given)
+    return await _within(seconds, asyncio.wrap_future(store.later(work, *given)))
+
+
 def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
-    store = state.store
+    store, timeout = state.store, state.config.limits.timeout
     answers = {name: Answers(state, each, telemetry) for name, each in state.tenants.items()}
 
-    async def ask(work: Callable[..., Any], *given: Any) -> Any:
+    async def ask(work: Callable[..., Any], *given: Any, seconds: float = timeout) -> Any:
         """Wait for the store; a file answers faster than a thread starts to wait for it."""
-        return work(*given) if store.is_local else await run_in_threadpool(work, *given)
+        return work(*given) if store.is_local else await _ask(store, seconds, work, *given)
 
     async def mine(request: Request) -> Answers:
         """Return who answers a request, with attributes that other workers have changed."""
         name = request.scope["state"]["tenant"]
         if state.tenants[name].attributes_are_old():
-            await ask(state.tenants[name].renew_attributes)
+            with suppress(StoreError):  # those that are known go on
+                seconds = min(timeout / 4, ATTRIBUTES_WAIT)
+                await ask(state.tenants[name].renew_attributes, seconds=seconds)
         return answers[name]
 
     async def write(work: Any) -> Any:
-        return await asyncio.wrap_future(store.submit(work))
+        return await _within(timeout, asyncio.wrap_future(store.submit(work)))
 
     async def listed(own: Answers, body: schemas.Recommend) -> Response:
-        answer, first = own.recommend(body, await ask(own.live, body))
+        live = await ask(own.live, body)
+        if is_long(body):
+            answer, first = await run_in_threadpool(own.recommend, body, live)
+        else:
+            answer, first = own.recommend(body, live)
         if first is not None:
             await write(first)
         return _json(answer)
@@ -218,27 +274,54 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     async def batch(body: schemas.Batch, request: Request) -> Response:
         """Return several lists; an entry that cannot be answered has a problem in its place."""
         own, number = await mine(request), request.scope["state"]["request"]
-        if len(body.requests) > state.config.limits.batch:
-            raise SettingError(f"a batch has at most {state.config.limits.batch} requests")
+        limits = state.config.limits
+        if len(body.requests) > limits.batch:
+            raise SettingError(
+                f"a batch has at most {limits.batch:,} requests, got {len(body.requests):,}; "
+                "send it in parts"
+            )
+        entries = await run_in_threadpool(_read_entries, body.requests)
+        read = [entry for entry in entries if isinstance(entry, schemas.Recommend)]
+        check_size(read, limits)
+        budget = Budget(limits)
+        try:
+            lives = iter(await _ask(store, timeout, _read_lives, own, read))
+        except StoreError as error:
+            lives = iter([NO_USER if entry.user is None else error for entry in read])
 
-        def answer(entry: dict[str, Any]) -> dict[str, Any]:
+        def work(entry: schemas.Recommend | Exception) -> Any:
             try:
-                asked = schemas.Recommend.model_validate(entry)
-                found, first = own.recommend(asked, own.live(asked))
+                if isinstance(entry, Exception):
+                    raise entry
+                live = next(lives)
+                if isinstance(live, Exception):
+                    raise live
+                return own.recommend(entry, live, budget)
+            except Exception as error:
+                return error
+
+        found = await run_in_threadpool(lambda: [work(entry) for entry in entries])
+
+        async def told(result: Any) -> dict[str, Any]:
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                answer, first = result
                 if first is not None:
-                    store.do(first)
-                return {"result": found, "problem": None}
+                    await write(first)
+                return {"result": answer, "problem": None}
             except ValidationError as error:
                 refused = _invalid(error.errors())
             except Exception as error:
                 refused = as_refused(error)
+                if isinstance(error, StoreError):
+                    telemetry.store_errors.inc()
                 if refused.status_code == 500:
                     logger.exception("entry failed", extra={"fields": {"request": number}})
-            told = (refused.status_code, refused.kind, str(refused.detail), number)
-            return {"result": None, "problem": problem(*told)}
+            facts = (refused.status_code, refused.kind, str(refused.detail), number)
+            return {"result": None, "problem": problem(*facts)}
 
-        found = await run_in_threadpool(lambda: [answer(entry) for entry in body.requests])
-        return _json({"answers": found})
+        return _json({"answers": await asyncio.gather(*map(told, found))})
 
     @app.get("/v1/similar", response_model=schemas.Similar, tags=["lists"])
     async def similar(
@@ -262,7 +345,7 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     async def score(body: schemas.Score, request: Request) -> Response:
         """Return the scores of some items."""
         own = await mine(request)
-        return _json(own.score(body, await ask(own.live, body)))
+        return _json(await run_in_threadpool(own.score, body, await ask(own.live, body)))
 
     @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
     async def events(body: schemas.Events, request: Request) -> Response:
@@ -320,7 +403,8 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         """Replace the attributes of an item, which the models may not know yet."""
         tenant, given = request.scope["state"]["tenant"], body.model_dump()
         await write(store.describe(tenant, item, given))
-        await run_in_threadpool(state.tenants[tenant].renew_attributes, at_once=True)
+        renew = functools.partial(state.tenants[tenant].renew_attributes, at_once=True)
+        await _ask(store, timeout, renew)
         return _json(given)
 
     @app.get("/v1/models", response_model=schemas.Models, tags=["models"])
@@ -335,7 +419,35 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         return _json((await mine(request)).facts(tenant.model(name)))
 
 
+def _read_entries(given: list[dict[str, Any]]) -> list[schemas.Recommend | Exception]:
+    """Return the requests of a batch, or what is wrong with them."""
+    entries: list[schemas.Recommend | Exception] = []
+    for entry in given:
+        try:
+            entries.append(schemas.Recommend.model_validate(entry))
+        except ValidationError as error:
+            entries.append(error)
+    return entries
+
+
+def _read_lives(own: Answers, entries: list[schemas.Recommend]) -> list[Live | Exception]:
+    """Ask the store about the users of a batch; once it has failed it is not asked again."""
+    lives: list[Live | Exception] = []
+    failure: StoreError | None = None
+    for entry in entries:
+        try:
+            if failure is not None and entry.user is not None:
+                raise failure
+            lives.append(own.live(entry))
+        except StoreError as error:
+            failure = error
+            lives.append(error)
+    return lives
+
+
 def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+    timeout = state.config.limits.timeout
+
     @app.get("/healthz", response_model=schemas.Health, tags=["operation"])
     async def healthz() -> Response:
         """Tell that the process lives."""
@@ -343,8 +455,10 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
 
     @app.get("/readyz", response_model=schemas.Health, tags=["operation"])
     async def readyz() -> Response:
-        """Tell whether models are loaded and the store answers."""
-        await run_in_threadpool(state.store.ping)
+        """Tell whether models are loaded, the store answers and the service goes on."""
+        if state.stopping:
+            raise Refused(503, "stopping", "the service stops; send requests elsewhere")
+        await _ask(state.store, timeout, state.store.ping)
         return _json({"status": "ok"})
 
     @app.get("/metrics", response_class=Response, tags=["operation"])
@@ -360,7 +474,7 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         models = state.served(tenant)
         found: dict[str, Any] = await run_in_threadpool(telemetry.summary, models)
         try:
-            found["store"] = await run_in_threadpool(state.store.counts, tenant)
+            found["store"] = await _ask(state.store, timeout, state.store.counts, tenant)
         except EquipoiseError:
             found["store"] = None
         return _json({"time": time.time(), **found})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import json
+import os
 import secrets
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
@@ -12,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.data.ids import as_list, is_id
+from equipoise.data.ids import WHOLE, as_list, is_id
 from equipoise.errors import (
     DataError,
     EquipoiseError,
@@ -23,10 +27,14 @@ from equipoise.errors import (
 from equipoise.models.recommendations import Explanation, Recommendations
 
 BATCH = 100  # lists in one request, as the service allows
+IDLE = 32  # open connections that wait for a request, at most
 
 
 class Client:
     """Asks `equipoise serve` what a model could be asked.
+
+    Ids come back as the data of the model have them, integers or text, as from a model. Threads
+    may share a client, and processes that were forked: each request has a connection to itself.
 
     Parameters
     ----------
@@ -63,7 +71,10 @@ class Client:
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
-        self._connection = kind(parts.hostname, port, timeout=timeout)
+        self._connect = functools.partial(kind, parts.hostname, port, timeout=timeout)
+        # open connections that wait for a request, each with the process that opened it; a deque
+        # can be changed by several threads, and has no lock that a fork could leave locked
+        self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
         self._root = parts.path.rstrip("/") + ("/v1" if tenant is None else f"/v1/t/{tenant}")
         self._token, self._model = token, model
         self.url = url
@@ -75,8 +86,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """Close all connections; those that are in use are closed when their answer is read."""
+        idle, self._idle = self._idle, deque()
+        while idle:
+            idle.pop()[1].close()
 
     def recommend(
         self,
@@ -101,7 +114,10 @@ class Client:
         found = []
         for start in range(0, len(entries), BATCH):
             some = [{**each, **options, "model": self._model} for each in entries[start:][:BATCH]]
-            found += self._ask("POST", "/recommend:batch", {"requests": some})["answers"]
+            # sent again, a list that marks its items as seen would be the next one
+            again = more.get("mark") is None
+            answer = self._ask("POST", "/recommend:batch", {"requests": some}, again=again)
+            found += answer["answers"]
         for entry in found:
             if entry["problem"] is not None:
                 raise _error(entry["problem"])
@@ -109,7 +125,7 @@ class Client:
         items = [each["items"] for each in lists]
         return Recommendations(
             names,
-            [[item["item"] for item in row] for row in items],
+            [_table_ids(each, [item["item"] for item in each["items"]]) for each in lists],
             [np.array([_number(item["score"]) for item in row], np.float32) for row in items],
             [each["source"] for each in lists],
             [[item["title"] for item in row] for row in items],
@@ -120,7 +136,8 @@ class Client:
         found = self._ask("GET", "/similar", item=item, k=k, alpha=alpha, model=self._model)
         row = found["items"]
         scores = np.array([_number(each["score"]) for each in row], np.float32)
-        items, titles = [each["item"] for each in row], [each["title"] for each in row]
+        items = _table_ids(found, [each["item"] for each in row])
+        titles = [each["title"] for each in row]
         return Recommendations([item], [items], [scores], [found["source"]], [titles])
 
     def explain(self, history: Any, item: Any, *, alpha: float | None = None) -> Explanation:
@@ -131,7 +148,8 @@ class Client:
         sources, parts, titles = (
             [each[name] for each in found["reasons"]] for name in ("item", "contribution", "title")
         )
-        return Explanation(found["item"], found["score"], sources, parts, titles)
+        (explained,), sources = _table_ids(found, [found["item"]]), _table_ids(found, sources)
+        return Explanation(explained, found["score"], sources, parts, titles)
 
     def score(
         self, histories: Any, items: Iterable[Any], *, alpha: float | None = None
@@ -153,7 +171,10 @@ class Client:
         """
         start = secrets.token_hex(12)
         listed = [events] if isinstance(events, Mapping) else events
-        given = [{"id": f"{start}-{at:06d}", **each} for at, each in enumerate(listed)]
+        given = [dict(each) for each in listed]
+        for place, event in enumerate(given):
+            if event.get("id") is None:
+                event["id"] = f"{start}-{place:06d}"
         return self._ask("POST", "/events", {"events": given})
 
     def forget(self, user: Any) -> int:
@@ -166,7 +187,11 @@ class Client:
 
     def items(self, text: str = "", limit: int = 20, offset: int = 0) -> dict[str, Any]:
         """Search the catalogue by title."""
-        return self._ask("GET", "/items", q=text, limit=limit, offset=offset, model=self._model)
+        page = self._ask("GET", "/items", q=text, limit=limit, offset=offset, model=self._model)
+        ids = _table_ids(page, [entry["item"] for entry in page["items"]])
+        for entry, item in zip(page["items"], ids, strict=True):
+            entry["item"] = item
+        return page
 
     def summary(self) -> dict[str, Any]:
         """Return what is served."""
@@ -183,7 +208,9 @@ class Client:
             raise DataError("pass either user ids or histories (lists of item ids), not a mixture")
         return list(range(len(listed))), [{"history": as_list(each)} for each in listed]
 
-    def _ask(self, method: str, path: str, body: Any = None, **query: Any) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, again: bool = True, **query: Any
+    ) -> dict[str, Any]:
         given = {name: value for name, value in query.items() if value is not None}
         target = self._root + path + (f"?{urlencode(given)}" if given else "")
         headers = {"content-type": "application/json"} if body is not None else {}
@@ -191,9 +218,8 @@ class Client:
             headers["authorization"] = f"Bearer {self._token}"
         content = None if body is None else json.dumps(body, default=_plain).encode()
         try:
-            status, text = self._exchange(method, target, content, headers)
+            status, text = self._exchange(method, target, content, headers, again)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
             raise FetchError(f"{self.url} does not answer ({error}); is it running?") from error
         try:
             found: dict[str, Any] = json.loads(text)
@@ -204,20 +230,69 @@ class Client:
         return found
 
     def _exchange(
-        self, method: str, target: str, content: bytes | None, headers: dict[str, str]
+        self,
+        method: str,
+        target: str,
+        content: bytes | None,
+        headers: dict[str, str],
+        again: bool = True,
     ) -> tuple[int, bytes]:
-        """Send and read; a connection that was closed while idle is opened once more."""
-        fresh = self._connection.sock is None
+        """Send and read on a connection that no other thread uses.
+
+        A connection that was idle may have been closed at the other end; what may be sent `again`
+        is then sent on a new one, and other requests are sent on a new one from the start.
+        """
+        idle = self._idle
+        connection = _take(idle) if again else None
+        if connection is not None:
+            with contextlib.suppress(ConnectionError):
+                return self._send(idle, connection, method, target, content, headers)
+        return self._send(idle, self._connect(), method, target, content, headers)
+
+    def _send(
+        self,
+        idle: deque[tuple[int, http.client.HTTPConnection]],
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        content: bytes | None,
+        headers: dict[str, str],
+    ) -> tuple[int, bytes]:
+        """Send and read; only a connection whose answer was read to its end is used again."""
         try:
-            self._connection.request(method, target, content, headers)
-            answer = self._connection.getresponse()
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            if fresh:
-                raise
-            self._connection.close()
-            self._connection.request(method, target, content, headers)
-            answer = self._connection.getresponse()
-        return answer.status, answer.read()
+            connection.request(method, target, content, headers)
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        is_open = connection.sock is not None and idle is self._idle  # else closed meanwhile
+        if is_open and len(idle) < IDLE:
+            idle.append((os.getpid(), connection))
+        else:
+            connection.close()
+        return status, text
+
+
+def _take(
+    idle: deque[tuple[int, http.client.HTTPConnection]],
+) -> http.client.HTTPConnection | None:
+    """Return an idle connection of this process, None where there is none."""
+    while True:
+        try:
+            process, connection = idle.pop()
+        except IndexError:
+            return None
+        if process == os.getpid():
+            return connection
+        connection.close()  # a fork's copy; the parent goes on using its own
+
+
+def _table_ids(answer: Mapping[str, Any], ids: list[str]) -> list[Any]:
+    """Return the ids of items of an answer, which are text, as the data of the model have them."""
+    if answer["item_ids"] == "text":
+        return ids
+    return [int(item) if WHOLE.fullmatch(item) else item for item in ids]  # a pin may be text
 
 
 def _plain(value: Any) -> Any:

@@ -33,8 +33,20 @@ class Limits:
     ----------
     body
         Bytes of a request body.
+    headers
+        Bytes of the address and the headers of a request.
     k, batch, events, history
         Length of a list, entries of a batch, events of a request, items of a history.
+    ids
+        Ids and values that a request names in history, exclude, candidates, filters and rules.
+    rules
+        Entries of the rules of one list.
+    rows
+        Items and reasons in an answer, over all lists of a batch.
+    cost
+        Steps that a request may take, about a nanosecond each.
+    cache
+        Bytes that a worker keeps of rules and filters that were looked up.
     rate
         Requests per second of one token or address; 0 for no limit.
     timeout
@@ -44,17 +56,25 @@ class Limits:
     """
 
     body: int = 1_000_000
+    headers: int = 32_768
     k: int = 1000
-    batch: int = 100
+    batch: int = 1000
     events: int = 1000
     history: int = 5000
+    ids: int = 200_000
+    rules: int = 10_000
+    rows: int = 100_000
+    cost: int = 5_000_000_000
+    cache: int = 64_000_000
     rate: float = 0.0
     timeout: float = 10.0
     connections: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("body", "k", "batch", "events", "history", "connections"):
+        counts = ("body", "headers", "k", "batch", "events", "history", "ids", "rules", "rows")
+        for name in (*counts, "cost", "connections"):
             count(name, getattr(self, name))
+        count("cache", self.cache, 0)
         non_negative("rate", self.rate)
         positive("timeout", self.timeout)
 
@@ -138,6 +158,9 @@ class Config:
         Address to listen on. Without tokens it has to be this machine's own.
     workers
         Processes that answer requests.
+    drain
+        Seconds from SIGTERM until the socket is closed, in which /readyz answers 503 and all else
+        goes on, so that a load balancer sends requests elsewhere; 0 for none.
     refresh
         Time between two updates of the models from the store; None for none.
     keep
@@ -161,6 +184,7 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
+    drain: float = 2.0
     refresh: str | None = None
     keep: str | None = None
     weights: dict[str, float] = field(default_factory=lambda: {"view": 1.0, "dislike": -1.0})
@@ -175,6 +199,7 @@ class Config:
             raise SettingError("there is no model to serve; give a folder that `fit` wrote")
         count("port", self.port, 0, 65_535)
         count("workers", self.workers, 1, 256)
+        non_negative("drain", self.drain)
         for name in ("refresh", "keep"):
             if getattr(self, name) is not None:
                 period(name, getattr(self, name))
@@ -245,14 +270,21 @@ class Config:
         found: dict[str, Any] = {}
         if path is not None:
             found = _toml(Path(path))
-        for name in ("store", "host", "port", "workers", "refresh", "keep"):
+        for name in ("store", "host", "port", "workers", "drain", "refresh", "keep"):
             text = environment.get(PREFIX + name.upper())
             if text is not None:
-                found[name] = int(text) if text.isdecimal() else text
+                found[name] = _number(text)
         found |= {name: value for name, value in (flags or {}).items() if value is not None}
         found.setdefault("models", {})
         made: Self = _made(cls, found, "")
         return made
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text stands for, or the text."""
+    if text.isdecimal():
+        return int(text)
+    return float(text) if re.fullmatch(r"\d+\.\d+", text) else text
 
 
 def _check_distinct(tokens: Iterable[Token]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from equipoise.errors import EquipoiseError, NotFittedError, UnknownIdError
 from equipoise.serve.config import Config
@@ -86,6 +87,7 @@ class Guard:
         if self._open > self._limits.connections:
             raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
         client = (scope.get("client") or ("", 0))[0]
+        _check_path(scope)
         tenant, path = self._gate.tenant_and_path(scope["path"])
         names = ("authorization", "host", "origin")
         given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in names}
@@ -123,6 +125,16 @@ class Guard:
                 "token": call.bearer,
             }
             logger.info("request", extra={"fields": fields})
+
+
+def _check_path(scope: Scope) -> None:
+    """Refuse a path that is not UTF-8; decoded, all such ids would be one."""
+    if "\ufffd" not in scope["path"]:
+        return
+    try:
+        unquote_to_bytes(scope["raw_path"]).decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "bad-request", "the path is not UTF-8; encode ids as UTF-8") from None
 
 
 def too_large(most: int) -> Refused:

@@ -2,7 +2,7 @@
 
 The parent binds the socket and answers nothing itself. A worker that dies is replaced by another
 fork of it; SIGHUP lets every worker reload its models; SIGTERM and SIGINT let them finish what
-they have begun.
+they have begun. After SIGTERM they first say for a while that they are not ready, by SIGUSR1.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class Supervisor:
         self._fresh: set[int] = set()  # have not said yet that they answer
         self._pipe = os.pipe()
         self._stopping = False
+        self._hurried = False  # stop without telling load balancers first
         self._reloaded = 0.0  # when the workers were last told to reload
         self._update: subprocess.Popen[bytes] | None = None
         self._wake_read, self._wake_write = os.pipe()
@@ -127,8 +128,7 @@ class Supervisor:
         listening = listen(config.host, config.port)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        folder, held = make_folder()
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        folder, held = self._numbers_folder()
         os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
@@ -148,15 +148,31 @@ class Supervisor:
             for each, handler in before.items():
                 signal.signal(each, handler)
             listening.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            for end in (*self._pipe, self._wake_read, self._wake_write, held):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            for end in (*self._pipe, self._wake_read, self._wake_write, *held):
                 os.close(end)
         return code
+
+    def _numbers_folder(self) -> tuple[Path | None, list[int]]:
+        """Make the folder of the workers' numbers; without room for it each counts by itself."""
+        try:
+            folder, lock = make_folder()
+        except OSError as error:
+            os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+            logger.error(
+                "no folder for metrics: %s; /metrics shows the numbers of one worker alone",
+                error.strerror or error,
+            )
+            return None, []
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        return folder, [lock]
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGHUP:
             self._reload()
         elif number in (signal.SIGTERM, signal.SIGINT):
+            self._hurried = self._stopping or number == signal.SIGINT
             self._stopping = True
 
     def _reload(self) -> None:
@@ -178,7 +194,8 @@ class Supervisor:
                 signal.set_wakeup_fd(-1)
                 for each in SIGNALS:
                     signal.signal(each, signal.SIG_DFL)
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can reload
+                for each in (signal.SIGHUP, signal.SIGUSR1):
+                    signal.signal(each, signal.SIG_IGN)  # until it can reload
                 os.close(self._pipe[0])
                 code = work(self._config, listening, functools.partial(_say, self._pipe[1]))
             finally:
@@ -200,7 +217,7 @@ class Supervisor:
             for process, code in self._ended():
                 quick = time.monotonic() - self._workers.pop(process) < PAUSE
                 if process in self._fresh and not started:
-                    self._stop()
+                    self._stop(listening)
                     return code or 1  # it has said why
                 self._fresh.discard(process)
                 fields = {"worker": process, "code": code}
@@ -216,7 +233,8 @@ class Supervisor:
                 due = time.monotonic() + (every or 0.0)
                 self._refresh()
             self._refreshed()
-        self._stop()
+        self._stop_soon()
+        self._stop(listening)
         return 0
 
     def _ended(self) -> list[tuple[int, int]]:
@@ -227,12 +245,23 @@ class Supervisor:
                 found.append((number, os.waitstatus_to_exitcode(status)))
         return found
 
-    def _stop(self) -> None:
-        """Let the workers finish; what takes too long is cut short."""
+    def _stop_soon(self) -> None:
+        """Let the workers say that they are not ready, and answer on; a second signal ends it."""
+        end = time.monotonic() + self._config.drain
+        if self._config.drain and not self._hurried:
+            logger.info("not ready any more", extra={"fields": {"seconds": self._config.drain}})
+            self._tell(signal.SIGUSR1)
+        while not self._hurried and (left := end - time.monotonic()) > 0:
+            select.select([self._wake_read], [], [], left)
+            _drain(self._wake_read)
+
+    def _stop(self, listening: socket.socket) -> None:
+        """Close the socket and let the workers finish; what takes too long is cut short."""
         if self._update is not None:
             self._update.terminate()
             self._update.wait()
         self._tell(signal.SIGTERM)
+        listening.close()  # connections are refused from here on, not left waiting
         end = time.monotonic() + GRACE + 5
         while self._workers and time.monotonic() < end:
             for process, _ in self._ended():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -27,20 +29,54 @@ def _text(value: int | str) -> str:
     return text
 
 
+def _check_unicode(value: str) -> str:
+    """Refuse half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text must be valid Unicode, without lone surrogates") from None
+    return value
+
+
+def _check_unicode_within(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _check_unicode(json.dumps(value, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("values are nested too deeply") from None
+    return value
+
+
 Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Id = Annotated[Whole | Text, AfterValidator(_text)]
+# the first wrong id is told; telling all of them would take longer than any work
+Ids = Annotated[list[Id], Field(fail_fast=True)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | str | None
+Words = Annotated[str, AfterValidator(_check_unicode)]
+Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | Words | None
+Plains = Annotated[list[Plain], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
+# Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
+IdKind = Literal["integer", "text"]
+ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
+FIELDS = 64  # of a body, at most
+
+
+def _few(given: Any) -> Any:
+    """Refuse mappings of many keys at once, each of which would be an error of its own."""
+    if isinstance(given, dict) and len(given) > FIELDS:
+        raise ValueError(f"{len(given):,} fields, of which there are at most {FIELDS}")
+    return given
 
 
 class Body(BaseModel):
     """A request; a field that is not known is an error."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    _is_small = model_validator(mode="before")(_few)
 
 
 class Who(Body):
@@ -49,8 +85,8 @@ class Who(Body):
     user: Id | None = Field(
         default=None, description="A user: the training history and live events."
     )
-    history: list[Id] | None = Field(default=None, description="Items of any user.")
-    session: list[Id] | None = Field(default=None, description="Items in the order of the clicks.")
+    history: Ids | None = Field(default=None, description="Items of any user.")
+    session: Ids | None = Field(default=None, description="Items in the order of the clicks.")
     model: Name | None = Field(default=None, description="Name of the model to ask.")
     alpha: Dial | None = Field(default=None, description="The popularity dial; larger, more tail.")
 
@@ -67,12 +103,12 @@ class Recommend(Who):
 
     k: Length = Field(default=20, description="Length of the list.")
     offset: Offset = Field(default=0, description="Places to skip, for the next page.")
-    exclude: list[Id] = Field(default=[], description="Items to leave out.")
-    candidates: list[Id] | None = Field(default=None, description="Items to choose from.")
-    filters: dict[Name, Plain | list[Plain]] = Field(
+    exclude: Ids = Field(default=[], description="Items to leave out.")
+    candidates: Ids | None = Field(default=None, description="Items to choose from.")
+    filters: Annotated[dict[Name, Plain | Plains], BeforeValidator(_few)] = Field(
         default={}, description="Attributes and the values they may have."
     )
-    rules: dict[str, Any] | None = Field(
+    rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
         default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
     )
     exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
@@ -92,7 +128,9 @@ class Recommend(Who):
 class Batch(Body):
     """Ask for several lists; each entry is answered or refused by itself."""
 
-    requests: list[dict[str, Any]] = Field(description="Bodies as of /v1/recommend.")
+    requests: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
+        description="Bodies as of /v1/recommend."
+    )
 
 
 class Explain(Who):
@@ -104,7 +142,7 @@ class Explain(Who):
 class Score(Who):
     """Ask for the scores of some items."""
 
-    items: list[Id]
+    items: Ids
 
 
 class NewEvent(Body):
@@ -143,17 +181,17 @@ class NewEvent(Body):
 class Events(Body):
     """One event or many."""
 
-    events: list[NewEvent] = Field(min_length=1)
+    events: Annotated[list[NewEvent], Field(fail_fast=True)] = Field(min_length=1)
 
 
 class Attributes(Body):
     """Attributes of an item: `available`, `category` and any tags."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
-    __pydantic_extra__: dict[str, Plain | list[Plain]]
+    __pydantic_extra__: dict[str, Plain | Plains]
 
     available: StrictBool = True
-    category: str | None = None
+    category: Words | None = None
 
     @model_validator(mode="after")
     def _few(self) -> Attributes:
@@ -166,7 +204,7 @@ class Attributes(Body):
 class Reason(BaseModel):
     """An item of the history and what it adds to a score."""
 
-    item: int | str
+    item: str
     title: str
     contribution: float
 
@@ -174,7 +212,7 @@ class Reason(BaseModel):
 class Item(BaseModel):
     """An item of a list."""
 
-    item: int | str
+    item: str
     title: str
     rank: int
     score: float | None = Field(description="null for a popular item, or one only pinned.")
@@ -189,6 +227,7 @@ class Answered(BaseModel):
     model: str
     version: str
     source: Literal["model", "popular"]
+    item_ids: IdKind = ITEM_IDS
 
 
 class Recommended(Answered):
@@ -228,7 +267,7 @@ class BatchAnswer(BaseModel):
 class Similar(Answered):
     """Items that follow from one."""
 
-    item: int | str
+    item: str
     title: str
     items: list[Item]
 
@@ -236,7 +275,7 @@ class Similar(Answered):
 class Explained(Answered):
     """What each item of the history adds to a score; the contributions sum to it."""
 
-    item: int | str
+    item: str
     title: str
     score: float
     reasons: list[Reason]
@@ -258,7 +297,7 @@ class Scored(Answered):
 class Found(BaseModel):
     """An item of the catalogue."""
 
-    item: int | str
+    item: str
     title: str
     users: int
     tail: bool
@@ -270,6 +309,7 @@ class Page(BaseModel):
 
     total: int
     offset: int
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
 
 
@@ -289,6 +329,7 @@ class UserHistory(BaseModel):
     known: bool = Field(description="Whether there is a training history or a live event.")
     experiment: str | None
     model: str
+    item_ids: IdKind = ITEM_IDS
     items: list[Found]
     events: int
     seen: int
@@ -298,7 +339,8 @@ class Users(BaseModel):
     """Some training users."""
 
     total: int
-    users: list[int | str]
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    users: list[str]
 
 
 class Forgotten(BaseModel):
@@ -317,6 +359,8 @@ class ModelFacts(BaseModel):
     summary: str
     users: int
     items: int
+    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    item_ids: IdKind = ITEM_IDS
     interactions: int
     fitted: float
     loaded: float

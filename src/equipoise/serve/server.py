@@ -1,13 +1,16 @@
-"""One worker: uvicorn on the shared socket; SIGHUP reloads, slow headers are not waited for."""
+"""One worker: uvicorn on the shared socket; SIGHUP reloads; slow or large headers are refused."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import secrets
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
@@ -16,14 +19,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from equipoise.errors import EquipoiseError
 from equipoise.serve.app import create, reloaded
-from equipoise.serve.config import Config
+from equipoise.serve.config import Config, Limits
+from equipoise.serve.guard import problem
 from equipoise.serve.processes import GRACE
+
+FIELDS = 100  # headers of a request
+REFUSALS = {
+    HTTPStatus.BAD_REQUEST: "this is not an HTTP request",
+    HTTPStatus.REQUEST_URI_TOO_LONG: "the address has more than {most:,} bytes",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
+        "a request has at most {fields} headers, and at most {most:,} bytes of them"
+    ),
+}
 
 
 def prepare(config: Config, ready: Callable[[], Any]) -> Server:
     """Load the models; `run` of what is returned answers requests until SIGTERM."""
     app = create(config)
-    options: dict[str, Any] = {"http": protocol(config.limits.timeout), "ws": "none"}
+    options: dict[str, Any] = {"http": protocol(config.limits), "ws": "none"}
     options |= {"lifespan": "on", "log_config": None, "access_log": False, "server_header": False}
     options |= {"timeout_graceful_shutdown": int(GRACE), "proxy_headers": False}
     settings = uvicorn.Config(app, loop="uvloop", backlog=1024, **options)
@@ -37,7 +50,11 @@ def prepare(config: Config, ready: Callable[[], Any]) -> Server:
 
         threading.Thread(target=work, name="reload", daemon=True).start()
 
+    def stop_soon(_: int, __: FrameType | None) -> None:
+        app.state.stopping = True
+
     signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGUSR1, stop_soon)
     return server
 
 
@@ -55,26 +72,76 @@ class Server(uvicorn.Server):
             self._ready()
 
 
-def protocol(timeout: float) -> type[HttpToolsProtocol]:
-    """Return the HTTP protocol that closes a connection whose headers do not arrive in time."""
+class TooLargeError(Exception):
+    """Ends the reading of a request; the parser reports any error of a callback as its own."""
 
-    class Impatient(HttpToolsProtocol):
+
+def protocol(limits: Limits) -> type[HttpToolsProtocol]:
+    """Return the HTTP protocol that bounds the head of a request: its time, bytes and fields.
+
+    The head is the request line and the headers, and trailers where there are some. A connection
+    whose head does not arrive in time is closed; a head that is too large is answered first.
+    """
+    timeout, most = limits.timeout, limits.headers
+
+    class Bounded(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
+        _head = 0  # bytes of the head, so far
+        _fields = 0  # headers, so far
+        _unparsed = 0  # bytes since the parser last found something, such as a header without end
+        _is_parsing = False
+        _refusal = HTTPStatus.BAD_REQUEST
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._timer = self.loop.call_later(timeout, self._give_up)
 
+        def data_received(self, data: bytes) -> None:
+            self._is_parsing = False
+            super().data_received(data)
+            self._unparsed = 0 if self._is_parsing else self._unparsed + len(data)
+            if self._unparsed > most and not self.transport.is_closing():
+                self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                self.send_400_response("")
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self._head = self._fields = 0
             if self._timer is None:
                 self._timer = self.loop.call_later(timeout, self._give_up)
+
+        def on_url(self, url: bytes) -> None:
+            self._count(len(url), HTTPStatus.REQUEST_URI_TOO_LONG)
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._fields += 1
+            self._count(len(name) + len(value) + 4, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            super().on_header(name, value)
+
+        def _count(self, size: int, refusal: HTTPStatus) -> None:
+            self._is_parsing = True
+            self._head += size
+            if self._head > most or self._fields > FIELDS:
+                self._refusal = refusal
+                raise TooLargeError
 
         def on_headers_complete(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._is_parsing = True
+            super().on_body(body)
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse a request that cannot be read, and close the connection."""
+            if self.cycle is None or self.cycle.response_complete:  # else it is amid an answer
+                detail = REFUSALS[self._refusal].format(most=most, fields=FIELDS)
+                self.transport.write(_refused(self._refusal, detail))
+            self.transport.close()
 
         def connection_lost(self, error: Exception | None) -> None:
             if self._timer is not None:
@@ -85,4 +152,17 @@ def protocol(timeout: float) -> type[HttpToolsProtocol]:
             self._timer = None
             self.transport.close()
 
-    return Impatient
+    return Bounded
+
+
+def _refused(status: HTTPStatus, detail: str) -> bytes:
+    """Return a whole answer that refuses a request before it has reached the application."""
+    kind = status.phrase.lower().replace(" ", "-")
+    body = json.dumps(problem(status, kind, detail, secrets.token_hex(8))).encode()
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/problem+json",
+        f"content-length: {len(body)}",
+        "connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import threading
@@ -27,9 +28,10 @@ from equipoise.models import Recommender, load
 from equipoise.models.histories import Request, Unknowns
 from equipoise.models.recommendations import add_up
 from equipoise.ranking.ranker import score, score_items, top_k
-from equipoise.ranking.rules import ItemRules, Rules, as_rules
+from equipoise.ranking.rules import ItemRules, as_rules
 from equipoise.ranking.terms import Constant, Term
-from equipoise.serve.config import Config, Experiment
+from equipoise.serve.config import Config, Experiment, Limits
+from equipoise.serve.costs import PAIRS, ByteCache, rules_of_user, scoring_steps
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
 
@@ -37,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 Positions = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
-DIALS = 32  # positions of the popularity dial whose terms are kept
+DIALS = 32  # positions of the popularity dial whose terms are kept, at most
+DIAL_BYTES = 1 << 26  # of all of them; each takes two numbers for an item
 FRESH = 1.0  # seconds that another worker's change of an attribute may take to be seen here
 SKIP = Unknowns("skip", "skip")
 CURVE = 100  # points of the popularity curve
@@ -116,10 +119,18 @@ class Served:
         self.event = self.forgotten = 0  # the last of each that the model has taken in
         self._folded = [title.casefold() for title in self.titles]
         self._popular: list[Term] = [Constant(self.counts.astype(np.float32))]
-        self.terms = functools.lru_cache(DIALS)(model.terms)
+        dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
+        self.terms = functools.lru_cache(dials)(model.terms)
         # rows of a linear model are ranked without a detour; others know best themselves
         self.is_plain = model.fold_in and not model.ordered
         self.alpha = model.alpha_
+        known = self.terms(None) if self.is_plain else []
+        # a model that ranks by itself looks at all items for each of the history
+        self._steps = scoring_steps(known, self.n_items) if known else (0.0, float(self.n_items))
+
+    def steps(self, length: int) -> float:
+        """Return the steps of scoring all items for a history of this length."""
+        return self._steps[0] + self._steps[1] * max(length, 1)
 
     @classmethod
     def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:
@@ -293,6 +304,13 @@ class Served:
             raise DataError(f"model {self.name!r} cannot give reasons; take a linear one for that")
         if self.is_cold(history) or not len(places):
             return [[] for _ in places]
+        step = max(1, PAIRS // len(history.places))
+        parts = [places[start : start + step] for start in range(0, len(places), step)]
+        return [row for part in parts for row in self._reasons(history, part, alpha, most)]
+
+    def _reasons(
+        self, history: History, places: Positions, alpha: float | None, most: int
+    ) -> list[list[tuple[int, float]]]:
         terms, sources = self.terms(alpha), history.places.astype(np.int32)
         shape, each = (len(sources), self.n_items), np.arange(len(sources) + 1)
         alone = sp.csr_array((history.weights, sources, each), shape=shape)
@@ -302,9 +320,10 @@ class Served:
         found = []
         for column, total in zip(parts, totals, strict=True):
             order = np.argsort(-np.abs(column), kind="stable")
-            shares = add_up(column[order], float(total))
-            found.append([(int(sources[n]), float(s)) for n, s in zip(order, shares, strict=True)])
-        return [row[:most] for row in found]
+            shares = add_up(column[order], float(total))[:most]
+            strongest = sources[order[:most]]
+            found.append(list(zip(strongest.tolist(), shares.tolist(), strict=True)))
+        return found
 
     def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
         """Return items whose title or id holds a text, most popular first, and how many there are.
@@ -331,9 +350,18 @@ class Served:
 class Catalogue:
     """The attributes of items: the columns of the model's labels, and over them the store's."""
 
-    def __init__(self, served: Served, given: Mapping[str, Mapping[str, Any]]) -> None:
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        served: Served,
+        given: Mapping[str, Mapping[str, Any]],
+        cache: ByteCache | None = None,
+    ) -> None:
         self._served = served
         self._given = given
+        self._cache = ByteCache(Limits.cache) if cache is None else cache
+        self._number = next(self._numbers)  # in the cache, whose entries outlive this
         self.available = np.ones(served.n_items, np.bool_)
         names = list(given)
         self._places = dict(zip(names, find(served.items, names).tolist(), strict=True))
@@ -341,7 +369,6 @@ class Catalogue:
             if self._places[item] >= 0 and own.get("available") is False:
                 self.available[self._places[item]] = False
         self._values = functools.lru_cache(64)(self._column)
-        self.mask = functools.lru_cache(64)(self._mask)
 
     def of(self, place: int) -> dict[str, Any]:
         """Return all attributes of an item."""
@@ -375,12 +402,25 @@ class Catalogue:
         no_users = sp.csr_array((0, self._served.n_items), dtype=np.float32)
         return Interactions(no_users, [], self._served.items, labels=labels)
 
-    def rules(self, given: Mapping[str, Any] | None) -> ItemRules | None:
-        """Return the rules of a request over the items and all their attributes."""
+    def rules(self, given: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
+        """Return the rules of a request over the items and all their attributes.
+
+        Those of other users than the one of the request are left out.
+        """
         if not given:
             return None
-        found = read_rules(json.dumps(given, sort_keys=True))
-        return None if found is None else found.on(self.data)
+        text = json.dumps(rules_of_user(given, user), sort_keys=True)
+
+        def look_up() -> ItemRules | None:
+            found = as_rules(json.loads(text))
+            return None if found is None else found.on(self.data)
+
+        return self._cache.get((self._number, text), look_up)
+
+    def mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
+        """Return the items whose attribute has one of these values."""
+        key = (self._number, name, allowed)
+        return self._cache.get(key, lambda: self._mask(name, allowed))
 
     def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
         if name not in self.names():
@@ -408,18 +448,12 @@ def _series(values: list[Any]) -> pl.Series:
     """Return a column of attributes; where they are of several kinds, as they are."""
     try:
         return pl.Series(values)
-    except (TypeError, pl.exceptions.PolarsError):
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         return pl.Series(values, dtype=pl.Object)
 
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-@functools.lru_cache(32)  # each holds vectors over the catalogue
-def read_rules(text: str) -> Rules | ItemRules | None:
-    """Return rules from the JSON of a request; equal ones are one object, looked up once."""
-    return as_rules(json.loads(text))
 
 
 def assign(experiment: Experiment, user: str) -> str:
@@ -441,11 +475,13 @@ def assign(experiment: Experiment, user: str) -> str:
 class Tenant:
     """The models and attributes of one tenant."""
 
-    def __init__(self, name: str, config: Config, store: Store) -> None:
+    def __init__(self, name: str, config: Config, store: Store, cache: ByteCache) -> None:
         self.name = name
-        self._store = store
+        self._store, self._cache = store, cache
         self._folders = config.folders[name]
         self.experiment = next((e for e in config.experiments if e.tenant == name), None)
+        if self.experiment is not None:
+            store.record_shares(name, self.experiment.name, self.experiment.models)
         self.models = {each: self._open(each, at) for each, at in self._folders.items()}
         self._version = store.attribute_version(name)  # first: what changes now is seen later
         self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
@@ -505,7 +541,7 @@ class Tenant:
         found = self._catalogues.get(served.name)
         # one that another thread made before the attributes were renewed is not kept
         if found is None or found._served is not served or found._given is not self._given:
-            found = self._catalogues[served.name] = Catalogue(served, self._given)
+            found = self._catalogues[served.name] = Catalogue(served, self._given, self._cache)
         return found
 
 
@@ -514,7 +550,9 @@ class State:
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store = config, store
-        self.tenants = {name: Tenant(name, config, store) for name in config.folders}
+        self.stopping = False  # soon; no new clients are wanted
+        self.cache = ByteCache(config.limits.cache)
+        self.tenants = {name: Tenant(name, config, store, self.cache) for name in config.folders}
         self._reloading = threading.Lock()
 
     def reload(self) -> dict[str, dict[str, str]]:

@@ -7,16 +7,19 @@ transaction (`Writer`), so that the disk is asked to sync once for all of them.
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import os
 import queue
+import re
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +34,15 @@ logger = logging.getLogger(__name__)
 
 VERSION = 2
 PATIENCE = 10  # seconds that a statement waits for another process
+LONG = 600.0  # seconds for what reads a whole table, which no request waits for
 TRIES = 3
+RECENT = 10.0  # seconds for which a failure keeps the service from being ready
+CHECKED = 5.0  # seconds that the check of a file takes at most
+DAMAGE = (11, 26)  # codes of SQLite: the file is malformed, or no database
 SHARED = 500  # writes in one transaction, at most
+READERS = 16  # threads that wait for a database elsewhere
 LOCK = 0x65717569  # of PostgreSQL, while the schema is made or changed
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes one, with or without its other half
 Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
 LiveEvent = tuple[str, float, float, int, str]
@@ -187,11 +196,25 @@ class Store:
         self._read = self._engine(isolation_level="AUTOCOMMIT")
         if self.is_local:
             sa.event.listen(self._write, "begin", _begin_immediate)
-        self._kept: dict[threading.Thread, sqlite3.Connection] = {}
+        self._kept: dict[threading.Thread, tuple[int, sqlite3.Connection]] = {}
         self._insert = _insert_of(self.is_local)
+        self._file: LocalFile | None = None
+        self._opening = threading.Lock()
+        self._opened = 0  # how often the file was opened
+        self._failures: dict[str, float] = {}  # when reads and writes last failed, until they work
+        self._damage = ""
+        self._closed = False
+        self._watchdog = Watchdog()
+        self._readers = ThreadPoolExecutor(READERS, "store-reader")
         with self._known_errors():
-            self._prepare()
+            self._open()
         self._writer = Writer(self)
+
+    def _open(self) -> None:
+        self._prepare()
+        if self.is_local:
+            self._file = LocalFile(str(self.address.database), self._timeout)
+        self._opened += 1
 
     def _engine(self, **options: Any) -> sa.Engine:
         if self.is_local:
@@ -201,13 +224,16 @@ class Store:
             return engine
         wait = f"-c statement_timeout={int(1000 * self._timeout)}"
         connect = {"connect_timeout": max(2, int(self._timeout)), "options": wait}
+        # a peer that is gone; one that is silent is given up by the watchdog
+        connect |= {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2}
+        connect |= {"keepalives_count": 3, "tcp_user_timeout": int(1000 * self._timeout)}
         connect["client_encoding"] = "utf8"  # whatever the database was made with
         options |= {"pool_timeout": self._timeout, "pool_size": 4, "max_overflow": 8}
         return sa.create_engine(self.address, connect_args=connect, **options)
 
     def _prepare(self) -> None:
         """Make the tables, or bring older ones up to date; one process at a time."""
-        with self._write.begin() as connection:
+        with self._transaction(self._timeout) as connection:
             if not self.is_local:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
             if not sa.inspect(connection).has_table(meta.name):
@@ -231,60 +257,192 @@ class Store:
             logger.info("store taken from version %d to %d", found, VERSION)
 
     @contextmanager
-    def _known_errors(self) -> Iterator[None]:
+    def _known_errors(self, kind: str = "read") -> Iterator[None]:
+        """Log why the database failed, and tell callers that it did; note it for `ping`."""
         try:
             yield
-        except SQLAlchemyError as error:
-            # the text of a driver may hold addresses and values, which no client or log may show
-            logger.warning("store: %s", type(error).__name__)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            reason = self._reason(error)
+            if _is_of_the_store(error):
+                self._failures[kind] = time.monotonic()
+            if _sqlite_code(error) in DAMAGE and not self._damage:
+                self._damage = reason
+                logger.error(
+                    "the event store is damaged: %s; no events are taken. Stop the service, put a "
+                    "backup in the place of %s and start again",
+                    reason,
+                    self.address.database,
+                )
+            else:
+                logger.warning("the event store failed to %s: %s", kind, reason)
             raise StoreError("the event store does not answer; try again") from error
+        self._failures.pop(kind, None)
 
-    def _ask(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Read; a connection that was lost is renewed once."""
+    def _reason(self, error: Exception) -> str:
+        """Return the class and message of an error without values, statements and secrets."""
+        cause = getattr(error, "orig", None) or error
+        state = getattr(cause, "sqlstate", None) or ""
+        if state[:2] in ("22", "23"):  # these messages may quote the values of an event
+            return f"{type(cause).__name__} (SQLSTATE {state})"
+        diagnosis = getattr(getattr(cause, "diag", None), "message_primary", None)
+        # of an error of SQLAlchemy itself, the lines below hold statements and their values
+        text = str(diagnosis or cause).split("[SQL:")[0].split("DETAIL:")[0]
+        if self.address.password:
+            text = text.replace(str(self.address.password), "***")
+        return f"{type(cause).__name__}: {' '.join(text.split())[:300]}"
+
+    @contextmanager
+    def _connection(self, engine: sa.Engine, seconds: float) -> Iterator[sa.Connection]:
+        """Return a connection that is cut off where the server stays silent for too long."""
+        with engine.connect() as connection:
+            if self.is_local:
+                yield connection
+                return
+            driver: Any = connection.connection.driver_connection
+            with self._watchdog.watch(driver.fileno(), seconds):
+                yield connection
+
+    @contextmanager
+    def _transaction(self, seconds: float) -> Iterator[sa.Connection]:
+        with self._connection(self._write, seconds) as connection, connection.begin():
+            yield connection
+
+    def _ask(
+        self, work: Callable[[sa.Connection], Result], seconds: float | None = None
+    ) -> Result:
+        """Read; a connection that was lost is renewed once, while there is time left."""
+        self._check_file()
+        seconds = self._timeout if seconds is None else seconds
+        end = time.monotonic() + seconds
         with self._known_errors():
             try:
-                with self._read.connect() as connection:
+                with self._connection(self._read, seconds) as connection:
                     return work(connection)
             except DBAPIError as error:
-                if not error.connection_invalidated:
+                left = end - time.monotonic()
+                if not error.connection_invalidated or left <= 0 or self._closed:
                     raise
-            with self._read.connect() as connection:
+            with self._connection(self._read, left) as connection:
                 return work(connection)
 
     def _quick(self, sql: str, values: list[Any]) -> list[Any]:
         """Read from the file on a connection that the thread keeps: every list asks this."""
+        self._check_file()
         thread = threading.current_thread()
-        connection = self._kept.get(thread)
-        try:
+        opened, connection = self._kept.get(thread, (self._opened, None))
+        with self._known_errors():
+            if connection is not None and opened != self._opened:  # to another file
+                connection.close()
+                connection = None
             if connection is None:
                 options: dict[str, Any] = {"timeout": self._timeout, "check_same_thread": False}
+                opened = self._opened
                 connection = sqlite3.connect(str(self.address.database), **options)
                 _durable(connection, None)
                 for other in [each for each in list(self._kept) if not each.is_alive()]:
                     if (left := self._kept.pop(other, None)) is not None:
-                        left.close()
-                self._kept[thread] = connection
+                        left[1].close()
+                self._kept[thread] = opened, connection
             found: list[Any] = connection.execute(sql, values).fetchall()
             return found
-        except sqlite3.Error as error:
-            logger.warning("store: %s", type(error).__name__)
-            raise StoreError("the event store does not answer; try again") from error
 
-    def run(self, writes: Sequence[Write]) -> list[Any]:
+    def run(self, writes: Sequence[Write], seconds: float | None = None) -> list[Any]:
         """Carry out writes in one transaction; repeats them where a connection was lost."""
+        self._check_file()
+        if self._damage:
+            raise StoreError("the event store is damaged and takes no writes")
+        seconds = self._timeout if seconds is None else seconds
+        end = time.monotonic() + seconds
+        with self._known_errors("write"):
+            results = self._repeat(writes, end)
+        self._check_file()  # what went into a file that was removed meanwhile is not kept
+        return results
+
+    def _repeat(self, writes: Sequence[Write], end: float) -> list[Any]:
         for tries in range(1, TRIES + 1):
             try:
-                with self._write.begin() as connection:
+                with self._transaction(max(0.1, end - time.monotonic())) as connection:
                     return [write(connection) for write in writes]
             except DBAPIError as error:
-                if tries == TRIES or not _may_pass(error):
+                pause = 0.05 * tries
+                if tries == TRIES or not _may_pass(error) or time.monotonic() + pause > end:
                     raise
-                time.sleep(0.05 * tries)
+                time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _check_file(self) -> None:
+        """Refuse to go on with a file that no longer has its name; open one in its place.
+
+        A file that was removed lives on for those who have it open, and what is written to it is
+        lost. An empty one in its place would forget which users are forgotten, so that is left to
+        a restart.
+        """
+        if self._file is None or self._file.is_in_place():
+            return
+        with self._opening:
+            path, missing = self._file.path, self._file.missing()
+            if missing:
+                if self._file.is_news(missing):
+                    logger.error(
+                        "%s was removed while the event store used it: what was accepted lately "
+                        "is not on disk, and nothing more is accepted. %s",
+                        missing,
+                        f"Stop the service, put a backup of {path} in its place, start again"
+                        if missing == path
+                        else "Stop the service, which writes it into the store, and start again",
+                    )
+                raise StoreError("the file of the event store was removed; tell its operator")
+            if self._file.is_in_place():
+                return
+            logger.error(
+                "another file stands in the place of %s: what was accepted into the old one is "
+                "not in it. The service goes on with the new one",
+                path,
+            )
+            self._write.dispose()
+            self._read.dispose()
+            self._file.close()
+            self._damage = ""
+            with self._known_errors():
+                self._open()
+
+    def check(self) -> None:
+        """Raise where the file of the database is damaged; a large one is looked at in part."""
+        if not self.is_local:
+            return
+        end = time.monotonic() + CHECKED
+        with self._fresh() as connection:
+            connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+            try:
+                (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            except sqlite3.OperationalError as error:
+                if _sqlite_code(error) != sqlite3.SQLITE_INTERRUPT:
+                    raise
+                logger.info("the event store is too large to be checked within %g s", CHECKED)
+                return
+            if verdict != "ok":
+                self._damage = " ".join(str(verdict).split())[:300]
+                logger.error("the event store is damaged: %s", self._damage)
+                raise StoreError(
+                    f"the event store {self.address.database} is damaged ({self._damage}); put a "
+                    "backup in its place"
+                )
+
+    @contextmanager
+    def _fresh(self) -> Iterator[sqlite3.Connection]:
+        """Return a connection that remembers no pages of the file."""
+        with self._known_errors("check"):
+            connection = sqlite3.connect(str(self.address.database), timeout=self._timeout)
+            with closing(connection):
+                yield connection
 
     def submit(self, write: Write) -> Future[Any]:
         """Let the writer carry this out, together with what else is waiting."""
         return self._writer.submit(write)
+
+    def later(self, read: Callable[..., Result], *given: Any) -> Future[Result]:
+        """Let another thread read; who no longer waits may cancel that."""
+        return self._readers.submit(read, *given)
 
     def do(self, write: Write) -> Any:
         """Carry out one write and wait for it."""
@@ -382,7 +540,7 @@ class Store:
         wanted = sa.select(attributes.c.item, attributes.c.data)
         wanted = wanted.where(attributes.c.tenant == tenant)
         rows = self._ask(lambda connection: connection.execute(wanted).all())
-        return {item: json.loads(data) for item, data in rows}
+        return {item: _readable(item, data) for item, data in rows}
 
     def counts(self, tenant: str) -> dict[str, int]:
         """Return the number of events, marks and lists."""
@@ -425,8 +583,7 @@ class Store:
                 max([mark, *(row[-1] for row in users)]),
             )
 
-        with self._known_errors():
-            change: Change = self.run([work])[0]
+        change: Change = self.run([work], LONG)[0]
         return change
 
     def keep_folded(self, tenant: str, fingerprint: str, change: Change) -> None:
@@ -446,19 +603,161 @@ class Store:
         clicks = sa.select(events.c.user, events.c.item, events.c.time, events.c.list_id)
         clicks = clicks.where(events.c.tenant == tenant, events.c.user.in_(users))
         clicks = clicks.where(events.c.weight > 0)
-        return self._ask(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]))
+        return self._ask(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]), LONG)
+
+    def record_shares(self, tenant: str, name: str, shares: Mapping[str, float]) -> None:
+        """Remember the shares of an experiment, beside those that it had before."""
+        key, new = _shares_key(tenant, name), dict(shares)
+
+        def write(connection: sa.Connection) -> None:
+            known = _known_shares(connection, key)
+            if new not in known:
+                values = {"name": key, "value": json.dumps([*known, new])}
+                _upsert(connection, self._insert(meta).values(values), ["name"])
+
+        self.do(write)
+
+    def shares(self, tenant: str, name: str) -> list[dict[str, float]]:
+        """Return all shares that an experiment has had, by model; none where it is too old."""
+        return self._ask(lambda connection: _known_shares(connection, _shares_key(tenant, name)))
 
     def ping(self) -> None:
-        """Raise where the database does not answer."""
-        self._ask(lambda connection: connection.execute(sa.select(1)).scalar_one())
+        """Raise where the database does not answer, is damaged, or failed a moment ago."""
+        if self.is_local:
+            self._check_file()
+            with self._fresh() as connection:
+                for table in schema.tables.values():  # the first and the last row of each
+                    key = ", ".join(f'"{column.name}"' for column in table.primary_key)
+                    for order in ("ASC", "DESC"):
+                        sql = f'SELECT * FROM "{table.name}" ORDER BY {key} {order} LIMIT 1'
+                        connection.execute(sql).fetchall()
+        else:
+            self._ask(lambda connection: connection.execute(sa.select(meta.c.name)).first())
+        if self._damage:
+            raise StoreError("the event store is damaged")
+        for kind, failed in list(self._failures.items()):
+            if time.monotonic() - failed < RECENT:
+                raise StoreError(f"the event store failed to {kind} a moment ago")
 
     def close(self) -> None:
         """Finish what is waiting and let go of the database."""
         self._writer.stop()
+        self._closed = True
+        self._readers.shutdown(wait=False, cancel_futures=True)
         while self._kept:
-            self._kept.popitem()[1].close()
+            self._kept.popitem()[1][1].close()
+        if self._file is not None:
+            self._file.close()
         self._write.dispose()
         self._read.dispose()
+        self._watchdog.stop()
+
+
+class LocalFile:
+    """The file of a database and its log, by which it is seen whether they were removed.
+
+    A connection is kept open, so that SQLite itself does not remove the log meanwhile.
+    """
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.path = path
+        self._connection = sqlite3.connect(path, timeout=timeout, check_same_thread=False)
+        _durable(self._connection, None)
+        self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        self._parts = {part: _inode(part) for part in (path, f"{path}-wal")}
+        self._told = ""
+
+    def is_in_place(self) -> bool:
+        """Whether the database and its log still are the files that were opened."""
+        return all(was is None or _inode(part) == was for part, was in self._parts.items())
+
+    def missing(self) -> str:
+        """Return the file that was removed; nothing where another one is in its place.
+
+        A log without its database belongs to nothing; a new log beside the old database is as
+        bad as none.
+        """
+        if _inode(self.path) is None:
+            return self.path
+        log = f"{self.path}-wal"
+        same_database = _inode(self.path) == self._parts[self.path]
+        return log if same_database and not self.is_in_place() else ""
+
+    def is_news(self, missing: str) -> bool:
+        """Whether this was not told yet."""
+        news, self._told = self._told != missing, missing
+        return news
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+class Watchdog:
+    """Cuts connections off whose server stays silent for too long.
+
+    The kernel of a machine whose server hangs goes on to acknowledge what is sent, so no timeout
+    of TCP ends the wait; nor does one that the server itself is to keep.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[float, int]] = []  # heap of times and numbers of watches
+        self._sockets: dict[int, int] = {}  # copies of file descriptors, by number of the watch
+        self._number = 0
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @contextmanager
+    def watch(self, descriptor: int, seconds: float) -> Iterator[None]:
+        """Shut a socket down unless this ends in time."""
+        # of a copy it is certain that it is this socket, whatever is closed meanwhile
+        copy = os.dup(descriptor)
+        with self._change:
+            self._number += 1
+            number = self._number
+            self._sockets[number] = copy
+            heapq.heappush(self._ends, (time.monotonic() + seconds, number))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
+                self._thread.start()
+            elif self._ends[0][1] == number:
+                self._change.notify()
+        try:
+            yield
+        finally:
+            with self._change:
+                del self._sockets[number]
+            os.close(copy)
+
+    def _work(self) -> None:
+        with self._change:
+            while not self._stopped:
+                now = time.monotonic()
+                while self._ends and (self._ends[0][0] <= now or not self._is_first_open()):
+                    _, number = heapq.heappop(self._ends)
+                    if number in self._sockets:
+                        _shut_down(self._sockets[number])
+                self._change.wait(self._ends[0][0] - now if self._ends else None)
+
+    def _is_first_open(self) -> bool:
+        return self._ends[0][1] in self._sockets
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._change:
+            self._stopped = True
+            for descriptor in self._sockets.values():
+                _shut_down(descriptor)
+            self._change.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _shut_down(descriptor: int) -> None:
+    logger.warning("the event store stays silent; the connection is cut off")
+    with socket.socket(fileno=os.dup(descriptor)) as silent, suppress(OSError):
+        silent.shutdown(socket.SHUT_RDWR)
 
 
 class Writer:
@@ -507,14 +806,33 @@ class Writer:
         if not batch:
             return
         try:
-            with self._store._known_errors():
-                results = self._store.run([write for write, _ in batch])
+            results = self._store.run([write for write, _ in batch])
         except Exception as error:
             for _, done in batch:
                 done.set_exception(error)
             return
         for (_, done), result in zip(batch, results, strict=True):
             done.set_result(result)
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _sqlite_code(error: Exception) -> int:
+    """Return the primary result code of SQLite; 0 of another database."""
+    code = getattr(getattr(error, "orig", None) or error, "sqlite_errorcode", 0)
+    return int(code or 0) & 0xFF
+
+
+def _is_of_the_store(error: Exception) -> bool:
+    """Whether an error lies with the store, not with what was sent to it."""
+    content = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError)
+    return not isinstance(error, content)
 
 
 def _live_query() -> sa.CompoundSelect[Any]:
@@ -533,6 +851,34 @@ def _live_query() -> sa.CompoundSelect[Any]:
 _LIVE = _live_query()
 _COMPILED = _LIVE.compile(dialect=sqlite.dialect())
 _LIVE_SQL, _LIVE_ORDER = str(_COMPILED), list(_COMPILED.positiontup or ())
+
+
+def _readable(item: str, data: str) -> dict[str, Any]:
+    """Return stored attributes: text that is no Unicode is replaced, what is no value left out.
+
+    One bad value, whoever wrote it, must not fail the requests that read all of them.
+    """
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    plain = {k: v for k, v in values.items() if _is_plain(v)} if isinstance(values, dict) else {}
+    fixed = _as_unicode(plain) if SURROGATE.search(data) else plain
+    if fixed != values:
+        logger.warning("bad attributes in the store", extra={"fields": {"item": item}})
+    return fixed
+
+
+def _as_unicode(values: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes with question marks for surrogates that have no other half."""
+    text = json.dumps(values, ensure_ascii=False)
+    return dict(json.loads(text.encode(errors="replace")))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be an attribute: one that is no object, or a list of such."""
+    parts = value if isinstance(value, list) else [value]
+    return not any(isinstance(part, (dict, list)) for part in parts)
 
 
 def _address(url: str) -> sa.URL:
@@ -570,6 +916,15 @@ def _durable(connection: Any, _: Any) -> None:
 def _begin_immediate(connection: sa.Connection) -> None:
     # A transaction that begins by reading cannot wait for its turn to write.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _shares_key(tenant: str, name: str) -> str:
+    return f"shares:{tenant}:{name}"
+
+
+def _known_shares(connection: sa.Connection, key: str) -> list[dict[str, float]]:
+    text = connection.execute(sa.select(meta.c.value).where(meta.c.name == key)).scalar()
+    return [] if text is None else list(json.loads(text))
 
 
 def _upsert(connection: sa.Connection, insert: Any, key: list[str]) -> None:

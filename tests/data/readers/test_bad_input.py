@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError, EquipoiseError, SettingError
 
 GOOD = (
     b"user_id,item_id,rating,ts\nann,tea,5,1700000000\nbob,milk,4,1700000100\n"
@@ -480,3 +481,73 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, existing):
         assert eq.read(target).fingerprint == old.fingerprint
     else:
         assert not target.exists()
+
+
+PAIRS = {"user": [1, 1, 2], "item": [10, 11, 10]}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"user": 1}, "column 'user' must be a list of values, got 1; a table is such as"),
+        ({"user": "ann", "item": ["tea"]}, "column 'user' must be a list of values, got 'ann'"),
+        ({"user": {1, 2}, "item": {1, 2}}, "column 'user' must be a list of values"),
+        ({"ann": {"tea": 1}}, "column 'ann' must be a list of values"),
+        ({"user": [1, 2], "item": np.ones((2, 2))}, "column 'item' must be a list of values"),
+        ({"ann": ["tea"], "bob": ["tea", "milk"]}, "or give a list of \\(user, item\\) pairs"),
+        ({**PAIRS, "user": [b"a", b"b", b"c"]}, "values of type bytes, such as b'a'; convert"),
+        (
+            {**PAIRS, "event": [[1], [2], [3]]},
+            "values of type list, such as \\[1\\]; convert them",
+        ),
+        (pl.DataFrame({**PAIRS, "event": [["a"]] * 3}), "type of an event must be text or a nu"),
+        (pl.DataFrame({**PAIRS, "event": [b"\xff"] * 3}), "holds Binary, the type of an event"),
+        ([("\ud800", 2), ("b", 3)], "'.ud800', which is no Unicode text; correct it"),
+        (pd.DataFrame({"user": [1j, 2j], "item": [1, 2]}), "values of type complex, such as"),
+        (((1, 2) for _ in range(3)), "cannot read a generator; .*; list\\(...\\) makes one"),
+        ({(1, 2), (3, 4)}, "cannot read a set; .*; list\\(...\\) makes one"),
+        (sp.coo_array(np.array([1, 0, 2])), "must be two-dimensional .*, got shape \\(3,\\)"),
+        (np.ones((2, 2)) * 1j, "must hold numbers, got complex128"),
+        (np.array([["a", "b"]]), "must hold numbers, got <U1; give pairs as a list"),
+        ("", "the path is empty; give the path of a file or a folder"),
+        ("x" * 5000, "cannot be read: File name too long; check the path"),
+        ("a\0b.csv", "cannot be read: embedded null byte; check the path"),
+        ("https://example.org/a.csv", "is an address, and only files are read; download it"),
+        (10**400 * np.ones(1, object), "must be two-dimensional"),
+        ([(1, 2, 10**400), (1, 3, 0.5)], "holds a number beyond 1e308; scale it"),
+    ],
+)
+def test_odd_sources_are_refused_with_a_remedy(source, message):
+    with pytest.raises(DataError, match=message):
+        eq.read(source)
+
+
+@pytest.mark.parametrize("wrong", [1.5, [], ["user"], ("a", "b"), {}, b"x", object(), np.ones(1)])
+@pytest.mark.parametrize("name", sorted(set(signature(eq.read).parameters) - {"source"}))
+def test_parameters_of_a_wrong_type_are_errors_that_name_them(name, wrong):
+    frame = pl.DataFrame({**PAIRS, "rating": [1, 2, 3], "time": [1, 2, 3]})
+    if name in ("gap", "min_rating") and wrong == 1.5:
+        return  # a number is what they are
+    with pytest.raises(EquipoiseError, match=f"{name}|the label|cannot read|values"):
+        eq.read(frame, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("header", False),
+        ("header", True),
+        ("separator", ","),
+        ("quote", "'"),
+        ("sheet", "a"),
+        ("format", "csv"),
+    ],
+)
+def test_settings_of_files_are_refused_for_objects(name, value):
+    for source in (pl.DataFrame(PAIRS), [(1, 2), (2, 3)], np.eye(3)):
+        with pytest.raises(SettingError, match="does not apply to an object in memory; leave it"):
+            eq.read(source, **{name: value})
+
+
+def test_a_position_may_be_of_numpy():
+    assert eq.read(pl.DataFrame(PAIRS), user=np.int64(1), item=np.int8(0)).matrix.shape == (2, 2)

@@ -261,3 +261,117 @@ def test_rows_are_dealt_to_their_users_alike_by_any_number_of_threads(
     assert data.items[data.events.items].tolist() == items[order].tolist()
     assert data.events.times.tolist() == times[order].tolist()  # type: ignore[union-attr]
     assert data.events.weights.tolist() == weights[order].tolist()  # type: ignore[union-attr]
+
+
+PLAYS = {"user": [1, 1, 2], "artistID": [51, 52, 51]}
+ARTISTS = {
+    "id": [51, 52],
+    "name": ["Duran Duran", "Morcheeba"],
+    "url": ["duran.example", "morcheeba.example"],
+}
+
+
+def test_label_id_names_the_id_column_of_the_labels(tmp_path):
+    path = tmp_path / "artists.dat"
+    pl.DataFrame(ARTISTS).write_csv(path, separator="\t")
+    for labels, column in ((path, "id"), (ARTISTS, "id"), (path, 0)):
+        data = eq.read(PLAYS, labels=labels, label_id=column)
+        assert data.label(52) == "Morcheeba"
+        assert data.labels.columns == ["name", "url"]
+    with pytest.raises(DataError, match=r"has no column 'ids'; did you mean 'id'\?"):
+        eq.read(PLAYS, labels=path, label_id="ids")
+
+
+def test_label_id_wins_over_a_usual_name_of_the_id_column():
+    titles = {"item": [1, 2], "code": [51, 52], "title": ["Duran Duran", "Morcheeba"]}
+    assert eq.read(PLAYS, labels=titles, label_id="code").label(51) == "Duran Duran"
+
+
+def test_label_id_needs_labels_and_a_column():
+    with pytest.raises(SettingError, match="label_id= names a column of the labels; pass labels="):
+        eq.read(PLAYS, label_id="id")
+    with pytest.raises(SettingError, match="label_id must be a column's name or position"):
+        eq.read(PLAYS, labels=ARTISTS, label_id=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            ("id", "name", "url"),
+            "the labels: no column looks like the item ids; pass label_id='id', or the column "
+            "that holds them; the columns are 'id', 'name', 'url'",
+        ),
+        (
+            ("name", "anime_ids", "url"),
+            "the labels: no column looks like the item ids; pass label_id='anime_ids', or the "
+            "column that holds them; the columns are 'name', 'anime_ids', 'url'",
+        ),
+        (
+            ("key", "name", "url"),
+            "the labels: no column looks like the item ids; pass label_id='key', or the column "
+            "that holds them; the columns are 'key', 'name', 'url'",
+        ),
+        (
+            ("movie_id", "name", "track_id"),
+            "the labels: 'movie_id' and 'track_id' could both be the item ids; "
+            "pass label_id='movie_id' or label_id='track_id'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("item", ["artistID", 1])
+def test_labels_whose_id_column_is_unknown_say_what_to_type(columns, message, item):
+    labels = dict(zip(columns, ARTISTS.values(), strict=True))
+    with pytest.raises(DataError) as caught:
+        eq.read(PLAYS, item=item, labels=labels)
+    assert str(caught.value) == message
+
+
+def test_labels_of_no_item_say_how_to_take_another_column():
+    titles = {"item": [1, 2], "code": [51, 52], "title": ["Duran Duran", "Morcheeba"]}
+    with pytest.raises(DataError, match="holds ids such as 51, or pass label_id= with another"):
+        eq.read(PLAYS, labels=titles)
+
+
+@pytest.mark.parametrize(
+    ("quote", "rows"),
+    [
+        ("'", "item,title\n51,'Duran, Duran'\n52,'Morcheeba'\n"),
+        ("", 'item;title\n51;"Duran, Duran\n52;Morcheeba\n'),
+    ],
+)
+def test_the_quotation_mark_is_that_of_the_labels_too(tmp_path, quote, rows):
+    path = tmp_path / "artists.csv"
+    path.write_text(rows)
+    data = eq.read(PLAYS, labels=path, quote=quote)
+    assert data.labels["title"].to_list() == [
+        "Duran, Duran" if quote else '"Duran, Duran',
+        "Morcheeba",
+    ]
+
+
+def test_labels_have_a_separator_of_their_own(tmp_path):
+    events, titles = tmp_path / "plays.csv", tmp_path / "artists.csv"
+    events.write_text("user;item\n1;51\n2;52\n")
+    titles.write_text("item,title\n51,Duran Duran\n52,Morcheeba\n")
+    assert eq.read(events, separator=";", labels=titles).label(52) == "Morcheeba"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
+def test_labels_in_utf_8_are_read_as_such_whatever_the_events_are(tmp_path, encoding):
+    events, titles = tmp_path / "plays.csv", tmp_path / "artists.csv"
+    events.write_bytes("user,item\nrené,51\nann,52\n".encode(encoding))
+    for title in ("Björk", "Bjork"):
+        titles.write_text(f"item,title\n51,{title}\n52,Morcheeba\n", encoding="utf-8")
+        data = eq.read(events, encoding=encoding, labels=titles)
+        assert "rené" in data.users
+        assert data.label(51) == title
+    titles.write_bytes("item,title\n51,Björk\n52,Morcheeba\n".encode(encoding))
+    assert eq.read(events, encoding=encoding, labels=titles).label(51) == "Björk"
+
+
+def test_labels_of_one_column_name_the_remedy_for_labels(tmp_path):
+    path = tmp_path / "artists.txt"
+    path.write_text("item^title\n51^Duran\n")
+    with pytest.raises(DataError, match=r"pass separator= .*\(for labels, a frame in place of"):
+        eq.read(PLAYS, labels=path)

@@ -301,9 +301,79 @@ def test_the_form_of_times_is_an_option():
         1_296_493_500,
     ]
     assert times(["31.01.2024", "01.02.2024"], time_format="%d.%m.%Y")[0] == 1_706_659_200
-    assert times([310124, 10224], time_format="%d%m%y", on_bad="skip")[0] == 1_706_659_200
+    assert times([310124, 10224], time_format="%d%m%y") == [1_706_659_200, 1_706_745_600]
     zoned = times(["01/02/2024 12:00 +0200"] * 2, time_format="%d/%m/%Y %H:%M %z")
     assert zoned[0] == 1_706_781_600
+
+
+NEW_YEAR, DECEMBER, LAST_DAY = 1_704_067_200, 1_733_011_200, 1_735_603_200  # of 2024
+
+
+@pytest.mark.parametrize(
+    ("ending", "row"),
+    [
+        ("csv", "{user},{item},{time}\n"),
+        ("csv", '{user},{item},"{time}"\n'),
+        ("csv", "u{user},{item},{time}\n"),
+        ("tsv", "{user}\t{item}\t{time}\n"),
+        ("jsonl", '{{"user": {user}, "item": {item}, "time": "{time}"}}\n'),
+    ],
+)
+@pytest.mark.parametrize(
+    ("form", "cells"),
+    [
+        ("%d%m%y", ["010124", "011224", "311224"]),
+        ("%d%m%Y", ["01012024", "01122024", "31122024"]),
+        ("%m%d%y%H%M", ["0101240000", "1201240000", "1231240000"]),
+    ],
+)
+def test_dates_of_digits_in_a_file_keep_their_zeros(tmp_path, ending, row, form, cells):
+    file = tmp_path / f"events.{ending}"
+    head = {"csv": "user,item,time\n", "tsv": "user\titem\ttime\n", "jsonl": ""}[ending]
+    rows = [row.format(user=n, item=n, time=cell) for n, cell in enumerate(cells)]
+    file.write_text(head + "".join(rows))
+    assert eq.read(file, time_format=form).times.tolist() == [NEW_YEAR, DECEMBER, LAST_DAY]
+
+
+@pytest.mark.parametrize(
+    "kind", [pl.Int32, pl.Int64, pl.UInt64, pl.Float32, pl.Float64, pl.Decimal(20, 2)]
+)
+def test_dates_that_became_numbers_get_their_zeros_back(kind):
+    dates = pl.Series([10124, 11224, 311224]).cast(kind)
+    assert times(dates, time_format="%d%m%y") == [NEW_YEAR, DECEMBER, LAST_DAY]
+    clock = pl.Series([2401010000, 2412010000, 2412310000], dtype=pl.Float64)
+    assert times(clock, time_format="%y%m%d%H%M") == [NEW_YEAR, DECEMBER, LAST_DAY]
+    assert times([NEW_YEAR, DECEMBER], time_format="%s") == [NEW_YEAR, DECEMBER]
+
+
+def test_dates_that_were_written_as_decimal_numbers_get_their_zeros_back(tmp_path):
+    rows = "1,1,10124.0\n2,2,11224.0\n3,3,\n"  # as pandas writes whole numbers with gaps
+    file = tmp_path / "events.csv"
+    file.write_text("user,item,time\n" + rows)
+    data = eq.read(file, time_format="%d%m%y", on_bad="skip")
+    assert data.times.tolist() == [NEW_YEAR, DECEMBER]
+
+
+def test_a_date_that_lacks_a_digit_is_no_other_date():
+    for form, cell in (("%d%m%y", "10124"), ("%d%m%y %H:%M", "10124 08:00"), ("%Y%m%d", "202411")):
+        with pytest.raises(
+            DataError, match=rf"row 2: column 'time' \('{cell}'\) is not a time; wri"
+        ):
+            times([dt.datetime(2024, 1, 1).strftime(form), cell], time_format=form)
+
+
+def test_a_form_of_times_is_never_ignored():
+    with pytest.raises(
+        DataError, match=r"\(10124\.5\) is not a whole number, so no time of the fo"
+    ):
+        times([10124.0, 10124.5], time_format="%d%m%y")
+    for form in ("%-d%m%y", "%d.%m.%y"):
+        with pytest.raises(SettingError, match=r"Int64, of which time_format=.* as text"):
+            times([10124, 311224], time_format=form)
+    with pytest.raises(SettingError, match="holds Date, which needs no time_format; leave it out"):
+        times([dt.date(2024, 1, 1)] * 2, time_format="%d%m%y")
+    with pytest.raises(SettingError, match="time_format and time_unit exclude one another"):
+        times([10124, 311224], time_format="%d%m%y", time_unit="s")
 
 
 def test_times_of_an_unknown_form_are_shown_with_the_forms_that_fit():
@@ -391,3 +461,13 @@ def test_labels_may_be_a_dictionary():
     assert eq.read(SHOP, labels={"10": "ice"}).label(10) == "ice"
     columns = {"item": [10, 20], "title": ["ice", "sauce"]}
     assert eq.read(SHOP, labels=columns).label(20) == "sauce"
+
+
+def test_a_column_called_type_is_the_type_of_the_events():
+    log = {"user": [1, 1, 2], "item": [10, 20, 10], "type": ["view", "buy", "view"]}
+    data = eq.read(pl.DataFrame(log))
+    assert data.events.type_names == ("buy", "view")
+    assert any("column 'type' read as the type of each event" in note for note in data.notes)
+    both = pl.DataFrame(log | {"event": ["open", "open", "close"]})
+    assert eq.read(both).events.type_names == ("close", "open")
+    assert eq.read(pl.DataFrame(log), type=False).events is None

@@ -244,6 +244,15 @@ def test_lines_may_end_in_carriage_returns(tmp_path, name, text):
         eq.read(tmp_path / name)
 
 
+@pytest.mark.parametrize("text", ["user,item\nann,tea\nbob,milk\n", '1,"2"\n3,4\n', "1,2\n3,4\n"])
+def test_line_ends_that_were_written_twice_are_no_part_of_the_ids(tmp_path, text):
+    path = tmp_path / "events.csv"
+    path.write_text(text)
+    expected = eq.read(path)
+    path.write_bytes(text.replace("\n", "\r\r\n").encode())
+    assert eq.read(path).fingerprint == expected.fingerprint
+
+
 def test_the_order_of_rows_does_not_matter(tmp_path):
     rows = [f"u{n % 50},{n * n % 97},{n}" for n in range(500)]
     path = tmp_path / "events.csv"

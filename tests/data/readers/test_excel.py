@@ -115,3 +115,14 @@ def test_without_the_extra_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "fastexcel", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'equipoise\[excel\]'"):
         eq.read(workbook(tmp_path / "shop.xlsx", Orders=ORDERS))
+
+
+def test_a_sheet_may_have_no_header(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "shop.xlsx", Orders=ORDERS[1:])
+    data = eq.read(path, header=False, user=0, item=1)
+    named = eq.read(workbook(tmp_path / "named.xlsx", Orders=ORDERS))
+    assert data.users.tolist() == named.users.tolist()
+    assert data.items.tolist() == named.items.tolist()
+    path = workbook(tmp_path / "shop.xlsx", Orders=[*ORDERS[1:], (None, "71053", 1, NOON)])
+    with pytest.raises(DataError, match=r"shop\.xlsx, row 4: "):
+        eq.read(path, header=False, user=0, item=1)

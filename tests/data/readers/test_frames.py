@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import zoneinfo
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -107,3 +111,96 @@ def test_min_rating_filters_a_matrix_and_drops_who_is_empty_then():
 def test_a_matrix_has_no_columns_to_name():
     with pytest.raises(SettingError, match="user= does not apply to the matrix"):
         eq.read(MATRIX, user="user")
+
+
+def test_numbers_that_name_columns_are_names_first_and_positions_else():
+    frame = pd.read_csv(io.StringIO("1,10,4\n1,11,5\n2,10,3\n"), header=None)
+    plain = eq.read(frame)
+    assert plain.notes == ("no header: columns taken in order as user, item, rating",)
+    assert plain.items.tolist() == [10, 11]
+    named = eq.read(frame, user=0, item=1, weight=2)
+    assert named.matrix.toarray().tolist() == [[4, 5], [3, 0]]
+    turned = frame.set_axis([2, 0, 1], axis=1)
+    assert eq.read(turned, user=2, item=0).items.tolist() == [10, 11]
+    mixed = frame.set_axis(["user", 7, 3.5], axis=1)
+    assert eq.read(mixed, item=7).items.tolist() == [10, 11]
+    assert eq.read(mixed, item=1).items.tolist() == [10, 11]
+
+
+def test_columns_of_several_levels_are_refused_with_a_remedy():
+    columns = pd.MultiIndex.from_tuples([("who", "user"), ("what", "item")])
+    frame = pd.DataFrame([[1, 10], [2, 11]], columns=columns)
+    with pytest.raises(DataError, match=r"several levels, such as \('who', 'user'\); name them"):
+        eq.read(frame)
+    frame.columns = ["_".join(map(str, levels)) for levels in frame.columns]
+    assert eq.read(frame, user="who_user", item="what_item").matrix.shape == (2, 2)
+
+
+def test_types_that_arrow_does_not_have_are_read_as_values():
+    dense = {"user": [1, 1, 2], "item": [10, 11, 10], "plays": [1.0, 0.0, 2.0]}
+    sparse = pd.DataFrame({name: pd.arrays.SparseArray(cells) for name, cells in dense.items()})
+    assert eq.read(sparse, weight="plays").matrix.toarray().tolist() == [[1], [2]]
+    plays = pa.array([Decimal("1.5"), Decimal("2.5")], pa.decimal256(50, 2))
+    data = eq.read(pa.table({"user": [1, 2], "item": [1, 1], "plays": plays}), weight="plays")
+    assert data.matrix.data.tolist() == [1.5, 2.5]
+
+
+def test_decimals_and_fractions_are_numbers():
+    columns = {"user": [Decimal(2**60), Decimal(7)], "item": ["a", "b"]}
+    assert eq.read(pa.table(columns)).users.tolist() == [7, 2**60]
+    cents = pl.DataFrame({"user": [7.0, 8.0], "item": [1, 2]}).cast(pl.Decimal(9, 2))
+    assert eq.read(cents).users.tolist() == [7, 8]
+    rows = [("ann", "tea", Fraction(1, 2)), ("bob", "tea", Decimal("1.5"))]
+    assert eq.read(rows).matrix.data.tolist() == [0.5, 1.5]
+
+
+ROME = zoneinfo.ZoneInfo("Europe/Rome")
+MIDNIGHT = dt.datetime(2024, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("moments", "seconds"),
+    [
+        ([MIDNIGHT.date(), MIDNIGHT.replace(hour=1)], [0, 3600]),
+        ([MIDNIGHT.replace(hour=1), MIDNIGHT.date()], [3600, 0]),
+        ([MIDNIGHT, MIDNIGHT.replace(tzinfo=dt.UTC, hour=1)], [0, 3600]),
+        ([MIDNIGHT.replace(tzinfo=ROME, hour=1), MIDNIGHT.replace(hour=1)], [0, 3600]),
+        ([np.datetime64("2024-01-01"), np.datetime64("2024-01-01T01:00")], [0, 3600]),
+        ([np.datetime64("2024-01-01T01:00"), MIDNIGHT.date()], [3600, 0]),
+        ([pd.Timestamp("2024-01-01"), pd.Timestamp("2024-01-01T02:00+01:00")], [0, 3600]),
+    ],
+)
+def test_dates_and_times_of_several_kinds_may_share_a_column(moments, seconds):
+    expected = [1704067200.0 + each for each in seconds]
+    columns = {"user": [1, 2], "item": [1, 2], "time": moments}
+    rows = [(user, user, 1.0, moment) for user, moment in enumerate(moments)]
+    objects = pd.DataFrame({**columns, "time": pd.Series(moments, dtype=object)})
+    for source in (columns, rows, objects):
+        assert eq.read(source).times.tolist() == expected
+
+
+def test_local_times_at_a_change_of_the_clocks_are_resolved():
+    gap = dt.datetime(2024, 3, 31, 2, 30, tzinfo=ROME)  # as 01:30 UTC, an hour on
+    first = dt.datetime(2024, 10, 27, 2, 30, tzinfo=ROME)
+    again = first.replace(fold=1)
+    columns = {"user": [1, 2, 3], "item": [1, 2, 3], "time": [gap, first, again]}
+    assert eq.read(columns).times.tolist() == [1711848600.0, 1729989000.0, 1729992600.0]
+
+
+def test_rows_with_names_and_arrays_with_fields_are_tables():
+    expected = [[1, 1], [1, 0]]
+    pairs = [(1, "tea"), (1, "milk"), (2, "milk")]
+    rows = [{"user": user, "item": item} for user, item in pairs]
+    array = np.array(pairs, dtype=[("user", "i8"), ("item", "U5")])
+    for source in (rows, array, array.view(np.recarray)):
+        assert eq.read(source).matrix.toarray().tolist() == expected
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(np.float32, 24), (np.float64, 53)])
+def test_whole_floats_are_ids_as_long_as_they_are_told_apart(kind, bits):
+    fine = pd.DataFrame({"user": np.array([1, 2**bits - 1], kind), "item": [1, 2]})
+    assert eq.read(fine).users.tolist() == [1, 2**bits - 1]
+    large = pd.DataFrame({"user": np.array([1, 2**bits + 1], kind), "item": [1, 2]})
+    with pytest.raises(DataError, match=rf"row 2: .* beyond 2\^{bits}, where integers run togeth"):
+        eq.read(large)
+    assert eq.read(large, on_bad="skip").users.tolist() == [1]

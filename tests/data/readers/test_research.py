@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import numpy as np
@@ -115,6 +116,108 @@ def test_a_folder_of_adjacency_lists_is_a_weak_split(lightgcn):
     train = eq.read(lightgcn)
     assert train.n_interactions == 6
     assert "readers.read_weak gives test too" in train.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "whole milk,rye bread,tea\ntea\n\nrye bread,tea\n",
+        "whole milk;rye bread;tea\r\ntea\r\n\r\nrye bread;tea\r\n",
+        "whole milk\trye bread\ttea\ntea\n\nrye bread\ttea",
+        "whole milk, rye bread ,tea,\ntea,,,\n,,,\nrye bread,tea,,\n",
+        '"whole milk","rye bread",tea\ntea\n\n"rye bread","tea"\n',
+    ],
+)
+def test_each_line_of_a_file_of_baskets_is_a_user(tmp_path, text):
+    (tmp_path / "baskets.csv").write_text(text, newline="")
+    data = eq.read(tmp_path / "baskets.csv", format="baskets")
+    assert data.users.tolist() == [1, 2, 4]
+    assert data.history(1) == ["rye bread", "tea", "whole milk"]
+    assert data.history(2) == ["tea"]
+    assert data.history(4) == ["rye bread", "tea"]
+    assert "ignored 1 of 4 lines, which hold no item" in data.notes
+
+
+def test_baskets_between_blanks_have_ids_as_in_any_file(tmp_path):
+    path = tmp_path / "retail.dat.gz"
+    path.write_bytes(gzip.compress(b"38 39  47 \n39 48\n38 39 48 170\n"))
+    data = eq.read(path, format="baskets")
+    assert data.items.tolist() == [38, 39, 47, 48, 170]
+    assert data.history(2) == [39, 48]
+    assert eq.read(path, format="baskets", ids="text").items.tolist()[0] == "170"
+    path.write_bytes(gzip.compress(b"38 039 47\n39 48\n"))
+    assert "039" in eq.read(path, format="baskets").items
+
+
+def test_baskets_follow_the_options_of_text_files(tmp_path):
+    path = tmp_path / "baskets.txt"
+    path.write_bytes("café, noir^thé\nthé^'a^b'\n".encode("latin-1"))
+    how = {"separator": "^", "encoding": "latin-1", "quote": "'"}
+    data = eq.read(path, format="baskets", labels={"thé": "Tee"}, **how)
+    assert data.items.tolist() == ["a^b", "café, noir", "thé"]
+    assert data.label("thé") == "Tee"
+    with pytest.raises(DataError, match=r"baskets\.txt, line 1: not UTF-8; .*encoding='latin-1'"):
+        eq.read(path, format="baskets")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"user": 0},
+        {"item": "b"},
+        {"time": "t"},
+        {"min_rating": 3},
+        {"gap": "1h"},
+        {"header": True},
+    ],
+)
+def test_options_that_baskets_cannot_follow_are_refused(tmp_path, settings):
+    (tmp_path / "baskets.csv").write_text("a,b\nc\n")
+    with pytest.raises(SettingError, match=f"{next(iter(settings))}= does not apply to baskets"):
+        eq.read(tmp_path / "baskets.csv", format="baskets", **settings)
+
+
+def test_baskets_without_items_are_refused(tmp_path):
+    (tmp_path / "baskets.csv").write_text(",,\n,\n")
+    with pytest.raises(DataError, match=r"baskets\.csv has no basket with items"):
+        eq.read(tmp_path / "baskets.csv", format="baskets")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("words.csv", "milk,bread,tea\ntea\nbread,tea\nmilk,tea,salt,ham\n"),
+        ("one.csv", "milk\ntea,bread\nbread,tea,milk\n"),
+        ("pair.csv", "milk,bread\ntea\nbread,tea,milk\n7,2,3,4\n"),
+        ("retail.dat", "0 1 2 3 4 5\n30 31 32\n38 39\n38\n"),
+        ("three.dat", "30 31 32\n38 39\n38\n38 39 48 110\n"),
+        ("retail.txt", "30 31 32\n38 39\n38 41\n38 39 48 110\n"),
+        ("tabs.tsv", "milk\tbread\ttea\ntea\tsalt\nbread\ttea\tmilk\tham\n"),
+    ],
+)
+def test_the_error_on_a_file_of_baskets_says_how_to_read_it(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(
+        DataError, match="if each line is a basket of items, pass format='baskets'"
+    ):
+        eq.read(tmp_path / name)
+    assert eq.read(tmp_path / name, format="baskets").n_users == text.count("\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user,item\n1,2,3\n4\n5,6,7,8\n",
+        "a,b,c\n1,2,3\n4,5,6\n",
+        "1,2,3\n4,5,6\n7,8\n",
+        "",
+    ],
+)
+def test_errors_on_other_files_do_not_speak_of_baskets(tmp_path, text):
+    (tmp_path / "events.csv").write_text(text)
+    with pytest.raises(DataError) as caught:
+        eq.read(tmp_path / "events.csv")
+    assert "basket" not in str(caught.value)
 
 
 def write_npz(folder, **parts):

@@ -18,6 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from equipoise.data.interactions import KIND, Interactions
+from equipoise.data.readers.baskets import looks_like_baskets, read_baskets
 from equipoise.data.readers.build import to_interactions
 from equipoise.data.readers.delimited import delimited_parts
 from equipoise.data.readers.files import (
@@ -25,6 +26,7 @@ from equipoise.data.readers.files import (
     existing_file,
     first_bytes,
     is_blank,
+    is_utf8,
     json_parts,
     parquet_parts,
 )
@@ -44,11 +46,13 @@ from equipoise.data.readers.options import (
 from equipoise.data.readers.research import from_research, read_multvae, read_strong, read_weak
 from equipoise.data.storage import is_directory_of
 from equipoise.errors import DataError, SettingError
+from equipoise.runtime.machine import check_polars
 
 __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
+LONGEST = 200  # characters of a wrong path that a message shows
 EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
 OPENERS = {
@@ -74,6 +78,7 @@ def read(
     gap: float | str | None = None,
     min_rating: float | None = None,
     labels: Any = None,
+    label_id: Column = None,
     title: Column = None,
     ids: Literal["text"] | None = None,
     users: Any = None,
@@ -98,21 +103,24 @@ def read(
         research format; a directory written by `Interactions.save`. Or an object: a frame of
         pandas, polars or
         pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
-        (user, item), (user, item, weight) or (user, item, weight, time).
+        (user, item), (user, item, weight) or (user, item, weight, time), or of dictionaries.
     user, item, time, rating
         Names of columns (or positions from 0). Left out, they are found by the usual spellings,
         and `Interactions.notes` says which were taken. ``time=False`` reads no times.
     time_unit
         Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
     time_format
-        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M".
+        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M"; or
+        dates in digits, such as "%d%m%y" for 010124. A column of numbers has lost the zeros in
+        front; they are filled in where the form has a fixed number of digits.
     weight
         Column whose values, added up for each pair, become the matrix; without it every pair
         counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
         of has no value in the matrix.
     type
         Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
-        Left out, a column of a usual name (event, event_type, action) is taken; False takes none.
+        Left out, a column of a usual name (event, event_type, action, type) is taken; False takes
+        none.
     session
         Column that groups events into sessions, in place of `user`. Events keep their order (by
         time where there is one, else as they came).
@@ -123,7 +131,11 @@ def read(
         Keeps only rows with at least this rating.
     labels
         A table with an item column and titles, genres, ...; rows are matched to the items. Or a
-        dictionary from items to titles.
+        dictionary from items to titles. Of the options for text files, `quote` and `escape` hold
+        for a file of labels too; its separator and header are found, and where it is UTF-8 it is
+        read as that, else in `encoding`.
+    label_id
+        Column of the labels with the item ids; found by the usual spellings when left out.
     title
         Column of the labels that is the title; found by its name or content when left out.
     ids
@@ -144,7 +156,9 @@ def read(
         Of an Excel workbook; its first one when left out.
     format
         "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
-        "movielens", "strong" or "weak", where the name of the file does not tell.
+        "movielens", "strong" or "weak", where the name of the file does not tell. "baskets": each
+        line is a basket, its item ids separated by commas, semicolons, tabs or blanks; the user is
+        the line number.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
@@ -175,23 +189,34 @@ def read(
     ['milk', 'tea']
     """
     given = locals()
+    check_polars()
     settings = {name: given[name] for name in given if name not in ("source", "labels")}
     options = ReadOptions(**settings)
-    if labels is not None:
-        plain = replace(options, separator=None, header=None, quote=None, sheet=None, format=None)
-        options = replace(options, labels=labels_source(labels, plain))
+    options = with_labels(options, labels)
     if is_path(source):
         return _from_path(source, options)
+    options.refuse_text("an object in memory", labels_are_file=is_path(labels))
+    if isinstance(source, np.ndarray) and source.dtype.names is not None:  # named fields
+        source = {name: source[name] for name in source.dtype.names}
     if sp.issparse(source) or isinstance(source, np.ndarray):
         return from_matrix(source, options)
     options.refuse(("users", "items"), "a table")
     return to_interactions(object_source(source), row_options(source, options))
 
 
+def with_labels(options: ReadOptions, labels: Any) -> ReadOptions:
+    """Return the options with the labels opened, where there are any."""
+    if labels is not None:
+        return replace(options, labels=labels_source(labels, options))
+    if options.label_id is not None:
+        raise SettingError("label_id= names a column of the labels; pass labels= too")
+    return options
+
+
 def labels_source(labels: Any, options: ReadOptions) -> Source:
     """Open the labels: a table, or a mapping from items to titles."""
     if is_path(labels):
-        return table_source(labels, options)
+        return table_source(labels, labels_options(os.fspath(labels), options))
     if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
         labels = {"item": list(labels), "title": list(labels.values())}
     if isinstance(labels, (list, tuple)):
@@ -203,6 +228,14 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
     return object_source(labels, "the labels")
 
 
+def labels_options(path: str, options: ReadOptions) -> ReadOptions:
+    """Return how to read a file of labels, which need not be written as the events are."""
+    plain = replace(options, separator=None, header=None, sheet=None, format=None)
+    if options.encoding != "utf-8" and all(map(is_utf8, part_files(path) or [Path(path)])):
+        return replace(plain, encoding="utf-8")
+    return plain
+
+
 def _is_column(values: object) -> bool:
     return isinstance(values, Iterable) and not isinstance(values, str)
 
@@ -212,13 +245,52 @@ def is_path(source: object) -> bool:
 
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
+    _check_path(path)
     if is_directory_of(path, KIND):
-        others = ("min_rating", "labels", "title", "users", "items", "format")
+        others = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
         options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
-    research = from_research(Path(path), options)
-    return to_interactions(table_source(path, options), options) if research is None else research
+    place = Path(path)
+    if options.format == "baskets":
+        return read_baskets(place, options)
+    try:
+        research = from_research(place, options)
+        if research is not None:
+            return research
+        return to_interactions(table_source(path, options), options)
+    except DataError as error:
+        is_text = (
+            options.format in (None, "csv", "tsv")
+            and place.is_file()
+            and table_kind(place, options) == "text"
+        )
+        if not (is_text and looks_like_baskets(place, options.encoding)):
+            raise
+        hint = "if each line is a basket of items, pass format='baskets'"
+        raise DataError(f"{error}; {hint}") from error
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    """Refuse what cannot be the path of a file or a folder."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise DataError(f"a path must be text, got {text!r}; decode it with os.fsdecode(...)")
+    if not text:
+        raise DataError("the path is empty; give the path of a file or a folder")
+    if "://" in text and not Path(text).exists():
+        raise DataError(
+            f"{text} is an address, and only files are read; download it first, or let a cluster "
+            "read it: equipoise.cluster.read"
+        )
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a pattern, or an error that names a similar file
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = text if len(text) < LONGEST else f"{text[:LONGEST]}..."
+        raise DataError(f"{shown!r} cannot be read: {reason}; check the path") from error
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:

@@ -26,6 +26,7 @@ from equipoise.data.readers.columns import (
     choose_columns,
     given_column,
     id_column,
+    label_id_column,
     number_column,
     spelled_like,
     time_column,
@@ -150,7 +151,7 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
         return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
-    types = None if columns.type is None else table.frame[columns.type].cast(pl.String)
+    types = None if columns.type is None else _types(table.frame[columns.type])
     found = Rows(users, items, weights, times, types, columns.type, notes)
     found.found, found.skipped = len(columns.notes), bad.counts
     found.reasons, found.height = bad.reasons(), table.frame.height
@@ -163,6 +164,17 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
         found.times = None if times is None else times[kept]
         found.types = None if types is None else types.filter(pl.Series(kept))
     return found
+
+
+def _types(column: pl.Series) -> pl.Series:
+    """Return the kinds of events as text."""
+    kind = column.dtype
+    if kind.is_nested() or kind in (pl.Binary, pl.Object):
+        raise DataError(
+            f"column {column.name!r} holds {kind}, the type of an event must be text or a number; "
+            "pass type= with another column, or type=False"
+        )
+    return column.cast(pl.String)
 
 
 def in_sessions(options: ReadOptions) -> bool:
@@ -336,7 +348,7 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
 
 def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
     """Return one row of labels per item, the title first; items without labels get nulls."""
-    key = _item_column(source, options)
+    key = label_id_column(source, options)
     rest = [name for name in source.columns if name != key]
     if not rest:
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
@@ -361,7 +373,7 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
     if missing == len(items):
         raise DataError(
             f"{source.name}: none of the items is labelled; check that column {key!r} holds "
-            f"ids such as {items.tolist()[0]!r}"
+            f"ids such as {items.tolist()[0]!r}, or pass label_id= with another column"
         )
     also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
     notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
@@ -379,17 +391,6 @@ def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
         return known[0]
     texts = [name for name in names if frame[name].dtype == pl.String]
     return max(texts, key=lambda name: frame[name].n_unique()) if texts else names[0]
-
-
-def _item_column(source: Source, options: ReadOptions) -> str:
-    if isinstance(options.item, str) and options.item in source.columns:
-        return options.item
-    found = spelled_like(source.columns, "item")
-    if not source.named or (not found and len(source.columns) == 2):
-        return source.columns[0]
-    if len(found) == 1:
-        return found[0]
-    return given_column(source, options.item or "item_id", "item")
 
 
 def _same_type(

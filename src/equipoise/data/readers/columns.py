@@ -70,11 +70,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "type": (
         "event eventtype eventname action actiontype behavior behaviour behaviortype "
         "behaviourtype interactiontype",
+        "type",
     ),
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
 
-EXACT = 2.0**53  # from here on a float no longer tells neighbouring integers apart
+# from here on a float no longer tells neighbouring integers apart, by its number of bits
+EXACT = {"Float16": 11, "Float32": 24, "Float64": 53}
 NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
 THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+$"
 BLANK = r"^\s*$"
@@ -86,6 +88,9 @@ UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 SAMPLE = 10_000
 ISO = r"^\d{4}-\d{2}-\d{2}"
 CLOCK = re.compile("%[HIMSTRXcs]")
+SHORTHANDS = {"%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%F": "%Y-%m-%d"}
+DIGITS = {"%Y": 4, "%j": 3} | dict.fromkeys(["%y", "%m", "%d", "%H", "%I", "%M", "%S", "%C"], 2)
+FIELD = re.compile(r"(%[-_0]?(?:\.?[0-9]*f|:*[A-Za-z+%]))")  # of a form of times
 DAYS = (
     "%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d-%b-%Y|%b %d, %Y|%d %B %Y|"
     "%B %d, %Y|%m/%d/%y|%d/%m/%y|%d.%m.%y"
@@ -212,6 +217,8 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     """Return the name of a column given by name or by position from 0."""
     names = source.columns
     if isinstance(asked, int):
+        if asked in source.numbers:
+            return str(asked)
         if not 0 <= asked < len(names):
             raise DataError(
                 f"{source.name} has {len(names)} columns, and {role}={asked} is none of "
@@ -229,6 +236,32 @@ def given_column(source: Source, asked: str | int, role: str) -> str:
     near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)
     hint = f"did you mean {plain[near[0]]!r}? " if near else ""
     raise DataError(f"{source.name} has no column {asked!r}; {hint}{_listed(names)}")
+
+
+def label_id_column(source: Source, options: ReadOptions) -> str:
+    """Return the column of the labels that holds the item ids."""
+    names = source.columns
+    if options.label_id is not None:
+        return given_column(source, options.label_id, "label_id")
+    if isinstance(options.item, str) and options.item in names:
+        return options.item
+    hits = spelled_like(names, "item")
+    if not source.named or (not hits and len(names) == 2):
+        return names[0]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        several = " and ".join(repr(name) for name in hits)
+        choices = " or ".join(f"label_id={name!r}" for name in hits)
+        raise DataError(
+            f"{source.name}: {several} could {'both' if len(hits) == 2 else 'all'} be the item "
+            f"ids; pass {choices}"
+        )
+    likely = next((name for name in names if _simple(name).endswith(("id", "ids"))), names[0])
+    raise DataError(
+        f"{source.name}: no column looks like the item ids; pass label_id={likely!r}, or the "
+        f"column that holds them; {_listed(names)}"
+    )
 
 
 def _simple(name: str) -> str:
@@ -294,10 +327,14 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
         column, kind = column.cast(pl.String), pl.String()
     if kind == pl.Null:
         column, kind = column.cast(pl.String), pl.String()
+    if isinstance(kind, pl.Decimal):  # as databases give whole numbers
+        kind = pl.Float64() if kind.scale else pl.Int128()
+        column = column.cast(kind)
     if not (kind.is_integer() or kind.is_float() or kind == pl.String):
         raise DataError(
             f"column {column.name!r} holds {kind}, {axis} ids must be integers or text; convert it"
         )
+    bits = EXACT.get(str(kind), 53)
     if kind.is_float():
         column = column.cast(pl.Float64).fill_nan(None)
     empty = _is_missing(column)
@@ -305,7 +342,7 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
     if kind == pl.String:
         return column, []
     if kind.is_float():
-        return _from_floats(column, axis, bad)
+        return _from_floats(column, axis, bad, bits)
     numbers = column.cast(pl.Int64, strict=False)
     if numbers.null_count() > column.null_count():
         too_big = numbers.is_null().to_numpy() & ~empty
@@ -313,15 +350,17 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
     return numbers, []
 
 
-def _from_floats(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
+def _from_floats(
+    column: pl.Series, axis: str, bad: BadRows, bits: int
+) -> tuple[pl.Series, list[str]]:
     """Accept floats that are exact integers, such as pandas makes of integers with gaps."""
     values = column.fill_null(0.0).to_numpy()
     with np.errstate(invalid="ignore"):
         broken = ~(values == np.floor(values)) | np.isinf(values)
     text = "give the ids as integers or text"
     bad.refuse(broken, column.name, f"is not a whole number, so not {A[axis]} id", text)
-    large = (np.abs(values) >= EXACT) & ~broken
-    reason = f"is {A[axis]} id in a float column beyond 2^53, where integers run together"
+    large = (np.abs(values) >= 2.0**bits) & ~broken
+    reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where integers run together"
     bad.refuse(large, column.name, reason, text)
     whole = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
     return whole, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
@@ -417,13 +456,14 @@ def time_column(
 ) -> tuple[Floats, list[str]]:
     """Return times in seconds and a note on how they were understood; refuse the wrong ones.
 
-    Text is in the form, if one is given. Numbers are in the unit, or in the one that their size
-    tells, which must be the same for all, or dates in digits, such as 20240131.
+    Text and whole numbers are in the form, if one is given. Other numbers are in the unit, or in
+    the one that their size tells, which must be the same for all, or dates in digits, such as
+    20240131.
     """
     kind = column.dtype
     dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
-    if form is not None and (kind == pl.String or kind.is_integer()):
-        values = formed(column.cast(pl.String), form)
+    if form is not None and (kind == pl.String or kind.is_numeric()):
+        values = formed(_text_of_times(column, form, bad), form)
         how = f"times of the form {form}"
     elif dated is not None and dated.any():
         values = _from_dates(column, dated)
@@ -441,6 +481,10 @@ def time_column(
             f"column {column.name!r} holds {kind}, not times; pass time= with another column "
             "or time=False"
         )
+    if form is not None and kind.is_temporal():
+        raise SettingError(
+            f"column {column.name!r} holds {kind}, which needs no time_format; leave it out"
+        )
     if not how and unit is None:
         digits = _digits(values, bad)
         if digits is not None:
@@ -448,6 +492,9 @@ def time_column(
             values = formed(whole.cast(pl.String), digits)
             how = "dates in digits, such as 20240131; time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
+    if form is not None:
+        zeros = "" if _pattern(form) is None else ", with its zeros"
+        remedy = f"write it in the form {form}{zeros}, or pass time=False"
     if kind == pl.String and np.isnan(values).all():
         remedy = _form_remedy(column)
     _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
@@ -461,8 +508,71 @@ def time_column(
     return values, [f"times {column.name!r} read as {how}"]
 
 
+def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
+    """Return times as they are written; whole numbers get back the zeros they had in front."""
+    kind = column.dtype
+    if kind == pl.String:
+        return column
+    name = column.name
+    text = column.cast(pl.String) if bad.table.written is None else bad.table.written(name)
+    if kind.is_integer() and bad.table.written is not None:
+        return text
+    if not kind.is_integer():
+        if bad.table.written is not None and "." in form:
+            return text
+        column = column.cast(pl.Float64).fill_nan(None)
+        broken = ((column != column.floor()) | ~column.is_finite()).fill_null(False)
+        reason = f"is not a whole number, so no time of the form {form}"
+        bad.refuse(broken.to_numpy(), name, reason, "give the times as text")
+        text = column.set(broken, None).cast(pl.Int64, strict=False).cast(pl.String)
+    if form == "%s":
+        return text
+    width = _width(form)
+    if width is None:
+        raise SettingError(
+            f"column {name!r} holds {kind}, of which time_format={form!r} cannot tell the digits "
+            "apart; give the times as text, or a form of digits alone such as '%d%m%Y'"
+        )
+    return text.str.zfill(width)
+
+
+def _width(form: str) -> int | None:
+    """Return the number of digits of a form such as "%d%m%y"; None where that is not fixed."""
+    fields = FIELD.split(form)
+    if any(fields[::2]) or not all(field in DIGITS for field in fields[1::2]):
+        return None
+    return sum(DIGITS[field] for field in fields[1::2])
+
+
+def _pattern(form: str) -> str | None:
+    r"""Return the pattern of texts in which each digit has one meaning; None where all have.
+
+    Where two numbers stand side by side, a digit that is missing from one would be taken from the
+    other: 10124 is no time of the form %d%m%y.
+
+    >>> _pattern("%d%m%y %H:%M")
+    '^\\s*\\d{2}\\d{2}\\d{2}.*$'
+    """
+    for short, long in SHORTHANDS.items():
+        form = form.replace(short, long)
+    parts = [part for part in FIELD.split(form) if part]
+    pattern, adjacent = "", False
+    for place, part in enumerate(parts):
+        beside = (*parts[max(place - 1, 0) : place], *parts[place + 1 : place + 2])
+        if part in DIGITS and any(other in DIGITS for other in beside):
+            pattern, adjacent = pattern + rf"\d{{{DIGITS[part]}}}", True
+        elif not pattern.endswith(".*"):
+            pattern += ".*"
+    start = "" if pattern.startswith(".*") else r"\s*"
+    end = "" if pattern.endswith(".*") else r"\s*"
+    return f"^{start}{pattern}{end}$" if adjacent else None
+
+
 def formed(text: pl.Series, form: str) -> Floats:
     """Return the seconds of texts of a form such as "%d.%m.%Y %H:%M", NaN for what is none."""
+    pattern = _pattern(form)
+    if pattern is not None:
+        text = text.set(~text.str.contains(pattern), None)
     try:
         if CLOCK.search(form):
             moments = text.str.to_datetime(form, strict=False, time_unit="us")

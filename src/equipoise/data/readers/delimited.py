@@ -132,7 +132,10 @@ def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataE
     if asked and guess:
         found = f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
         return DataError(f"{path}: asked for separator={asked!r} but {found}: leave it out")
-    return DataError(f"{path} has one column, {shown!r}; pass separator= to cut it into fields")
+    return DataError(
+        f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
+        "(for labels, a frame in place of the file)"
+    )
 
 
 def sniff(name: str, sample: bytes) -> str:
@@ -456,15 +459,18 @@ class TextFile:
 
     def _columns(self, names: Sequence[str], **settings: Any) -> pl.DataFrame:
         places = sorted({self.columns.index(name) for name in names})
-        frame = pl.read_csv(
-            io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.absolute(),
-            columns=places,
-            has_header=self.header,
-            separator=self.separator,
-            quote_char=self.quote or None,
-            glob=False,
-            **settings,
-        )
+        # A file, not its path: polars 1.39 takes data[1].csv for a pattern, whatever glob= says
+        with (
+            io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file
+        ):
+            frame = pl.read_csv(
+                file,
+                columns=places,
+                has_header=self.header,
+                separator=self.separator,
+                quote_char=self.quote or None,
+                **settings,
+            )
         frame.columns = [self.columns[place] for place in places]
         return frame
 

@@ -111,16 +111,29 @@ def contents(path: Path) -> bytes | Path:
 def text_contents(path: Path, encoding: str) -> bytes | Path:
     r"""Return the content as UTF-8 without a byte-order mark; the path itself if it is that.
 
-    Where lines end in \r alone, they end in \n afterwards.
+    Where lines end in \r alone, they end in \n afterwards; where a program wrote them twice, as
+    \r\r\n, in \r\n.
     """
     data = _as_utf8(path, contents(path), encoding)
     sample = first_bytes(data)
     if not sample.strip():
         raise DataError(f"{path} holds only blank lines; it needs at least one row")
+    if CARRIAGE + CARRIAGE + NEWLINE in sample:
+        return all_bytes(data).replace(CARRIAGE + CARRIAGE + NEWLINE, CARRIAGE + NEWLINE)
     if CARRIAGE in sample and NEWLINE not in sample:
         whole = all_bytes(data)
         return data if NEWLINE in whole else whole.replace(CARRIAGE, NEWLINE)
     return data
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether this is text in UTF-8; a file that cannot be read as text is not."""
+    try:
+        data = all_bytes(contents(path))
+        data.decode("utf-8")
+    except (DataError, UnicodeDecodeError):
+        return False
+    return not (b"\x00" in data or b"\x1b" in data)  # as UTF-16 and ISO-2022 have them
 
 
 def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
@@ -340,6 +353,7 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             "'equipoise[excel]'`, or save the sheet as CSV"
         ) from error
     frames, notes = [], []
+    has_header = options.header is not False
     for file in files:
         try:
             book = fastexcel.read_excel(existing_file(file))
@@ -347,21 +361,29 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             sheet = names[0] if options.sheet is None else options.sheet
             if sheet not in names:
                 raise DataError(f"{file} has no sheet {sheet!r}; it has {', '.join(names)}")
-            frames.append(book.load_sheet(sheet, schema_sample_rows=None).to_polars())
+            header_row = 0 if has_header else None
+            rows = book.load_sheet(sheet, header_row=header_row, schema_sample_rows=None)
+            frames.append(rows.to_polars())
         except fastexcel.FastExcelError as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
         if options.sheet is None and len(names) > 1:
             others = ", ".join(repr(each) for each in names[1:])
             notes.append(f"read the sheet {sheet!r}; sheet= for another of {others}")
+    if not has_header:
+        frames = [
+            frame.rename({name: f"column {place}" for place, name in enumerate(frame.columns)})
+            for frame in frames
+        ]
     check_one_schema(files, [frame.columns for frame in frames])
     first = frames[0].columns
     whole = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
-    # the names of the columns are row 1 of a sheet
-    places = [lambda row, file=file: f"{file}, row {row + 2}" for file in files]
+    start = 1 + has_header  # the names of the columns are row 1 of a sheet
+    places = [lambda row, file=file: f"{file}, row {row + start}" for file in files]
     locate = located([frame.height for frame in frames], places)
     return Source(
         name,
         tuple(first),
         lambda wanted, ids: Table(whole.select(wanted), locate, notes=list(notes)),
+        named=has_header,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from equipoise.errors import DataError
 
 T = TypeVar("T")
 
+NUMBERS = (int, float, np.integer, np.floating, Decimal, Fraction)
 MISSING = ("NAType", "NaTType")  # of pandas, which may not be installed
 
 
@@ -30,9 +33,12 @@ def is_frame(source: Any) -> bool:
 def object_source(source: Any, name: str = "the frame") -> Source:
     """Turn a frame, a mapping of columns or a list of rows into a source."""
     if isinstance(source, Mapping):
-        columns = {str(key): series(list(values), str(key)) for key, values in source.items()}
+        columns = {str(key): _column(values, str(key)) for key, values in source.items()}
         if len({len(column) for column in columns.values()}) > 1:
-            raise DataError(f"{name}: its columns have different lengths; make them equal")
+            raise DataError(
+                f"{name}: its columns have different lengths; make them equal, as in "
+                "{'user': [1, 1], 'item': ['a', 'b']}, or give a list of (user, item) pairs"
+            )
         source = pl.DataFrame(columns)
     if isinstance(source, pl.DataFrame):
         return frame_source(name, source)
@@ -41,6 +47,19 @@ def object_source(source: Any, name: str = "the frame") -> Source:
     if isinstance(source, (list, tuple)):
         return _rows(source)
     return _narwhals(source, name)
+
+
+def _column(values: Any, name: str) -> pl.Series:
+    """Return a column of a mapping; text is no list of letters, and a set has no order."""
+    listed = isinstance(values, Iterable) and not isinstance(
+        values, (str, bytes, bytearray, Mapping, Set)
+    )
+    if listed and getattr(values, "ndim", 1) == 1:
+        return series(list(values), name)
+    raise DataError(
+        f"column {name!r} must be a list of values, got {values!r}; a table is such as "
+        "{'user': [1, 1], 'item': ['a', 'b']}"
+    )
 
 
 def _lazy(source: pl.LazyFrame, name: str) -> Source:
@@ -59,16 +78,18 @@ def _lazy(source: pl.LazyFrame, name: str) -> Source:
 def _narwhals(source: Any, name: str) -> Source:
     import narwhals as nw
 
+    source, numbers = _with_text_names(source, name)
     try:
         frame: Any = nw.from_native(source)
     except TypeError:
         kind = type(source).__name__
+        also = "; list(...) makes one" if isinstance(source, Iterable) else ""
         raise DataError(
             f"cannot read a {kind}; give a path, a frame (pandas, polars, arrow), a sparse matrix "
-            "or a list of (user, item) pairs"
+            f"or a list of (user, item) pairs{also}"
         ) from None
     except Exception as error:  # narwhals has its own errors, such as for repeated column names
-        raise DataError(f"{name} cannot be read: {error}") from error
+        raise DataError(f"{name} cannot be read: {error}; change it before") from error
 
     def load(wanted: list[str], ids: Collection[str]) -> Table:
         chosen = frame.select(wanted)
@@ -77,7 +98,28 @@ def _narwhals(source: Any, name: str) -> Source:
         columns = [_polars_column(chosen[column]) for column in chosen.columns]
         return Table(pl.DataFrame(columns), row_of(name))
 
-    return Source(name, tuple(frame.collect_schema().names()), load)
+    names = tuple(frame.collect_schema().names())
+    is_named = not numbers or numbers != tuple(range(len(names)))
+    return Source(name, names, load, is_named, numbers=numbers)
+
+
+def _with_text_names(source: Any, name: str) -> tuple[Any, tuple[int, ...]]:
+    """Return a frame whose columns are named by text, and the names that were numbers.
+
+    pandas takes anything as a name; of a file without a header it numbers the columns.
+    """
+    if not (hasattr(source, "columns") and hasattr(source, "set_axis")):
+        return source, ()
+    names = list(source.columns)
+    if all(isinstance(each, str) for each in names):
+        return source, ()
+    if any(isinstance(each, tuple) for each in names):
+        raise DataError(
+            f"{name} has columns of several levels, such as {names[0]!r}; name them by text: "
+            "frame.columns = ['_'.join(map(str, levels)) for levels in frame.columns]"
+        )
+    renamed = source.set_axis([str(each) for each in names], axis=1)
+    return renamed, tuple(int(each) for each in names if isinstance(each, (int, np.integer)))
 
 
 def _polars_column(column: Any) -> pl.Series:
@@ -85,7 +127,8 @@ def _polars_column(column: Any) -> pl.Series:
         return series(column.to_list(), column.name)
     try:
         converted: pl.Series = column.to_polars()
-    except ImportError:  # pandas without pyarrow
+    # pandas without pyarrow, or types that arrow or polars do not have, such as sparse ones
+    except (Exception, pl.exceptions.PanicException):
         return series(column.to_list(), column.name)
     return converted
 
@@ -93,6 +136,9 @@ def _polars_column(column: Any) -> pl.Series:
 def _rows(rows: Sequence[Any]) -> Source:
     if not rows:
         raise DataError("the list is empty; it needs at least one (user, item) pair")
+    if all(isinstance(row, Mapping) for row in rows):
+        keys = dict.fromkeys(str(key) for row in rows for key in row)
+        return object_source({key: [row.get(key) for row in rows] for key in keys}, "the list")
     width = len(rows[0]) if isinstance(rows[0], (list, tuple)) else 0
     if not 2 <= width <= 4:
         raise DataError(
@@ -127,7 +173,14 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
     if not kinds:
         return pl.Series(name, [None] * len(values), dtype=pl.Null)
     if kinds <= {str, np.str_}:
-        return pl.Series(name, [None if v is None else str(v) for v in values], dtype=pl.String)
+        try:
+            return pl.Series(name, [None if v is None else str(v) for v in values], pl.String)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"column {name!r} holds {error.object!r}, which is no Unicode text; correct it"
+            ) from error
+    if kinds <= {bool, np.bool_}:
+        return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         try:
             whole = [None if value is None else int(value) for value in values]
@@ -135,17 +188,51 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
         except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
             message = f"column {name!r} holds integers beyond 2^63; give them as text"
             raise DataError(message) from error
-    numbers = (int, float, np.integer, np.floating)
-    if all(issubclass(kind, numbers) and kind is not bool for kind in kinds):
-        floats = [None if value is None else float(value) for value in values]
+    if all(issubclass(kind, NUMBERS) and kind is not bool for kind in kinds):
+        try:
+            floats = [None if value is None else float(value) for value in values]
+        except OverflowError as error:
+            raise DataError(f"column {name!r} holds a number beyond 1e308; scale it") from error
         return pl.Series(name, floats, dtype=pl.Float64)
     if all(issubclass(kind, (dt.date, np.datetime64)) for kind in kinds):
-        return pl.Series(name, values)
+        return _moments(values, name)
     present = [(row, value) for row, value in enumerate(values) if value is not None]
     first = type(present[0][1])
+    if len(kinds) == 1:
+        raise DataError(
+            f"column {name!r} holds values of type {first.__name__}, such as {present[0][1]!r}; "
+            "convert them to numbers, text or dates"
+        )
     row, value = next(((r, v) for r, v in present if type(v) is not first), present[0])
     place = f"{locate(row)}: column {name!r}" if locate else f"column {name!r}, row {row + 1}"
     raise DataError(
         f"{place}: {value!r} is of type {type(value).__name__}, earlier rows "
         f"are of type {first.__name__}; make the column all integers or all text"
     )
+
+
+def _moments(values: list[Any], name: str) -> pl.Series:
+    """Make a column of dates and times of any kind; times without a zone are UTC, as dates are.
+
+    Python resolves local times that a change of the clocks leaves out or repeats.
+    """
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {dt.date}:
+        return pl.Series(name, values, dtype=pl.Date)
+
+    def in_utc(value: Any) -> dt.datetime | None:
+        if isinstance(value, np.datetime64):
+            value = value.astype("datetime64[us]").item()
+        if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+            return dt.datetime(value.year, value.month, value.day)
+        if value is None or value.tzinfo is None:
+            return value  # type: ignore[no-any-return]
+        return value.astimezone(dt.UTC).replace(tzinfo=None)  # type: ignore[no-any-return]
+
+    try:
+        moments = [in_utc(value) for value in values]
+        return pl.Series(name, moments, dtype=pl.Datetime("us"))
+    except (AttributeError, OverflowError, ValueError) as error:
+        raise DataError(
+            f"column {name!r} holds a time that is out of range ({error}); correct it"
+        ) from error

@@ -30,9 +30,15 @@ from equipoise.errors import DataError
 def from_matrix(matrix: Any, options: ReadOptions, name: str = "the matrix") -> Interactions:
     """Make interactions of a matrix: values are weights, or ratings with `min_rating`."""
     options.refuse(COLUMNS, name)
-    if not sp.issparse(matrix) and np.ndim(matrix) != 2:
-        shape = np.shape(matrix)
-        raise DataError(f"{name} must be two-dimensional (users x items), got shape {shape}")
+    if len(matrix.shape) != 2:
+        shape = matrix.shape
+        raise DataError(
+            f"{name} must be two-dimensional (users x items), got shape {shape}; reshape it"
+        )
+    if matrix.dtype.kind not in "fiub":
+        raise DataError(
+            f"{name} must hold numbers, got {matrix.dtype}; give pairs as a list of (user, item)"
+        )
     try:
         csr: Any = sp.csr_array(matrix)
         csr = csr if csr.dtype.kind == "f" else csr.astype(np.float64)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.checks import number
+from equipoise.checks import number, period
 from equipoise.errors import DataError, SettingError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,14 @@ TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
 TIMES = ("time", "time_unit", "time_format")
 COLUMNS = ("user", "item", *TIMES, "rating", "weight", "type", "session", "gap", "ids")
 TABLES = ("csv", "tsv", "jsonl", "parquet", "xlsx")
+ROLES = ("user", "item", "time", "rating", "weight", "type", "session", "title", "label_id")
+TEXTS: tuple[str, ...] = (
+    *("time_unit", "time_format", "ids", "separator", "quote", "escape", "encoding"),
+    *("sheet", "format", "on_bad"),
+)
 NEEDED_BY = {"min_rating": "rating", "gap": "time", "time_unit": "time", "time_format": "time"}
-FORMATS = (*TABLES, "npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+RESEARCH = ("npz", "lightgcn", "multvae", "recbole", "movielens", "strong", "weak")
+FORMATS = (*TABLES, "baskets", *RESEARCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class ReadOptions:
     gap: float | str | None = None
     min_rating: float | None = None
     labels: Source | None = None
+    label_id: Column = None
     title: Column = None
     ids: Literal["text"] | None = None
     users: Any = None
@@ -71,6 +78,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         """Refuse settings that mean nothing or contradict one another."""
+        self._check_types()
         if self.on_bad not in ("error", "skip"):
             raise SettingError(f"on_bad must be 'error' or 'skip', got {self.on_bad!r}")
         known_values = (("format", FORMATS), ("time_unit", TIME_UNITS), ("ids", ("text",)))
@@ -80,13 +88,15 @@ class ReadOptions:
                 raise SettingError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.min_rating is not None:
             number("min_rating", self.min_rating)
-        for name in ("user", "item", "time", "rating", "weight", "session", "title"):
-            value = getattr(self, name)  # True and False would be taken as positions 1 and 0
-            if value is True or (value is False and name not in ("time", "rating")):
-                raise SettingError(f"{name} must be a column's name or position, got {value}")
         for name, column in NEEDED_BY.items():
             if getattr(self, name) is not None and getattr(self, column) is False:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")
+        if self.time_format is not None and self.time_unit is not None:
+            raise SettingError(
+                "time_format and time_unit exclude one another: times have a form or are numbers"
+            )
+        if self.gap is not None:
+            period("gap", self.gap)
         if self.session is not None and self.gap is not None:
             raise SettingError("session and gap exclude one another: give the column or the pause")
         if self.session is not None and self.user is not None:
@@ -106,6 +116,36 @@ class ReadOptions:
             "".encode(self.encoding)
         except LookupError as error:
             raise SettingError(f"encoding {self.encoding!r} is unknown; try 'latin-1'") from error
+
+    def _check_types(self) -> None:
+        """Refuse values of a wrong type; positions of columns become plain integers."""
+        for name in ROLES:
+            value = getattr(self, name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, name, int(value))
+            # True and False would be taken as positions 1 and 0
+            elif isinstance(value, bool):
+                if value or name not in ("time", "rating", "type"):
+                    raise SettingError(f"{name} must be a column's name or position, got {value}")
+            elif value is not None and not isinstance(value, (str, int)):
+                raise SettingError(f"{name} must be a column's name or position, got {value!r}")
+        for name in TEXTS:
+            value = getattr(self, name)
+            needed = name in ("encoding", "on_bad")
+            if not isinstance(value, str) and (value is not None or needed):
+                raise SettingError(f"{name} must be text, got {value!r}")
+        if self.header is not None and not isinstance(self.header, (bool, np.bool_)):
+            raise SettingError(f"header must be True or False, got {self.header!r}")
+
+    def refuse_text(self, source: str, *, labels_are_file: bool) -> None:
+        """Refuse what says how a file is written, of a source that is none.
+
+        Quotation and escape marks may be those of a file of labels.
+        """
+        marks = () if labels_are_file else ("quote", "escape")
+        self.refuse(("separator", *marks, "sheet", "format"), source)
+        if self.header is not None:
+            raise SettingError(f"header= does not apply to {source}; leave it out")
 
     def refuse(self, names: tuple[str, ...], source: str) -> None:
         """Refuse settings that the source cannot follow, rather than ignore them."""
@@ -137,6 +177,7 @@ class Source:
     loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
     named: bool = True  # False for a file without a header
     dated: frozenset[str] = frozenset()  # of a file without a header: columns of dates and times
+    numbers: tuple[Any, ...] = ()  # names of columns that are numbers, as pandas allows them
 
     def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
         """Load columns of ids and other ones; a column may be asked for twice."""

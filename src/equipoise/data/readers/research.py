@@ -35,6 +35,7 @@ from equipoise.data.readers.options import (
     row_of,
 )
 from equipoise.errors import DataError
+from equipoise.runtime.machine import check_polars
 
 TITLES = {"u.data": "u.item", "ratings.dat": "movies.dat", "ratings.csv": "movies.csv"}
 RATINGS = ("user_id", "item_id", "rating", "timestamp")
@@ -186,11 +187,16 @@ def _untyped(path: Path, options: ReadOptions) -> Source:
 
 
 def _looks_adjacent(sample: bytes) -> bool:
-    """Whether the lines are whole numbers between single blanks, not all equally many."""
+    """Whether the lines are whole numbers between single blanks, not all equally many.
+
+    Each line must start with another number, which is the user; lines of baskets seldom do.
+    """
     lines = sample.split(b"\n")[:50]
     lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
     counts = {len(line.split()) for line in lines}
-    return len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+    users = {line.split()[0] for line in lines}
+    adjacent = len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+    return adjacent and len(users) == len(lines)
 
 
 def _adjacency(path: Path, options: ReadOptions) -> Source:
@@ -231,6 +237,7 @@ def read_strong(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     The files are `.npz` pairs of `users` and `items`. All parts share the items of all files, and
     the rows of a history (`*_in`) and its targets are the same users.
     """
+    check_polars()
     root = Path(folder)
     pairs = {name: _npz_pairs(root / f"{name}.npz") for group in STRONG for name in group}
     return _assembled(root, pairs, STRONG)
@@ -242,6 +249,7 @@ def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     The files are `.npz` pairs, or LightGCN adjacency lists `train.txt` and `test.txt`. A third
     file `valid_subset_of_train.npz`, where there is one, is returned too.
     """
+    check_polars()
     root = Path(folder)
     names = [name for name in WEAK if name in WEAK[:2] or (root / f"{name}.npz").is_file()]
     pairs = {}
@@ -261,6 +269,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
 
     The items are the raw ids of `unique_sid.txt` in its order, so column s is the file's item s.
     """
+    check_polars()
     root = Path(folder)
     listed = existing_file(root / "unique_sid.txt").read_text(encoding="utf-8").splitlines()
     items = IdIndex(whole_numbers(pl.Series(listed, dtype=pl.String)).to_numpy(), "item")

@@ -309,7 +309,7 @@ async function start() {
   byId("model-a").replaceChildren(...names());
   byId("model-b").replaceChildren(make("option", { value: "", textContent: "nothing" }), ...names());
   const users = await ask("v1/users?limit=30");
-  byId("users").replaceChildren(...users.users.map((each) => make("option", { value: String(each) })));
+  byId("users").replaceChildren(...users.users.map((each) => make("option", { value: each })));
   byId("about").textContent = `${found.models[0].items} items, ${found.models[0].users} training users`;
   dial();
   historyChanged();
