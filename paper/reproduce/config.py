@@ -113,10 +113,10 @@ def _rows(raw: dict[str, Any]) -> list[Row]:
     """Each row on each data set: the settings that all share, and those of the data set."""
     rows = []
     for entry in raw["rows"]:
-        shared, own, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
+        shared, by_dataset, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
         for dataset in raw["datasets"]:
-            given = dataset in own or entry.get("everywhere")
-            settings = {**shared, **own.get(dataset, {})} if given else None
+            has_settings = dataset in by_dataset or entry.get("everywhere")
+            settings = {**shared, **by_dataset.get(dataset, {})} if has_settings else None
             note, card = notes.get(dataset, ""), bool(entry.get("card", False))
             rows.append(Row(dataset, entry["name"], settings, note, card))
     return rows

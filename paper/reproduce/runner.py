@@ -57,11 +57,11 @@ def run(
     """
     kind = kind_of(config)
     done = kind.read(out)
-    wanted = {name.lower() for name in datasets or config.datasets}
+    selected = {name.lower() for name in datasets or config.datasets}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in kind.rows(config, done):
         if (
-            row.dataset.lower() in wanted
+            row.dataset.lower() in selected
             and kind.runs(row, device)
             and kind.find(data, config, row) is not None
         ):
@@ -89,9 +89,9 @@ def run(
     results = completed(config, done)
     if step:
         write_text(out, as_frame(done, kind.schema).write_csv())
-    said = kind.finish(config, results, out, step > 0)
-    if said:
-        say(said)
+    message = kind.finish(config, results, out, step > 0)
+    if message:
+        say(message)
     return results
 
 

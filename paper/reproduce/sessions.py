@@ -32,7 +32,7 @@ EVENTS = 20_000  # of validation, drawn once for all settings of a set
 BATCH = 16384  # events ranked at a time: a GPU is idle between batches
 START: Settings = {"l2": 10.0, "dropout": 0.0, "decay_inference": 2.0}
 # Settings of the model itself, chosen first and without DAN; SLIST takes SLIT's decay_position.
-OWN: dict[str, dict[str, list[Any]]] = {
+MODEL_GRID: dict[str, dict[str, list[Any]]] = {
     "SLIT": {"decay_position": [0.5, 1.0, 2.0, 4.0], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
     "SLIS": {"decay_inference": [1.0, 2.0, 4.0, 8.0]},
     "SLIST": {"mix": [0.2, 0.5, 0.8], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
@@ -59,13 +59,13 @@ class Sessions(Table):
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
         """Return the rows with all settings of their models: given, or found earlier."""
-        found = {key[:3]: json.loads(key[3]) for key in done}
+        settings_by_row = {key[:3]: json.loads(key[3]) for key in done}
         rows = []
         for row in config.rows:
-            settings = row.settings or found.get((row.dataset, "", row.name))
+            settings = row.settings or settings_by_row.get((row.dataset, "", row.name))
             if settings is not None:  # TOML has no null: "none" stands for it
                 fields = {
-                    name: None if each == "none" else each for name, each in settings.items()
+                    name: None if value == "none" else value for name, value in settings.items()
                 }
                 settings = build(fields).settings()
             rows.append(replace(row, settings=settings))
@@ -85,12 +85,12 @@ class Sessions(Table):
         words = job.out.with_suffix(".md")
         if words.exists() and not words.read_bytes().startswith(ANSWER.encode()):
             raise DataError(f"{words} is no answer of an earlier run; choose another path")
-        found: dict[str, Settings] = {}
+        settings_by_row: dict[str, Settings] = {}
         for row in sorted(rows, key=lambda row: MODELS.index(row.name.removesuffix(WITH_DAN))):
             if row.settings is None:
-                if row.name not in found:
-                    found |= self.searched(job, row)
-                row = replace(row, settings=found[row.name])
+                if row.name not in settings_by_row:
+                    settings_by_row |= self.searched(job, row)
+                row = replace(row, settings=settings_by_row[row.name])
             if row.settings["model"] not in MODELS:
                 raise DataError(f"{row.name} on {row.dataset} is not a session model")
             began = time.perf_counter()
@@ -99,17 +99,17 @@ class Sessions(Table):
             fitted = time.perf_counter()
             values, events = measure(model, (job.data.test.history, job.data.test.target))
             times = (fitted - began, time.perf_counter() - fitted)
-            kept = kept_folder(job.out) / f"{row.dataset}-{row.name}.parquet"
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            events.cast(pl.Float32).write_parquet(kept)
+            events_file = fits_folder(job.out) / f"{row.dataset}-{row.name}.parquet"
+            events_file.parent.mkdir(parents=True, exist_ok=True)
+            events.cast(pl.Float32).write_parquet(events_file)
             yield row, cells(job.config, values, times), f"{row.name}: {values['mrr@20']:.4f}"
 
-    def searched(self, job: Job, row: Row) -> dict[str, Settings]:
+    def search_settings(self, job: Job, row: Row) -> dict[str, Settings]:
         """Return the settings of a model without and with DAN, by the names of their rows."""
         options = job.config.options
-        some = sample(job.data.valid, options.get("events", EVENTS))
-        where = kept_folder(job.out), f"{row.dataset}-", job.device
-        search = Search(replace(job.data, valid=some), *where, options.get("grid", {}))
+        valid_sample = sample(job.data.valid, options.get("events", EVENTS))
+        where = fits_folder(job.out), f"{row.dataset}-", job.device
+        search = Search(replace(job.data, valid=valid_sample), *where, options.get("grid", {}))
         model = row.name.removesuffix(WITH_DAN)
         start = search.own("SLIT", {}) if model == "SLIST" else {}
         start = {name: start[name] for name in start if name == "decay_position"}
@@ -119,11 +119,11 @@ class Sessions(Table):
 
     def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
         if new:
-            write_text(out.with_suffix(".md"), answer(results, kept_folder(out)))
+            write_text(out.with_suffix(".md"), answer(results, fits_folder(out)))
         return ""
 
 
-def kept_folder(out: Path) -> Path:
+def fits_folder(out: Path) -> Path:
     """Return the folder of searches and events, beside the results."""
     return out.with_name(f"{out.stem}-fits")
 
@@ -173,14 +173,14 @@ def measure(model: Any, pair: Pair) -> tuple[dict[str, float], pl.DataFrame]:
     hit / count^1.5 (and of that / rank), the form that the size of the published numbers points
     to; it is not divided by the sum of its weights.
     """
-    how = {"exclude_seen": False, "bootstrap": 0, "batch_size": BATCH}
-    found = eq.evaluate(model, pair, 20, metrics=METRICS, **how)
-    values = {name: float(found[name]) for name in found}
+    options = {"exclude_seen": False, "bootstrap": 0, "batch_size": BATCH}
+    result = eq.evaluate(model, pair, 20, metrics=METRICS, **options)
+    values = {name: float(result[name]) for name in result}
     weight = target_weights(model.interactions_)[pair[1].matrix.indices]
     for name in ("recall@20", "mrr@20"):
-        unbiased = found.per_user[name].to_numpy() * weight
+        unbiased = result.per_user[name].to_numpy() * weight
         values[f"unbiased_{name}"] = float(unbiased.mean())
-    events = found.per_user.select("mrr@20", "tail_mrr@20")
+    events = result.per_user.select("mrr@20", "tail_mrr@20")
     return values, events.with_columns(pl.Series("unbiased_mrr@20", unbiased))
 
 
@@ -206,11 +206,11 @@ class Search:
     device: str = "cpu"
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
-    def own(self, model: str, start: Settings) -> Settings:
+    def model_settings(self, model: str, start: Settings) -> Settings:
         """Return the settings of the model itself, chosen without DAN."""
-        return best(self.tried(model, "own", {**START, **start}, OWN[model]))
+        return best(self.tried(model, "own", {**START, **start}, MODEL_GRID[model]))
 
-    def pair(self, model: str, own: Settings) -> tuple[Settings, Settings]:
+    def pair(self, model: str, model_settings: Settings) -> tuple[Settings, Settings]:
         """Return the best settings without and with DAN, out of one grid.
 
         Those without DAN are the best of its points with alpha = beta = 0.
@@ -218,16 +218,16 @@ class Search:
         grid = {**GRID, **self.grid}
         if model == "SLIT":  # a past of one click has nothing to scale
             del grid["row_norm"]
-        tried = self.tried(model, "grid", own, grid)
-        chosen = {"without": best(filter(is_plain, tried)), "with": best(tried)}
+        points = self.tried(model, "grid", model_settings, grid)
+        chosen = {"without": best(filter(is_plain, points)), "with": best(points)}
         if _fit(chosen["with"]) == _fit(chosen["without"]):
             del chosen["with"]  # another alpha is no other search
-        for name, one in chosen.items():
-            near = {"l2": [one["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
-            tried += self.tried(model, f"near-{name}", one, near)
-        return best(filter(is_plain, tried)), best(tried)
+        for name, settings in chosen.items():
+            near = {"l2": [settings["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
+            points += self.tried(model, f"near-{name}", settings, near)
+        return best(filter(is_plain, points)), best(points)
 
-    def tried(
+    def points(
         self, model: str, step: str, base: Settings, grid: Mapping[str, list[Any]]
     ) -> list[Settings]:
         """Return every point of a grid around settings and its MRR@20, in the grid's order."""
@@ -244,13 +244,13 @@ class Search:
             {**base, **{name: row[name] for name in grid}, "mrr@20": row["mrr@20"]}
             for row in tuned.trials.to_dicts()
         ]
-        return sorted(points, key=lambda one: [grid[name].index(one[name]) for name in grid])
+        return sorted(points, key=lambda settings: [grid[name].index(settings[name]) for name in grid])
 
 
-def best(tried: Iterable[Settings]) -> Settings:
+def best(points: Iterable[Settings]) -> Settings:
     """Return the settings with the best MRR@20, of equal ones the first."""
-    found = max(tried, key=lambda one: one["mrr@20"])
-    return {name: value for name, value in found.items() if name != "mrr@20"}
+    best_point = max(points, key=lambda point: point["mrr@20"])
+    return {name: value for name, value in best_point.items() if name != "mrr@20"}
 
 
 def _fit(settings: Settings) -> Settings:
@@ -263,7 +263,7 @@ def is_plain(settings: Settings) -> bool:
     return not settings.get("alpha") and not settings.get("beta")
 
 
-def answer(results: pl.DataFrame, kept: Path) -> str:
+def answer(results: pl.DataFrame, folder: Path) -> str:
     """Return what DAN changed and whether it helped, as Markdown.
 
     Changes get their paired standard error over events where the folder `kept` holds the events.
@@ -281,10 +281,10 @@ def answer(results: pl.DataFrame, kept: Path) -> str:
             before, after = (ours.get((name, row, metric)) for row in (model, model + WITH_DAN))
             if before is not None and after is not None:
                 changes[part][name, model] = after - before
-                shown.append(_change(before, after, paired_error(kept, name, model, part)))
+                shown.append(_change(before, after, paired_error(folder, name, model, part)))
         lines += [f"| {name} | {model} | {' | '.join(shown)} |"] if shown else []
-    said = "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
-    lines += ["", said, ""]
+    summary = "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
+    lines += ["", summary, ""]
     for part in ("tail", "unbiased"):
         against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
         lines.append(f"- DAN raises {part} MRR@20: {_verdict(len(changes[part]), against)}.")
@@ -293,10 +293,10 @@ def answer(results: pl.DataFrame, kept: Path) -> str:
     return "\n".join([*lines, f"- It does not lower overall MRR@20 of SLIST: {verdict}.", ""])
 
 
-def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
+def paired_error(folder: Path, name: str, model: str, part: str) -> float | None:
     """Return the standard error of the change of MRR@20, None where the events are not kept."""
     metric = PARTS[part].removeprefix("aoa_")
-    files = [kept / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
+    files = [folder / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
     if not all(file.is_file() for file in files):
         return None
     before, after = (

@@ -130,15 +130,15 @@ class Statistics(Table):
     def compute(self, job: Job, rows: list[Row]) -> Steps:
         for row in rows:
             start = time.perf_counter()
-            found = eq.describe(job.data).to_dict()
-            lines = cells(job.config, found, (time.perf_counter() - start, 0.0))
+            statistics = eq.describe(job.data).to_dict()
+            lines = cells(job.config, statistics, (time.perf_counter() - start, 0.0))
             yield row, [{**line, "machine": machine_name("cpu")} for line in lines], row.name
 
 
 def everything(split: Split) -> Interactions:
     """Return all interactions of all parts."""
-    held = [side for part in split.parts for side in (part.history, part.target)]
-    return reduce(Interactions.union, [split.train, *held])
+    held_out = [side for part in split.parts for side in (part.history, part.target)]
+    return reduce(Interactions.union, [split.train, *held_out])
 
 
 class Efficiency(Table):
@@ -189,25 +189,25 @@ class Efficiency(Table):
             if "ratio" in row.settings:
                 above, below = (best[name] for name in row.settings["ratio"])
                 best[row.name] = {key: above[key] / max(below[key], 1e-9) for key in above}
-            found = best[row.name]
-            yield row, cells(job.config, found, (found["train"], found["inference"])), ""
+            cell = best[row.name]
+            yield row, cells(job.config, cell, (cell["train"], cell["inference"])), ""
 
     def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
         """Seconds of another machine are measured, a ratio of training times has a target."""
-        found = {**Table.judge(config, row, column, ours), "difference": None, "note": ""}
+        cell = {**Table.judge(config, row, column, ours), "difference": None, "note": ""}
         ratio = (row.settings or {}).get("ratio")
         if ratio:
             above, below = (
                 config.published_number(row.dataset, name, column)[0] for name in ratio
             )
-            found["published"] = round(above / below, 4) if above and below else None
+            cell["published"] = round(above / below, 4) if above and below else None
         if ours is not None:
-            found["status"] = "measured"
+            cell["status"] = "measured"
         if ours is not None and ratio and column == "train_seconds":
             target = config.options["target"]
             verdict = "reached" if ours <= target else "missed"
-            found["status"] = f"target of {target:g} {verdict}"
-        return found
+            cell["status"] = f"target of {target:g} {verdict}"
+        return cell
 
 
 def _turns(row: Row, config: Config) -> range:
@@ -218,7 +218,7 @@ def _turns(row: Row, config: Config) -> range:
 def clocked(row: Row, train: Interactions, history: Interactions, device: str) -> dict[str, float]:
     """Fit a model and rank for all users; return wall-clock and processor seconds of both."""
     about = ("device", "items")
-    model: Any = build({key: each for key, each in row.settings.items() if key not in about})
+    model: Any = build({key: value for key, value in row.settings.items() if key not in about})
     clocks = [(time.perf_counter(), time.process_time())]
     model.fit(train, **({"device": device} if row.settings["model"] in LINEAR else {}))
     clocks.append((time.perf_counter(), time.process_time()))
@@ -236,8 +236,8 @@ def limited(split: Split, items: int | None) -> Split:
     """Return the split with its most used items only, for a quick look."""
     if items is None or items >= split.train.n_items:
         return split
-    kept = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
-    history, target = (side.columns(kept) for side in (split.test.history, split.test.target))
+    top_items = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
+    history, target = (side.columns(top_items) for side in (split.test.history, split.test.target))
     rows = (history.user_counts > 0) & (target.user_counts > 0)
     test = Part(history.rows(rows), target.rows(rows), split.test.protocol, "test")
-    return Split(split.train.columns(kept), None, test, split.protocol)
+    return Split(split.train.columns(top_items), None, test, split.protocol)
