@@ -16,7 +16,7 @@ BALANCED = "alpha 0.2"  # whose weights the paper shows as the most balanced
 
 
 def claims(config: Config, points: pl.DataFrame) -> list[str]:
-    """Return a sentence for each thing the figure is there to show."""
+    """Return a sentence for each claim of the figure."""
     out = []
     for curve in config.options["curves"]:
         for dataset, lines in _by(points.filter(curve=curve), "dataset").items():
@@ -30,7 +30,7 @@ def holds(claim: bool) -> str:
 
 
 def _by(lines: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-    """The lines of each value of a column, in their order."""
+    """Return the lines of each value of a column, in their order."""
     parts = lines.partition_by(column, maintain_order=True)
     return {part[0, column]: part for part in parts}
 
@@ -50,7 +50,7 @@ def _models(lines: pl.DataFrame) -> list[str]:
 
 
 def _group_gains(config: Config, points: pl.DataFrame) -> list[str]:
-    """The gain of normalization in each group of data sets, and which is larger."""
+    """Return the gain of normalization in each group of data sets, and the larger one."""
     means = {}
     for group, names in config.options["panels"].items():
         parts = _by(points.filter(pl.col("dataset").is_in(names), group="all"), "dataset").values()
@@ -116,7 +116,7 @@ def _eigenvalues(lines: pl.DataFrame) -> list[str]:
     means = lines.filter(group="mean").select("series", "y").rows()
     text = ", ".join(f"{name} {y:.4f}" for name, y in means)
     claim = f"Every eigenvalue falls as beta grows: {holds(falls)}"
-    return [f"mean of all {kept['x'].max():,.0f} eigenvalues: {text}. {claim}."]
+    return [f"mean of all {spectra['x'].max():,.0f} eigenvalues: {text}. {claim}."]
 
 
 def _lists(lines: pl.DataFrame) -> list[str]:

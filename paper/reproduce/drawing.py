@@ -1,7 +1,7 @@
-"""From the points of a figure to the frame that is drawn, and the picture.
+"""Turn the points of a figure into the frame that is drawn, and draw it.
 
-The frame is written whether or not matplotlib is there, so that points can be computed on a
-machine that has none and drawn on another. Series differ by line style and marker, bars by
+The frame is written even without matplotlib, so that points can be computed on one machine and
+drawn on another. Series differ by line style and marker, bars by
 hatching, so that a figure can be read in black and white. The same frame gives the same bytes.
 """
 
@@ -41,12 +41,12 @@ NAMES = {
     "active": "active users",
     "inactive": "inactive users",
 }
-# A frame, and how it is drawn: arguments of `paint_panels` or, with a caption, `paint_lists`.
+# A frame, and arguments of `paint_panels` or, with a caption, of `paint_lists`.
 Picture = tuple[pl.DataFrame, dict[str, Any]]
 
 
 def draw(config: Config, points: pl.DataFrame, folder: Path) -> str:
-    """Write NAME.csv, and NAME.svg and NAME.png where matplotlib is there; say what was done."""
+    """Write NAME.csv, and NAME.svg and NAME.png with matplotlib; return a log message."""
     name = config.name
     if not points.height:
         return f"{name}: nothing to draw, none of its data sets is at hand"
@@ -70,7 +70,7 @@ def draw(config: Config, points: pl.DataFrame, folder: Path) -> str:
 
 
 def picture(config: Config, points: pl.DataFrame) -> Picture:
-    """Return what is drawn of the points, and how."""
+    """Return the frame that is drawn, and the arguments of the function that draws it."""
     stand_ins = config.options.get("stands_for", {})
     titles = {name: f"{name} (for {other})" for name, other in stand_ins.items()}
     points = points.with_columns(

@@ -80,7 +80,7 @@ class Figure(Table):
 
 
 def panels(config: Config, results: pl.DataFrame) -> pl.DataFrame:
-    """Return one line per curve and data set: how many points there are, and of how many."""
+    """Return one line per curve and data set, with the numbers of computed and of all points."""
     rows = []
     for curve, dataset in product(config.options["curves"], config.datasets):
         total = len(points(config, curve, dataset))

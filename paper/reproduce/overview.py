@@ -18,7 +18,7 @@ START, END = "<!-- generated: start -->", "<!-- generated: end -->"
 
 
 def write_overview(paper: Path) -> None:
-    """Renew the generated part of the paper folder's README; the text around it stays."""
+    """Rewrite the generated part of the paper folder's README; the text around it stays."""
     file = paper / "README.md"
     text = file.read_text(encoding="utf-8") if file.is_file() else f"{START}\n{END}\n"
     if START not in text or END not in text:
@@ -74,7 +74,7 @@ def was_run(results: pl.DataFrame, dataset: str) -> bool:
 
 
 def _line(cells: list[dict[str, Any]]) -> str:
-    """One row of a table: published and ours, statuses with a note, settings and machine."""
+    """Return a row of a table: published and ours, statuses with a note, settings, machine."""
     first, shown = cells[0], []
     for cell in cells:
         published = "" if cell["published"] is None else in_words(cell["published"])
@@ -135,7 +135,7 @@ def settings_text(value: Any) -> str:
     return " ".join(
         settings_text(setting)
         if name == "model" or isinstance(setting, dict)
-        else f"{name} {settings_text(each)}"
+        else f"{name} {settings_text(setting)}"
         for name, setting in value.items()
         if setting is not None
     )

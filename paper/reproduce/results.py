@@ -1,6 +1,6 @@
-"""Results kept in CSV files: cells beside the published numbers, and points of figures.
+"""Results in CSV files: cells beside the published numbers, and points of figures.
 
-A file is replaced whole, so a run that is stopped leaves the rows it finished and nothing else.
+A file is replaced in one step, so a run that is stopped leaves exactly the rows it finished.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ def put(done: Lines, row: Row, lines: list[Line], where: Line) -> None:
 
 def as_frame(lines: Lines, schema: Mapping[str, Any]) -> pl.DataFrame:
     """Return all lines as one frame."""
-    records = [{name: line.get(name) for name in schema} for row_lines in lines.values() for line in row_lines]
+    records = [
+        {name: line.get(name) for name in schema}
+        for row_lines in lines.values()
+        for line in row_lines
+    ]
     return pl.DataFrame(records, schema=schema)
 
 
@@ -129,7 +133,7 @@ def status(published: float | None, ours: float, note: str, unit: float = 1e-4) 
 
 
 def machine_name(device: str) -> str:
-    """Return the machine in words: the GPU, or the number of cores."""
+    """Return the name of the GPU, or the number of cores."""
     if device == "cpu":
         return f"{machine.count()} cores, {platform.machine()}"
     return device_name(device)

@@ -1,4 +1,4 @@
-"""Table 7: session models on random parts, settings chosen on validation, and what DAN did."""
+"""Table 7: session models on random splits, tuned on validation, and the effect of DAN."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reproduce.tables import Job, Load, Steps, Table
 
 Pair = tuple[Interactions, Interactions]
 FOLDERS = {"yoochoose": "yoochoose1_64"}
-MODELS = ("SLIS", "SLIT", "SLIST")  # in this order: SLIST starts from what SLIT found
+MODELS = ("SLIS", "SLIT", "SLIST")  # in this order: SLIST starts from the settings of SLIT
 WITH_DAN = "_DAN"
 METRICS = ["recall", "mrr", "tail_recall", "tail_mrr"]
 EVENTS = 20_000  # of validation, drawn once for all settings of a set
@@ -37,7 +37,7 @@ MODEL_GRID: dict[str, dict[str, list[Any]]] = {
     "SLIS": {"decay_inference": [1.0, 2.0, 4.0, 8.0]},
     "SLIST": {"mix": [0.2, 0.5, 0.8], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
 }
-# Every combination is tried; without DAN alpha and beta are 0 and the rest is the same grid.
+# Every combination is tried; without DAN alpha and beta are 0 and the grid is otherwise equal.
 GRID: dict[str, list[Any]] = {
     "row_norm": ["l1", None],
     "l2": [10.0],
@@ -47,18 +47,18 @@ GRID: dict[str, list[Any]] = {
 }
 NEARBY = (0.3, 3.0)  # factors of l2 that are tried last, around both choices
 PARTS = {"all": "aoa_mrr@20", "tail": "tail_mrr@20", "unbiased": "unbiased_mrr@20"}
-ANSWER = "| set | model |"  # what every answer begins with
+ANSWER = "| set | model |"  # beginning of every answer
 
 
 class Sessions(Table):
     """Sessions are split 8:1:1 at random; rows without settings are searched on validation.
 
     Options: "seed", "events" to choose on, and "grid" in place of values of `GRID`. The values of
-    a search and what each test event adds to the metrics are kept in a folder beside the results.
+    a search and the metrics of each test event are saved in a folder beside the results.
     """
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
-        """Return the rows with all settings of their models: given, or found earlier."""
+        """Return the rows with all settings of their models, of the config or an earlier run."""
         settings_by_row = {key[:3]: json.loads(key[3]) for key in done}
         rows = []
         for row in config.rows:
@@ -89,7 +89,7 @@ class Sessions(Table):
         for row in sorted(rows, key=lambda row: MODELS.index(row.name.removesuffix(WITH_DAN))):
             if row.settings is None:
                 if row.name not in settings_by_row:
-                    settings_by_row |= self.searched(job, row)
+                    settings_by_row |= self.search_settings(job, row)
                 row = replace(row, settings=settings_by_row[row.name])
             if row.settings["model"] not in MODELS:
                 raise DataError(f"{row.name} on {row.dataset} is not a session model")
@@ -111,9 +111,9 @@ class Sessions(Table):
         where = fits_folder(job.out), f"{row.dataset}-", job.device
         search = Search(replace(job.data, valid=valid_sample), *where, options.get("grid", {}))
         model = row.name.removesuffix(WITH_DAN)
-        start = search.own("SLIT", {}) if model == "SLIST" else {}
+        start = search.tune_model("SLIT", {}) if model == "SLIST" else {}
         start = {name: start[name] for name in start if name == "decay_position"}
-        pair = search.pair(model, search.own(model, start))
+        pair = search.pair(model, search.tune_model(model, start))
         names = (model, f"{model}{WITH_DAN}")
         return {name: make(model, one).settings() for name, one in zip(names, pair, strict=True)}
 
@@ -124,7 +124,7 @@ class Sessions(Table):
 
 
 def fits_folder(out: Path) -> Path:
-    """Return the folder of searches and events, beside the results."""
+    """Return the folder for searches and events, beside the results."""
     return out.with_name(f"{out.stem}-fits")
 
 
@@ -196,8 +196,8 @@ def make(name: str, settings: Settings, *, always_dan: bool = False) -> Any:
 class Search:
     """Chooses settings of session models by MRR@20 on the valid part, by calls of `eq.tune`.
 
-    Finished solves are kept in `folder`, in files whose names begin with `prefix`; a search that
-    was stopped goes on from them. `grid` takes the place of values of `GRID`.
+    Finished solves are saved in `folder`, in files whose names begin with `prefix`; a search that
+    was stopped resumes from them. `grid` replaces values of `GRID`.
     """
 
     split: Split
@@ -206,9 +206,9 @@ class Search:
     device: str = "cpu"
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
-    def model_settings(self, model: str, start: Settings) -> Settings:
+    def tune_model(self, model: str, start: Settings) -> Settings:
         """Return the settings of the model itself, chosen without DAN."""
-        return best(self.tried(model, "own", {**START, **start}, MODEL_GRID[model]))
+        return best(self.try_grid(model, "own", {**START, **start}, MODEL_GRID[model]))
 
     def pair(self, model: str, model_settings: Settings) -> tuple[Settings, Settings]:
         """Return the best settings without and with DAN, out of one grid.
@@ -216,18 +216,18 @@ class Search:
         Those without DAN are the best of its points with alpha = beta = 0.
         """
         grid = {**GRID, **self.grid}
-        if model == "SLIT":  # a past of one click has nothing to scale
+        if model == "SLIT":  # a history of one click has nothing to scale
             del grid["row_norm"]
-        points = self.tried(model, "grid", model_settings, grid)
+        points = self.try_grid(model, "grid", model_settings, grid)
         chosen = {"without": best(filter(is_plain, points)), "with": best(points)}
-        if _fit(chosen["with"]) == _fit(chosen["without"]):
-            del chosen["with"]  # another alpha is no other search
+        if _fit_settings(chosen["with"]) == _fit_settings(chosen["without"]):
+            del chosen["with"]  # they differ in alpha alone, which needs no fit
         for name, settings in chosen.items():
             near = {"l2": [settings["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
-            points += self.tried(model, f"near-{name}", settings, near)
+            points += self.try_grid(model, f"near-{name}", settings, near)
         return best(filter(is_plain, points)), best(points)
 
-    def points(
+    def try_grid(
         self, model: str, step: str, base: Settings, grid: Mapping[str, list[Any]]
     ) -> list[Settings]:
         """Return every point of a grid around settings and its MRR@20, in the grid's order."""
@@ -244,7 +244,7 @@ class Search:
             {**base, **{name: row[name] for name in grid}, "mrr@20": row["mrr@20"]}
             for row in tuned.trials.to_dicts()
         ]
-        return sorted(points, key=lambda settings: [grid[name].index(settings[name]) for name in grid])
+        return sorted(points, key=lambda point: [grid[name].index(point[name]) for name in grid])
 
 
 def best(points: Iterable[Settings]) -> Settings:
@@ -253,7 +253,7 @@ def best(points: Iterable[Settings]) -> Settings:
     return {name: value for name, value in best_point.items() if name != "mrr@20"}
 
 
-def _fit(settings: Settings) -> Settings:
+def _fit_settings(settings: Settings) -> Settings:
     """Return the settings that need a fit of their own."""
     return {name: value for name, value in settings.items() if name != "alpha"}
 
@@ -266,7 +266,7 @@ def is_plain(settings: Settings) -> bool:
 def answer(results: pl.DataFrame, folder: Path) -> str:
     """Return what DAN changed and whether it helped, as Markdown.
 
-    Changes get their paired standard error over events where the folder `kept` holds the events.
+    Changes get their paired standard error over events where `folder` holds the events.
     """
     ours = {
         (line["dataset"], line["row"], line["column"]): line["ours"]
@@ -283,7 +283,9 @@ def answer(results: pl.DataFrame, folder: Path) -> str:
                 changes[part][name, model] = after - before
                 shown.append(_change(before, after, paired_error(folder, name, model, part)))
         lines += [f"| {name} | {model} | {' | '.join(shown)} |"] if shown else []
-    summary = "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
+    summary = (
+        "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
+    )
     lines += ["", summary, ""]
     for part in ("tail", "unbiased"):
         against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
@@ -294,7 +296,7 @@ def answer(results: pl.DataFrame, folder: Path) -> str:
 
 
 def paired_error(folder: Path, name: str, model: str, part: str) -> float | None:
-    """Return the standard error of the change of MRR@20, None where the events are not kept."""
+    """Return the standard error of the change of MRR@20, None without saved events."""
     metric = PARTS[part].removeprefix("aoa_")
     files = [folder / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
     if not all(file.is_file() for file in files):

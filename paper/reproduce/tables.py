@@ -1,4 +1,4 @@
-"""Tables of models on published splits, of statistics and of seconds; what every kind can do."""
+"""Tables of models on published splits, of statistics and of running times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What rows are computed from: the config, the loaded data, the device, the results file."""
+    """Inputs of a computation: the config, the loaded data, the device, the results file."""
 
     config: Config
     data: Any
@@ -43,14 +43,14 @@ class Table:
     """Models on a published split; the base of the other kinds, which replace some methods."""
 
     schema: dict[str, Any] = CELLS
-    together = False  # whether all rows of a group are computed anew where one is missing
+    together = False  # whether one missing row makes all rows of its group run again
 
     def read(self, path: Path) -> Lines:
         """Return the lines of earlier runs."""
         return read_lines(path, self.schema)
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
-        """Return what there is to compute, done or not."""
+        """Return all rows to compute, finished or not."""
         return config.rows
 
     def group(self, row: Row) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Table:
         return row.settings is not None and (device != "cpu" or not row.card)
 
     def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads what a row needs, None where it is not at hand."""
+        """Return a function that loads the data of a row, None where they are missing."""
         return find_split(data, row.dataset, config.protocol)
 
     def steps(self, config: Config, rows: list[Row]) -> int:
@@ -70,7 +70,7 @@ class Table:
         return len(rows)
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
-        """Yield rows, their lines (none at a step on the way) and what is said of the step."""
+        """Yield rows, their lines (none at an intermediate step) and a progress message."""
         for row, model, seconds in fitted(rows, job.data, job.device):
             start = time.perf_counter()
             result = eq.evaluate(model, job.data.test, 20, bootstrap=0)
@@ -83,7 +83,7 @@ class Table:
     judge = staticmethod(judge)
 
     def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
-        """Write what is made of the results; return what is to be said of it."""
+        """Write files made from the results; return a log message."""
         return ""
 
 
@@ -144,10 +144,11 @@ def everything(split: Split) -> Interactions:
 class Efficiency(Table):
     """Table 6: seconds of training and of inference, measured in turns in one run.
 
-    The models take turns, in an order that is turned round each time, and the best time of each
-    counts: other work on the machine then hits all alike. Rows have a model with settings and a
-    `device`, or a `ratio` of two other rows. Options: `repeats`, how often linear autoencoders
-    are fitted; `items`, only so many most used items; `target`, of the ratio of training times.
+    The models take turns, in an order that is reversed each time, and the best time of each
+    counts: other work on the machine then slows all alike. Rows have a model with settings and a
+    `device`, or a `ratio` of two other rows. Options: `repeats`, number of fits of a linear
+    autoencoder; `items`, number of items to use, the most used ones; `target`, largest ratio of
+    training times.
     """
 
     together = True
