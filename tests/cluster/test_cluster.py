@@ -146,14 +146,14 @@ def test_text_that_is_no_integer_is_refused_after_integers(client, tmp_path):
         eq.cluster.read(folder, client=client)
 
 
-def test_a_frame_of_dask_is_read(client, tmp_path):
+def test_dask_frames_are_read(client, tmp_path):
     frames = pytest.importorskip("dask.dataframe")
     pandas = events().to_pandas()
     partitioned = eq.cluster.read(frames.from_pandas(pandas, npartitions=3), client=client)
     assert is_same(partitioned.gather(), eq.read(pandas))
 
 
-def test_addresses_of_fsspec_are_read(client, tmp_path):
+def test_fsspec_urls_are_read(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
     url = f"file://{folder}/part-*.parquet"
     assert eq.cluster.read(url, client=client).gather().fingerprint == eq.read(folder).fingerprint
@@ -162,7 +162,7 @@ def test_addresses_of_fsspec_are_read(client, tmp_path):
         eq.cluster.read(url, client=client)
 
 
-def test_files_of_a_remote_folder_are_those_of_a_folder_here(client, tmp_path):
+def test_a_remote_folder_has_the_same_files_as_a_local_one(client, tmp_path):
     folder = parts(tmp_path / "_data", events(), [300], "csv")
     for name in ("_SUCCESS", ".part-00.csv.crc", "_temporary.csv"):
         (folder / name).write_text("not data\n")
@@ -170,7 +170,7 @@ def test_files_of_a_remote_folder_are_those_of_a_folder_here(client, tmp_path):
     assert is_same(partitioned.gather(), eq.read(folder))
 
 
-def test_a_relative_path_is_that_of_this_process(client, tmp_path, monkeypatch):
+def test_relative_paths_start_from_the_folder_of_this_process(client, tmp_path, monkeypatch):
     folder = parts(tmp_path / "data", events(), [300])
     monkeypatch.chdir(tmp_path)
     for source in (
@@ -181,7 +181,7 @@ def test_a_relative_path_is_that_of_this_process(client, tmp_path, monkeypatch):
         assert is_same(eq.cluster.read(source, client=client).gather(), eq.read(folder))
 
 
-def test_what_is_no_table_is_refused(client, local, tmp_path):
+def test_sources_other_than_tables_are_refused(client, local, tmp_path):
     local.save(tmp_path / "saved")
     eq.split.strong(local).save(tmp_path / "split")
     (tmp_path / "lists.txt").write_text("0 1 2\n1 2\n")
@@ -195,7 +195,7 @@ def test_what_is_no_table_is_refused(client, local, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"min_rating": 4}, {"on_bad": "skip"}], ids=["low", "bad"])
-def test_parts_of_which_no_row_is_left_change_nothing(client, tmp_path, options):
+def test_parts_without_usable_rows_change_nothing(client, tmp_path, options):
     """They influence neither the cuts between blocks nor the kind of the ids."""
     rng = np.random.default_rng(2)
     columns = {"user": rng.integers(0, 40, 300), "rating": rng.integers(1, 6, 300)}
@@ -233,14 +233,14 @@ def test_a_bad_row_is_named_with_its_file(client, tmp_path):
     assert is_same(gathered, eq.read(folder, on_bad="skip"))
 
 
-def test_schemas_that_disagree_are_named(client, tmp_path):
+def test_parts_with_different_columns_are_refused(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
     events().rename({"amount": "price"}).write_parquet(folder / "part-01.parquet")
     with pytest.raises(eq.DataError, match="parts need one schema"):
         eq.cluster.read(folder, client=client)
 
 
-def test_times_of_two_units_are_named(client, tmp_path):
+def test_parts_with_different_time_units_are_refused(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
     later = events()[300:].with_columns(pl.col("ts") * 1000)
     later.write_parquet(folder / "part-01.parquet")
@@ -268,7 +268,7 @@ def test_the_core_equals_that_of_one_machine(data, local, min_user, min_item):
     assert is_same(core.gather(), expected)
 
 
-def test_a_core_of_nothing_is_refused(data):
+def test_an_empty_core_is_refused(data):
     with pytest.raises(eq.DataError, match="nothing is left with min_user=1000"):
         data.filter(min_user=1000)
 
@@ -358,7 +358,7 @@ def test_data_beyond_the_memory_here_are_mapped(data, local, tmp_path, monkeypat
         data.gather(tmp_path / "large")
 
 
-def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
+def test_a_model_fitted_on_workers_saves_and_updates_like_any_other(data, tmp_path):
     fitted = eq.cluster.fit(eq.EASE(l2=5.0), data, where="workers", scratch=tmp_path / "scratch")
     fitted.save(tmp_path / "model")
     loaded = eq.load(tmp_path / "model")
@@ -367,12 +367,12 @@ def test_the_model_of_the_workers_is_ordinary(data, tmp_path):
     assert "u001" not in fitted.data_.user_index
 
 
-def test_a_budget_of_memory_says_who_solves(data):
+def test_a_small_memory_budget_moves_the_solve_to_the_workers(data):
     fitted = eq.cluster.fit(eq.EASE(l2=5.0), data, memory=1000)
     assert not is_mapped(fitted.inverse_)  # not by tiles on the disk of this machine
 
 
-def test_settings_without_a_meaning_are_refused(data, local):
+def test_settings_that_do_not_apply_are_refused(data, local):
     with pytest.raises(eq.SettingError, match="tile_rows= is for a fit over the workers"):
         eq.cluster.fit(eq.EASE(), data, where="here", tile_rows=8)
     with pytest.raises(
@@ -510,7 +510,7 @@ def test_a_list_of_items_for_each_user_is_refused(data, local, tmp_path):
         eq.cluster.recommend_to(model, tmp_path / "lists", [], 4, client=data.client)
 
 
-def test_a_folder_goes_on_with_the_same_lists_alone(data, local, tmp_path):
+def test_a_folder_of_lists_resumes_only_the_same_call(data, local, tmp_path):
     model = eq.EASE(l2=5.0).fit(local)
     rules = tmp_path / "rules.toml"
     rules.write_text("exclude = [1]\n")
@@ -596,7 +596,7 @@ def test_a_search_with_early_stops_is_the_same(data, local):
     assert tuned.trials.equals(expected.trials)
 
 
-def test_tiles_of_a_search_lie_apart_and_are_removed(data, local, tmp_path):
+def test_workers_of_a_search_keep_tiles_in_separate_folders_and_remove_them(data, local, tmp_path):
     split = eq.split.strong(local, valid=0.2, test=0.2)
     grid = {"l2": [1, 10, 100], "dropout": [0.0, 0.5]}
     call = {"grid": grid, "engine": "tiled"}
@@ -626,13 +626,13 @@ def test_a_search_on_workers_of_several_threads_is_the_same(rng):
     assert tuned.trials.equals(expected.trials)
 
 
-def test_a_search_on_data_of_the_workers_has_all_of_them(data, local):
+def test_a_search_on_partitioned_data_uses_all_of_them(data, local):
     tuned = eq.cluster.tune(data, trials=2)
     assert tuned.best == eq.tune(local, trials=2).best
     assert tuned.model.data_fingerprint_ == local.fingerprint
 
 
-def slow(seconds: float) -> None:
+def sleep_or_fail(seconds: float) -> None:
     time.sleep(seconds)
     if not seconds:
         raise ValueError("at once")
@@ -644,22 +644,22 @@ def test_waiting_keeps_nothing_on_the_workers(client, monkeypatch):
     gc.disable()  # free only objects without references
     try:
         before = len(client.futures)
-        fetch(client, [submit(client, slow, 0.1), submit(client, slow, 0.1)])
+        fetch(client, [submit(client, sleep_or_fail, 0.1), submit(client, sleep_or_fail, 0.1)])
         client.sync(asyncio.sleep, 0)  # let the scheduler hear of released futures
         assert len(client.futures) == before
     finally:
         gc.enable()
 
 
-def test_a_task_that_fails_is_not_waited_for_with_others(client, monkeypatch):
+def test_an_error_is_raised_without_waiting_for_other_tasks(client, monkeypatch):
     monkeypatch.setattr("equipoise.cluster.workers.TIMEOUT", 0.05)
-    slow_task = submit(client, slow, 1.5)
+    slow_task = submit(client, sleep_or_fail, 1.5)
     with pytest.raises(ValueError, match="at once"):
-        fetch(client, [slow_task, submit(client, slow, 0)])
+        fetch(client, [slow_task, submit(client, sleep_or_fail, 0)])
     assert slow_task.status == "pending"
 
 
-def test_data_of_a_closed_client_are_one_clear_error(client, tmp_path):
+def test_data_of_a_closed_client_raise_a_clear_error(client, tmp_path):
     distributed = pytest.importorskip("distributed")
     other = distributed.Client(client.scheduler.address, set_as_default=False)
     partitioned = eq.cluster.read(parts(tmp_path / "data", events(), []), client=other)
@@ -673,7 +673,7 @@ def die_always() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_task_that_kills_every_worker_is_one_clear_error(client):
+def test_a_task_that_kills_every_worker_raises_a_clear_error(client):
     scheduler = client.cluster.scheduler
     scheduler.allowed_failures, before = 0, scheduler.allowed_failures
     try:
@@ -683,7 +683,7 @@ def test_a_task_that_kills_every_worker_is_one_clear_error(client):
         scheduler.allowed_failures = before
 
 
-def test_a_scheduler_that_is_not_there_is_one_clear_error(monkeypatch):
+def test_an_unreachable_scheduler_raises_a_clear_error(monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("equipoise.cluster.workers.TIMEOUT", 1)
     with pytest.raises(eq.ClusterError, match=r"no scheduler answers at tcp://127.0.0.1:9"):
@@ -693,7 +693,7 @@ def test_a_scheduler_that_is_not_there_is_one_clear_error(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_scheduler_that_goes_is_one_clear_error(tmp_path):
+def test_a_lost_scheduler_raises_a_clear_error(tmp_path):
     distributed = pytest.importorskip("distributed")
     cluster = distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
@@ -723,7 +723,7 @@ def test_a_failed_part_leaves_no_file_of_lists(data, local, tmp_path):
 
 def test_only_the_lower_triangle_is_held(data, rng):
     train = eq.Interactions(rng.random((300, 120)) < 0.1)
-    solver = WorkerSolver(Spread.of(data.client, train), train, tile_rows=30)
+    solver = WorkerSolver(Spread(data.client, train), train, tile_rows=30)
     weights, penalty = np.ones(300), np.full(120, 5.0)
     tiles = solver.system(weights, penalty)
     sizes = fetch(data.client, [submit(data.client, np.size, tile) for tile in tiles.values()])

@@ -136,7 +136,7 @@ def test_recommend(shop, there, tmp_path):
     assert "give it with --out" in done.stderr
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence(shop, monkeypatch):
+def test_an_unreachable_cluster_prints_an_error(shop, monkeypatch):
     monkeypatch.setattr("equipoise.cluster.workers.TIMEOUT", 1)
     done = CliRunner().invoke(
         app, ["stats", str(shop / "events"), "--cluster", "tcp://127.0.0.1:9"]

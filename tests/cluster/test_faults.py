@@ -144,7 +144,7 @@ def by_command(folder: Path) -> Iterator[tuple[str, Any, Any]]:
             process.wait()
 
 
-def test_a_scheduler_killed_in_the_middle_is_one_clear_error(client, folder, model, tmp_path):
+def test_a_killed_scheduler_raises_a_clear_error(client, folder, model, tmp_path):
     """Existing files of lists are complete, and the next run writes the missing ones."""
     _, expected = recommend_to(client, folder, model, tmp_path / "expected")
     out = tmp_path / "lists"
@@ -167,7 +167,7 @@ def test_a_scheduler_killed_in_the_middle_is_one_clear_error(client, folder, mod
     assert pl.read_parquet(sorted(out.glob("part-*.parquet"))).to_dicts() == expected
 
 
-def test_no_worker_at_all_is_one_clear_error(folder, tmp_path, monkeypatch, caplog):
+def test_a_cluster_without_workers_raises_a_clear_error(folder, tmp_path, monkeypatch, caplog):
     with by_command(tmp_path) as (address, _, worker):
         client = workers.connect(address)
         worker.kill()
@@ -180,7 +180,7 @@ def test_no_worker_at_all_is_one_clear_error(folder, tmp_path, monkeypatch, capl
         assert "the cluster has no worker" in caplog.text
 
 
-def test_a_worker_of_this_machine_comes_back_however_late():
+def test_a_local_worker_restarts_after_any_time():
     """By default Dask removes a worker that has not restarted within a timeout."""
     distributed = pytest.importorskip("distributed")
     import dask
@@ -197,7 +197,7 @@ def test_a_worker_of_this_machine_comes_back_however_late():
             assert client.submit(abs, -3).result(timeout=60) == 3
 
 
-def test_workers_of_this_machine_end_without_a_word():
+def test_local_workers_end_silently():
     """The client still holds a result when the process ends."""
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"

@@ -95,7 +95,8 @@ def fit(
             options["dtype"] = dtype
         if scratch is not None:
             options["scratch"] = scratch
-        return fitted.fit(_gather(data, scratch), **options)
+        gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
+        return fitted.fit(gathered, **options)
     planning = {}
     if by_neighbourhood:
         planning = {name: options.pop(name, None) for name in ("engine", "neighbours")}
@@ -106,9 +107,9 @@ def fit(
         )
     assert isinstance(fitted, LinearAutoencoder)
     require_strength([fitted], "neighbourhood" if by_neighbourhood else "auto")
-    gathered = _gather(data, scratch)
+    gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
     train = fitted._weighed(gathered)
-    spread = Spread.of(connect(client), data if train is gathered else train)
+    spread = Spread(connect(client), data if train is gathered else train)
     solver: NeighbourhoodSolver | WorkerSolver
     if by_neighbourhood:
         neighbours = plan(**sizes, dtype=dtype, **planning).neighbours
@@ -117,12 +118,6 @@ def fit(
         solver = WorkerSolver(spread, train, dtype, tile_rows, scratch)
     fit_together([fitted], solver, gathered)
     return fitted
-
-
-def _gather(
-    data: Partitioned | Interactions, scratch: str | os.PathLike[str] | None
-) -> Interactions:
-    return data.gather(scratch) if isinstance(data, Partitioned) else data
 
 
 def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:

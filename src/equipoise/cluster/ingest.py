@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter, getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import count
-from equipoise.cluster.partitioned import Partitioned, add_arrays, offsets_of
+from equipoise.cluster.partitioned import Partitioned, fetch_sum, offsets_of
 from equipoise.cluster.workers import connect, fetch, reduce_tree, submit, submit_each, task
 from equipoise.data.interactions import KIND as SAVED
 from equipoise.data.interactions import Interactions
@@ -65,7 +65,7 @@ from equipoise.data.readers.options import (
 from equipoise.data.readers.research import recognised
 from equipoise.data.split.parts import KIND as SPLIT
 from equipoise.data.storage import is_directory_of
-from equipoise.errors import DataError, EquipoiseError, MissingExtraError, SettingError
+from equipoise.errors import DataError, EquipoiseError, SettingError
 
 BLOCK_ROWS = 4_000_000  # rows of a block, unless that makes too many blocks
 MAX_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
@@ -73,8 +73,9 @@ PART_SAMPLE, MAX_SAMPLE = 512, 16_384  # sampled users of a part, and of all par
 AXES = ("users", "items")
 FSSPEC_ERRORS = (ImportError, OSError, ValueError)  # no such protocol, no such file
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
+# The part of a block: its sorted users, and its rows, which refer to these by place
+Piece = tuple[pl.Series, Log]
 
 
 def read(
@@ -126,7 +127,7 @@ def read(
         submit(client, load_part, part_name, frame, part_settings)
         for part_name, frame in zip(names, frames, strict=True)
     ]
-    return _Ingest(client, name, settings, block_rows).run(parts)
+    return _build_data(client, parts, name, settings, block_rows)
 
 
 def _list_files(source: Any, options: ReadOptions) -> list[str]:
@@ -158,12 +159,8 @@ def _only_tables(source: str) -> str:
 
 
 def _list_remote_files(url: str) -> list[str]:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} needs fsspec; install it with `pip install 'equipoise[cluster]'`"
-        ) from error
+    import fsspec  # a dependency of Dask
+
     try:
         system, path = fsspec.core.url_to_fs(url)
         is_folder = system.isdir(path)
@@ -271,113 +268,102 @@ def summarize(part: Part) -> Part:
     return replace(part, rows=empty, codes=None)
 
 
-class _Ingest:
-    """Turns the parts of one table into blocks."""
+def _build_data(
+    client: Any, parts: list[Any], name: str, options: ReadOptions, block_rows: int | None
+) -> Partitioned:
+    """Return the data of the parts of one table."""
+    summaries: list[Part] = fetch(client, submit_each(client, summarize, parts))
+    readable = [summary for summary in summaries if summary.rows is not None]
+    read_notes = part_notes(name, len(summaries), len(readable))
+    _check_alike(readable)
+    # the kinds of columns are those of a part with usable rows
+    table = _merge_summaries(sorted(readable, key=lambda summary: not summary.n_rows))
+    n_rows = sum(summary.n_rows for summary in readable)
+    table.require_some(n_rows, name, options)
+    filled = [number for number, summary in enumerate(summaries) if summary.n_rows]
+    parts = [parts[number] for number in filled]
+    parts = _unify_ids(client, parts, [summaries[number] for number in filled])
+    if readable[0].kind != "frame":
+        table.notes[table.found : table.found] = read_notes
+    notes = table.said(name, options)
+    block_rows = block_rows or max(BLOCK_ROWS, -(-n_rows // MAX_BLOCKS))
+    bounds = _block_bounds(client, parts, n_rows, -(-n_rows // block_rows))
+    blocks, items, sizes = _build_blocks(client, parts, bounds, table, options)
+    n_users, n_values, repeats, returned = sizes.sum(axis=0).tolist()
+    weighted = table.weights is not None
+    has_columns = weighted or table.times is not None or table.types is not None
+    if not (has_columns or repeats or in_sessions(options)):
+        blocks = submit_each(client, drop_events, blocks)
+    if options.gap is not None:
+        notes.append(cut_note(n_users, options.gap))
+    notes += repeat_notes(n_rows, n_values, repeats, weighted, returned)
+    data = Partitioned(client, blocks, items, sizes[:, 0], n_values, name=name)
+    if n_users == 1:
+        notes += lone_note(name, "user", data.gather().users)
+    notes += lone_note(name, "item", items)
+    data.labels = item_labels(items, options, notes)
+    data.notes = tuple(notes)
+    return data
 
-    def __init__(
-        self, client: Any, name: str, options: ReadOptions, block_rows: int | None
-    ) -> None:
-        self.client, self.name = client, name
-        self.options, self.block_rows = options, block_rows
 
-    def run(self, parts: list[Any]) -> Partitioned:
-        """Return the data of these parts."""
-        client, options = self.client, self.options
-        summaries: list[Part] = fetch(client, submit_each(client, summarize, parts))
-        readable = [summary for summary in summaries if summary.rows is not None]
-        read_notes = part_notes(self.name, len(summaries), len(readable))
-        _check_alike(readable)
-        # the kinds of columns are those of a part with usable rows
-        table = _merge_summaries(sorted(readable, key=lambda summary: not summary.n_rows))
-        n_rows = sum(summary.n_rows for summary in readable)
-        table.require_some(n_rows, self.name, options)
-        filled = [number for number, summary in enumerate(summaries) if summary.n_rows]
-        parts = self._unify_ids(
-            [parts[number] for number in filled], [summaries[number] for number in filled]
-        )
-        if readable[0].kind != "frame":
-            table.notes[table.found : table.found] = read_notes
-        notes = table.said(self.name, options)
-        blocks, items, sizes = self._build_blocks(parts, table, n_rows)
-        n_users, n_values, repeats, returned = sizes.sum(axis=0).tolist()
-        weighted = table.weights is not None
-        has_columns = weighted or table.times is not None or table.types is not None
-        if not (has_columns or repeats or in_sessions(options)):
-            blocks = submit_each(client, drop_events, blocks)
-        if options.gap is not None:
-            notes.append(cut_note(n_users, options.gap))
-        notes += repeat_notes(n_rows, n_values, repeats, weighted, returned)
-        data = Partitioned(client, blocks, items, sizes[:, 0], n_values, name=self.name)
-        if n_users == 1:
-            notes += lone_note(self.name, "user", data.gather().users)
-        notes += lone_note(self.name, "item", items)
-        data.labels = item_labels(items, options, notes)
-        data.notes = tuple(notes)
-        return data
+def _build_blocks(
+    client: Any, parts: list[Any], bounds: pl.Series, table: Rows, options: ReadOptions
+) -> tuple[list[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Distribute the rows to ranges of users; return blocks, item ids and sizes of blocks."""
+    options = replace(options, labels=None)
+    types = type_names(table.types, table.type_column)
+    part_items = submit_each(client, attrgetter("rows.items"), parts)
+    items = reduce_tree(client, merge_ids, part_items)
+    cut_parts = submit_each(client, cut_part, parts, items, bounds, types)
+    built = []
+    for number in range(len(bounds) + 1):
+        pieces = submit_each(client, getitem, cut_parts, number)
+        built.append(submit(client, build_block, pieces, items, options, types))
+    sizes = fetch(client, submit_each(client, getitem, built, 1))
+    blocks = submit_each(client, getitem, built, 0)
+    return blocks, fetch(client, items).to_numpy(), np.array(sizes, np.int64)
 
-    def _build_blocks(
-        self, parts: list[Any], table: Rows, n_rows: int
-    ) -> tuple[list[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Distribute the rows to ranges of users; return blocks, item ids and sizes of blocks."""
-        client, options = self.client, replace(self.options, labels=None)
-        types = type_names(table.types, table.type_column)
-        items = reduce_tree(
-            client, merge_ids, submit_each(client, attrgetter("rows.items"), parts)
-        )
-        block_rows = self.block_rows or max(BLOCK_ROWS, -(-n_rows // MAX_BLOCKS))
-        bounds = self._block_bounds(parts, n_rows, -(-n_rows // block_rows))
-        cut_parts = submit_each(client, cut_part, parts, items, bounds, types)
-        built = []
-        for number in range(len(bounds) + 1):
-            pieces = submit_each(client, getitem, cut_parts, number)
-            built.append(submit(client, build_block, pieces, items, options, types))
-        sizes = fetch(client, submit_each(client, getitem, built, 1))
-        blocks = submit_each(client, getitem, built, 0)
-        return blocks, fetch(client, items).to_numpy(), np.array(sizes, np.int64)
 
-    def _block_bounds(self, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
-        """Return the first user of each block but the first; blocks have about as many rows each.
+def _block_bounds(client: Any, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
+    """Return the first user of each block but the first; blocks have about as many rows each.
 
-        A sample of users locates each bound between two of them; then the rows of all users
-        between these two are counted. So no machine ever holds the ids of all users.
-        """
-        client = self.client
-        if n_blocks == 1:
-            return pl.Series(dtype=pl.Int64)
-        sample = pl.concat(fetch(client, submit_each(client, sample_users, parts)))
-        sample = sample.unique().sort()
-        sample = sample.gather_every(-(-len(sample) // MAX_SAMPLE))
-        counts = submit_each(client, count_rows_below, parts, sample)
-        rows_below = fetch(client, reduce_tree(client, add_arrays, counts))
-        # a block begins at the first user with at least so many rows below
-        thresholds = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
-        places = np.searchsorted(rows_below, thresholds)
-        counts = submit_each(client, count_rows_between, parts, sample, np.unique(places))
-        users = pl.concat(fetch(client, counts)).group_by("id").agg(pl.col("rows").sum())
-        users = users.sort("id")
-        running = offsets_of(users["rows"].to_numpy())
-        bounds = []
-        for threshold, place in zip(thresholds, places.tolist(), strict=True):
-            low, high = _range_between(users["id"], sample, place)
-            rows = threshold - rows_below[place - 1] + running[low]
-            first = low + int(np.searchsorted(running[low:high], rows))
-            if first < high:
-                bounds.append(users["id"][first])
-            elif place < len(sample):
-                bounds.append(sample[place])
-        return pl.Series(bounds, dtype=sample.dtype).unique(maintain_order=True)
+    A sample of users locates each bound between two of them; then the rows of all users
+    between these two are counted. So no machine ever holds the ids of all users.
+    """
+    if n_blocks == 1:
+        return pl.Series(dtype=pl.Int64)
+    sample = pl.concat(fetch(client, submit_each(client, sample_users, parts))).unique().sort()
+    sample = sample.gather_every(-(-len(sample) // MAX_SAMPLE))
+    rows_below = fetch_sum(client, submit_each(client, count_rows_below, parts, sample))
+    # a block begins at the first user with at least so many rows below
+    thresholds = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
+    places = np.searchsorted(rows_below, thresholds)
+    counts = submit_each(client, count_rows_between, parts, sample, np.unique(places))
+    users = pl.concat(fetch(client, counts)).group_by("id").agg(pl.col("rows").sum()).sort("id")
+    running = offsets_of(users["rows"].to_numpy())
+    bounds = []
+    for threshold, place in zip(thresholds, places.tolist(), strict=True):
+        low, high = _range_between(users["id"], sample, place)
+        rows = threshold - rows_below[place - 1] + running[low]
+        first = low + int(np.searchsorted(running[low:high], rows))
+        if first < high:
+            bounds.append(users["id"][first])
+        elif place < len(sample):
+            bounds.append(sample[place])
+    return pl.Series(bounds, dtype=sample.dtype).unique(maintain_order=True)
 
-    def _unify_ids(self, parts: list[Any], summaries: list[Part]) -> list[Any]:
-        """Convert ids that are integers in some parts and text in others to one kind."""
-        for axis in AXES:
-            dtypes = [summary.ids(axis).dtype for summary in summaries]
-            if len(set(dtypes)) > 1:
-                common = _common_dtype(axis, summaries, dtypes)
-                parts = [
-                    part if dtype == common else submit(self.client, cast_ids, part, axis, common)
-                    for part, dtype in zip(parts, dtypes, strict=True)
-                ]
-        return parts
+
+def _unify_ids(client: Any, parts: list[Any], summaries: list[Part]) -> list[Any]:
+    """Convert ids that are integers in some parts and text in others to one kind."""
+    for axis in AXES:
+        dtypes = [summary.ids(axis).dtype for summary in summaries]
+        if len(set(dtypes)) > 1:
+            common = _common_dtype(axis, summaries, dtypes)
+            parts = [
+                part if dtype == common else submit(client, cast_ids, part, axis, common)
+                for part, dtype in zip(parts, dtypes, strict=True)
+            ]
+    return parts
 
 
 def _common_dtype(axis: str, summaries: list[Part], dtypes: list[Any]) -> Any:
@@ -464,17 +450,6 @@ def merge_ids(ids: list[pl.Series]) -> pl.Series:
     return pl.concat(ids).unique().sort()
 
 
-class Piece(NamedTuple):
-    """The rows of a part that belong to one block: its users, sorted, and columns of the rows."""
-
-    users: pl.Series
-    user_codes: Codes
-    items: Codes
-    weights: Floats | None
-    times: Floats | None
-    types: npt.NDArray[np.int16] | None
-
-
 @task
 def cut_part(
     part: Part, items: pl.Series, bounds: pl.Series, event_types: tuple[str, ...]
@@ -487,7 +462,7 @@ def cut_part(
     part_items = rows.items.alias("id").to_frame()
     joined = part_items.join(positions, on="id", how="left", maintain_order="left")
     item_positions = joined["position"].cast(pl.Int32).to_numpy()[part.codes["items"]]
-    columns = (item_positions, rows.weights, rows.times, type_codes(rows.types, event_types))
+    types = type_codes(rows.types, event_types)
     starts = rows.users.search_sorted(bounds, side="left").to_list() if len(bounds) else []
     edges = np.array([0, *starts, len(rows.users)])
     sizes = np.diff(edges)
@@ -499,9 +474,14 @@ def cut_part(
     pieces = []
     for number, (low, high) in enumerate(pairwise(edges)):
         chosen = order[ends[number] : ends[number + 1]]
-        chosen_columns = (None if column is None else column[chosen] for column in columns)
-        codes = user_codes[chosen] - np.int32(low)
-        pieces.append(Piece(rows.users[low:high], codes, *chosen_columns))  # type: ignore[arg-type]
+        log = Log(
+            user_codes[chosen] - np.int32(low),
+            item_positions[chosen],
+            None if rows.weights is None else rows.weights[chosen],
+            None if rows.times is None else rows.times[chosen],
+            None if types is None else types[chosen],
+        )
+        pieces.append((rows.users[low:high], log))
     return pieces
 
 
@@ -513,21 +493,18 @@ def build_block(
 
     Also return numbers of users, of values, of rows that repeat a pair, and of returns.
     """
-    pieces = [piece for piece in pieces if len(piece.items)]
-    places, user_ids = factorize(pl.concat([piece.users for piece in pieces]))
-    starts = offsets_of([len(piece.users) for piece in pieces])
-    rows = np.concatenate(
-        [places[start + piece.user_codes] for start, piece in zip(starts, pieces, strict=False)]
-    )
-    columns = {
-        name: None
-        if getattr(pieces[0], name) is None
-        else np.concatenate([getattr(piece, name) for piece in pieces])
-        for name in ("items", "weights", "times", "types")
-    }
-    if options.gap is not None and columns["times"] is not None:
-        rows, user_ids = cut_sessions(rows, columns["times"], user_ids, options.gap)
-    log = Log(rows, **columns)  # type: ignore[arg-type]
+    pieces = [(users, log) for users, log in pieces if len(log.items)]
+    places, user_ids = factorize(pl.concat([users for users, _ in pieces]))
+    starts = offsets_of([len(users) for users, _ in pieces])[:-1]
+    rows = [places[start + log.users] for start, (_, log) in zip(starts, pieces, strict=True)]
+    columns: list[Any] = [
+        None if parts[0] is None else np.concatenate(parts)
+        for parts in zip(*(log[1:] for _, log in pieces), strict=True)
+    ]
+    log = Log(np.concatenate(rows), *columns)
+    if options.gap is not None and log.times is not None:
+        sessions, user_ids = cut_sessions(log.users, log.times, user_ids, options.gap)
+        log = log._replace(users=sessions)
     shape = (len(user_ids), len(items))
     matrix, events, repeats = gathered(log, shape, in_sessions(options), event_types, always=True)
     if log.weights is not None:

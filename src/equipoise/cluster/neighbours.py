@@ -50,16 +50,8 @@ SHARE = 0.6  # of a worker's memory that the entries may take
 class NeighbourhoodSolver:
     """Solves by neighbourhoods on the workers; replaces `solve.engine.Solver`.
 
-    Parameters
-    ----------
-    spread
-        The matrix on the workers.
-    train
-        The same data on this machine, which the model keeps.
-    neighbours
-        K, the number of items in a support beside the target.
-    dtype
-        "float32" or "float64".
+    `spread` is the matrix on the workers and `train` the same data here, which the model keeps;
+    `neighbours` is K, the number of items in a support beside the target.
     """
 
     def __init__(
@@ -187,15 +179,6 @@ class Chunk(NamedTuple):
     weights: Vector
 
 
-class Strip(NamedTuple):
-    """Rows of A of a strip of items; the fields are those of `Lists`."""
-
-    lengths: Positions
-    others: Positions
-    items: Positions
-    values: npt.NDArray[Any]
-
-
 @task
 def make_chunk(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chunk:
     """Return the rows and columns of blocks over numbered items."""
@@ -211,8 +194,8 @@ def make_chunk(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chun
 
 @task
 def add_rows(
-    before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
-) -> Strip:
+    before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
+) -> Lists:
     """Add the users of a chunk to the rows of a strip, and cut these to their strongest entries.
 
     `limits` are the number of neighbours, which come first, and of all entries to keep.
@@ -221,12 +204,12 @@ def add_rows(
     system = _strip_system(before, chunk, numbers, span)
     items = np.arange(low, high, dtype=np.int32)
     lists = strongest_entries(system, items, *limits, dtype, Journal())
-    lengths = lists.lengths[low:high].copy()
-    places, _ = segments(lists.starts[low:high], lengths)
-    return Strip(lengths, lists.others[low:high], lists.items[places], lists.values[places])
+    lengths, others = lists.lengths[low:high].copy(), lists.others[low:high]
+    places, starts = segments(lists.starts[low:high], lengths)
+    return Lists(starts, lengths, others, lists.items[places], lists.values[places])
 
 
-def _strip_system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
+def _strip_system(before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
     """Return the system of a strip of items and a chunk of users.
 
     Earlier sums continue: each item's row of `before` enters as one more user of weight 1, who
@@ -266,10 +249,14 @@ def _strip_system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: 
 
 
 @task
-def join_strips(strips: list[Strip]) -> Lists:
+def join_strips(strips: list[Lists]) -> Lists:
     """Return the strongest entries of all rows."""
-    lengths, *columns = (np.concatenate(parts) for parts in zip(*strips, strict=True))
-    return Lists(offsets_of(lengths), lengths, *columns)
+    columns = (
+        np.concatenate([getattr(strip, name) for strip in strips])
+        for name in ("lengths", "others", "items", "values")
+    )
+    lengths, *entries = columns
+    return Lists(offsets_of(lengths), lengths, *entries)
 
 
 @task

@@ -108,7 +108,7 @@ class Partitioned:
     @cached_property
     def item_counts(self) -> Counts:
         """Number of users of each item."""
-        return self._sum_blocks(getattr, "item_counts")
+        return fetch_sum(self.client, self.map_blocks(getattr, "item_counts"))
 
     @cached_property
     def user_counts(self) -> Counts:
@@ -119,17 +119,12 @@ class Partitioned:
         """Return the futures of a function of each block."""
         return submit_each(self.client, function, self.blocks, *args)
 
-    def _sum_blocks(self, function: Callable[..., Any], *args: Any) -> Counts:
-        sums = reduce_tree(self.client, add_arrays, self.map_blocks(function, *args))
-        result: Counts = fetch(self.client, sums)
-        return result
-
     def with_blocks(self, blocks: list[Any], items: npt.NDArray[Any]) -> Partitioned:
         """Return data of other blocks and items; blocks without users are left out."""
-        sizes = np.array(fetch(self.client, submit_each(self.client, count_users, blocks)))
+        sizes = np.array(fetch(self.client, submit_each(self.client, block_sizes, blocks)))
         filled = np.flatnonzero(sizes[:, 0])
         blocks = [blocks[number] for number in filled]
-        users, pairs = sizes[filled].T
+        users, pairs, _ = sizes[filled].T
         return Partitioned(self.client, blocks, items, users, int(pairs.sum()), name=self.name)
 
     def describe(self, *, delta: float = 1.5, exact: bool | None = None) -> Statistics:
@@ -168,7 +163,7 @@ class Partitioned:
         core_items = np.ones(self.n_items, bool)
         while True:
             flags = send(self.client, core_items)
-            counts = self._sum_blocks(count_core, flags, min_user)
+            counts = fetch_sum(self.client, self.map_blocks(count_core, flags, min_user))
             smaller = core_items & (counts >= min_item)
             if (smaller == core_items).all():
                 break
@@ -219,8 +214,8 @@ class Partitioned:
         the folder for temporary files. Blocks are fetched a few at a time.
         """
         first = fetch(self.client, self.blocks[0])
-        sizes = fetch(self.client, self.map_blocks(count_entries))
-        n_pairs, n_events = np.sum(sizes, axis=0).tolist()
+        sizes = fetch(self.client, self.map_blocks(block_sizes))
+        _, n_pairs, n_events = np.sum(sizes, axis=0).tolist()
         dtypes = {name: column.dtype for name, column in _entry_columns(first).items()}
         # SciPy copies the indices where their type differs from that of indptr
         index_type = np.int32 if n_pairs <= np.iinfo(np.int32).max else np.int64
@@ -289,14 +284,10 @@ def drop_item_ids(data: Interactions) -> Interactions:
     return Interactions(data.matrix, data.user_index, events=data.events)
 
 
-def count_users(block: Interactions) -> tuple[int, int]:
-    """Return the numbers of users and of pairs of a block."""
-    return block.n_users, block.n_interactions
-
-
-def count_entries(block: Interactions) -> tuple[int, int]:
-    """Return the numbers of pairs and of events of a block."""
-    return block.n_interactions, 0 if block.events is None else block.events.n_events
+def block_sizes(block: Interactions) -> tuple[int, int, int]:
+    """Return the numbers of users, of pairs and of events of a block."""
+    n_events = 0 if block.events is None else block.events.n_events
+    return block.n_users, block.n_interactions, n_events
 
 
 @task
@@ -306,6 +297,12 @@ def add_arrays(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     for array in arrays[1:]:
         out += array
     return out
+
+
+def fetch_sum(client: Any, futures: list[Any]) -> npt.NDArray[Any]:
+    """Return the sum of the arrays of futures."""
+    result: npt.NDArray[Any] = fetch(client, reduce_tree(client, add_arrays, futures))
+    return result
 
 
 @task

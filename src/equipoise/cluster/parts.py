@@ -87,7 +87,9 @@ def strong(
         raise SettingError("on the workers order is 'random'; leave it out, or use where='here'")
     client, rng = data.client, generator(seed)
     train_rows, *part_rows = groups(rng.permutation(data.n_users), valid, test, "users")
-    blocks = [submit(client, take_rows, *pair) for pair in _rows_by_block(data, train_rows)]
+    blocks = [
+        submit(client, Interactions.rows, *pair) for pair in _rows_by_block(data, train_rows)
+    ]
     train = data.with_blocks(blocks, data.items)
     is_known = train.item_counts > 0
     items, known = data.items[is_known], send(client, is_known)
@@ -137,12 +139,6 @@ def _rows_by_block(data: Partitioned, rows: Rows) -> list[tuple[Any, Rows]]:
         (block, rows[low:high] - start)
         for block, start, (low, high) in zip(data.blocks, starts[:-1], ranges, strict=True)
     ]
-
-
-@task
-def take_rows(block: Interactions, rows: Rows) -> Interactions:
-    """Return some users of a block."""
-    return block.rows(rows)
 
 
 @task

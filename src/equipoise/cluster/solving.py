@@ -41,18 +41,8 @@ SMALLEST, LARGEST = 256, 4096  # rows of a tile
 class WorkerSolver:
     """Computes exact inverses on the workers; replaces `solve.engine.Solver`.
 
-    Parameters
-    ----------
-    spread
-        The matrix on the workers.
-    train
-        The same data on this machine, which the model keeps.
-    dtype
-        "float32" or "float64".
-    tile_rows
-        Rows of a tile; by default a twelfth of the items, from 256 to 4,096.
-    scratch
-        Folder for an inverse that does not fit into the memory of this machine.
+    `spread` is the matrix on the workers and `train` the same data here, which the model keeps;
+    the other options are those of `fit`.
     """
 
     def __init__(

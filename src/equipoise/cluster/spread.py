@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.cluster.partitioned import Partitioned, add_arrays, offsets_of
-from equipoise.cluster.workers import fetch, reduce_tree, send, submit, submit_each, task
+from equipoise.cluster.partitioned import Partitioned, fetch_sum, offsets_of
+from equipoise.cluster.workers import fetch, send, submit, submit_each, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, entry_rows
 from equipoise.solve.audit import USERS, histories_with
@@ -27,46 +27,20 @@ CHUNK_PAIRS = 16_000_000  # user-item pairs of one task of a sum
 
 
 class Spread:
-    """Blocks of a matrix, users x items, that workers hold.
+    """A matrix, users x items, in blocks on the workers: those of the data, or sent from here."""
 
-    Parameters
-    ----------
-    client
-        Client of the cluster.
-    blocks
-        Futures of CSR matrices of consecutive users.
-    block_users
-        Number of users of each block.
-    shape
-        Shape of the complete matrix.
-    n_pairs
-        Number of stored values.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        blocks: list[Any],
-        block_users: npt.NDArray[np.int64],
-        shape: tuple[int, int],
-        n_pairs: int,
-    ) -> None:
-        self.client, self.blocks, self.shape, self.n_pairs = client, blocks, shape, n_pairs
-        self._starts = offsets_of(block_users)
-
-    @classmethod
-    def of(cls, client: Any, data: Partitioned | Interactions) -> Spread:
-        """Use the blocks of data on the cluster, or send data of this machine in blocks."""
+    def __init__(self, client: Any, data: Partitioned | Interactions) -> None:
+        self.client, self.n_pairs = client, data.n_interactions
+        self.shape = data.n_users, data.n_items
         if isinstance(data, Partitioned):
-            shape = data.n_users, data.n_items
-            blocks = data.map_blocks(getattr, "matrix")
-            return cls(client, blocks, data.block_users, shape, data.n_interactions)
+            self.blocks = data.map_blocks(getattr, "matrix")
+            self._starts = offsets_of(data.block_users)
+            return
         X = data.matrix
         n_blocks = -(-X.nnz // CHUNK_PAIRS) or 1
         cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, n_blocks + 1)[1:-1])
-        bounds = np.unique([0, *cuts.tolist(), X.shape[0]])
-        blocks = [send(client, X[low:high]) for low, high in pairwise(bounds)]
-        return cls(client, blocks, np.diff(bounds), X.shape, X.nnz)
+        self._starts = np.unique([0, *cuts.tolist(), X.shape[0]])
+        self.blocks = [send(client, X[low:high]) for low, high in pairwise(self._starts)]
 
     def map_chunks(
         self, function: Callable[..., Any], user_weights: Vector, *args: Any
@@ -96,17 +70,13 @@ class Spread:
 
     def times(self, roots: list[Any], right: npt.NDArray[Any]) -> Vector:
         """Return X^T W X @ right, in float64."""
-        products = submit_each(self.client, multiply, roots, send(self.client, right))
-        product: Vector = fetch(self.client, reduce_tree(self.client, add_arrays, products))
-        return product
+        return fetch_sum(
+            self.client, submit_each(self.client, multiply, roots, send(self.client, right))
+        )
 
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Return the number of users of each item."""
-        counts = submit_each(self.client, count_items, self.blocks)
-        total: npt.NDArray[np.int64] = fetch(
-            self.client, reduce_tree(self.client, add_arrays, counts)
-        )
-        return total
+        return fetch_sum(self.client, submit_each(self.client, count_items, self.blocks))
 
     def item_sums(self, user_weights: Vector) -> Vector:
         """Return the three sums of `add_item_sums` over all users."""

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -254,8 +255,6 @@ def smallest_memory(client: Any) -> float:
 @contextmanager
 def translate_errors(client: Any) -> Iterator[None]:
     """Raise Dask's errors as `ClusterError` that names the remedy."""
-    from concurrent.futures import CancelledError
-
     from distributed import KilledWorker
     from distributed.comm.core import CommClosedError
 
