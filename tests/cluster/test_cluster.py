@@ -668,6 +668,16 @@ def test_data_of_a_closed_client_raise_a_clear_error(client, tmp_path):
         partitioned.filter(min_user=2)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_does_not_change_the_data(client, fault, tmp_path):
+    """The quick case of test_faults.py; tests that need two workers come before it."""
+    folder = parts(tmp_path / "data", events(60), [30])
+    with fault("cut_part", 1, tmp_path / "died"):
+        gathered = eq.cluster.read(folder, client=client, block_rows=20).gather()
+    assert (tmp_path / "died").exists()
+    assert is_same(gathered, eq.read(folder))
+
+
 def die_always() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -733,13 +743,3 @@ def test_only_the_lower_triangle_is_held(data, rng):
     A = A.T @ A + np.diag(penalty)
     bound = 10 * np.linalg.cond(A) * len(A) * np.finfo(np.float32).eps
     assert np.linalg.norm(A @ P - np.eye(120)) < bound
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_killed_worker_does_not_change_the_data(client, fault, tmp_path):
-    """The quick case of test_faults.py; it comes last, as the worker takes time to restart."""
-    folder = parts(tmp_path / "data", events(60), [30])
-    with fault("cut_part", 1, tmp_path / "died"):
-        gathered = eq.cluster.read(folder, client=client, block_rows=20).gather()
-    assert (tmp_path / "died").exists()
-    assert is_same(gathered, eq.read(folder))
