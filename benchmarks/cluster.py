@@ -210,7 +210,7 @@ class Comparison:
                 ones = np.ones(data.n_users), np.ones(data.n_items)
 
                 def gram(client: Any = client, data: Any = data, ones: Any = ones) -> Any:
-                    solver = WorkerSolver(Spread.of(client, data), None)  # type: ignore[arg-type]
+                    solver = WorkerSolver(Spread(client, data), None)  # type: ignore[arg-type]
                     return wait(list(solver.system(*ones).values()))
 
                 self.timed(name + "Gram", gram, client)
@@ -274,7 +274,7 @@ class Comparison:
         gram = dense.Gram(train.matrix, weights)
         wanted, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
         with workers(2) as client, most_held(client) as held:
-            solver = WorkerSolver(Spread.of(client, train), train)
+            solver = WorkerSolver(Spread(client, train), train)
             found = self.timed("2 workers: exact", lambda: solver.solve(weights, penalty), client)
         apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
         share = held[0] / wanted.nbytes

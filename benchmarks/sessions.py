@@ -96,7 +96,7 @@ def prepared(name: str, model: str, args: argparse.Namespace) -> None:
         start = {"decay_position": AUTHORS[name][1]} if model == "SLIST" else {}
         where = args.out / "searches", f"prepared-{name}-", args.device
         search = Search(Split(past, valid, valid, "session"), *where)
-        own = search.own(model, start)
+        own = search.tune_model(model, start)
         wanted["tuned"], wanted["tuned, DAN"] = search.pair(model, own)
     for how, settings in wanted.items():
         path = args.out / f"prepared-{name}-{model}-{how.replace(', ', '-')}.json"

@@ -1,8 +1,8 @@
-"""Run the paper's tables and figures on the data that are there; finished rows are kept.
+"""Run the paper's tables and figures on the data that are present; finished rows are kept.
 
-What cannot be run says so. Figures are drawn from their points where matplotlib is installed;
-without it the points are written, and the same command draws them elsewhere. Afterwards the
-overview in the README beside this file is renewed.
+Results that cannot be computed are marked. Figures are drawn from their points where matplotlib
+is installed; without it the points are written, and the same command draws them elsewhere.
+Afterwards the overview in the README beside this file is rewritten.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHAPE = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line names; return the exit status."""
+    """Run the tables and figures of the command line; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__.strip(), epilog=EXAMPLE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -42,10 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of data sets")
     parser.add_argument("--datasets", nargs="+", help="only these, such as Gowalla")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--list", action="store_true", help="list the tables and figures")
     parser.add_argument(
-        "--list", action="store_true", help="say which tables and figures there are"
+        "--overview", action="store_true", help="rewrite README.md from the results"
     )
-    parser.add_argument("--overview", action="store_true", help="renew README.md from the results")
     parser.add_argument(
         "--paper", type=Path, default=Path(__file__).parent, help="folder of configs and results"
     )
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def reproduce(name: str, args: argparse.Namespace, command: str) -> None:
-    """Run one table or figure and print what came of it; progress goes to standard error."""
+    """Run one table or figure and print its results; progress goes to standard error."""
     config = load_config(args.paper / f"{name}.toml")
     results = run(
         config,

@@ -15,13 +15,13 @@ NOISY = 20.0  # percent at which the paper compares
 BALANCED = "alpha 0.2"  # whose weights the paper shows as the most balanced
 
 
-def claims(config: Config, found: pl.DataFrame) -> list[str]:
-    """Return a sentence for each thing the figure is there to show."""
+def claims(config: Config, points: pl.DataFrame) -> list[str]:
+    """Return a sentence for each claim of the figure."""
     out = []
     for curve in config.options["curves"]:
-        for dataset, lines in _by(found.filter(curve=curve), "dataset").items():
+        for dataset, lines in _by(points.filter(curve=curve), "dataset").items():
             out += [f"{dataset}: {text}" for text in SENTENCES[curve](lines)]
-    return out + (_group_gains(config, found) if config.options.get("panels") else [])
+    return out + (_group_gains(config, points) if config.options.get("panels") else [])
 
 
 def holds(claim: bool) -> str:
@@ -30,7 +30,7 @@ def holds(claim: bool) -> str:
 
 
 def _by(lines: pl.DataFrame, column: str) -> dict[str, pl.DataFrame]:
-    """The lines of each value of a column, in their order."""
+    """Return the lines of each value of a column, in their order."""
     parts = lines.partition_by(column, maintain_order=True)
     return {part[0, column]: part for part in parts}
 
@@ -49,11 +49,11 @@ def _models(lines: pl.DataFrame) -> list[str]:
     return [f"{text}. Normalization raises the tail: {holds(normed['tail'] > plain['tail'])}."]
 
 
-def _group_gains(config: Config, found: pl.DataFrame) -> list[str]:
-    """The gain of normalization in each group of data sets, and which is larger."""
+def _group_gains(config: Config, points: pl.DataFrame) -> list[str]:
+    """Return the gain of normalization in each group of data sets, and the larger one."""
     means = {}
     for group, names in config.options["panels"].items():
-        parts = _by(found.filter(pl.col("dataset").is_in(names), group="all"), "dataset").values()
+        parts = _by(points.filter(pl.col("dataset").is_in(names), group="all"), "dataset").values()
         gains = [100 * (part[-1, "y"] / part[0, "y"] - 1) for part in parts if part.height > 1]
         if gains:
             means[group] = float(np.mean(gains))
@@ -109,14 +109,14 @@ def _weights(lines: pl.DataFrame) -> list[str]:
 
 
 def _eigenvalues(lines: pl.DataFrame) -> list[str]:
-    kept = lines.filter(group="")
-    curves = [part["y"].to_numpy() for part in _by(kept, "series").values()]
+    spectra = lines.filter(group="")
+    curves = [part["y"].to_numpy() for part in _by(spectra, "series").values()]
     # equal to rounding where an eigenvalue is 0 for every beta
     falls = all((low >= high - 1e-6).all() for low, high in pairwise(curves))
     means = lines.filter(group="mean").select("series", "y").rows()
     text = ", ".join(f"{name} {y:.4f}" for name, y in means)
     claim = f"Every eigenvalue falls as beta grows: {holds(falls)}"
-    return [f"mean of all {kept['x'].max():,.0f} eigenvalues: {text}. {claim}."]
+    return [f"mean of all {spectra['x'].max():,.0f} eigenvalues: {text}. {claim}."]
 
 
 def _lists(lines: pl.DataFrame) -> list[str]:

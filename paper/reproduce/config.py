@@ -1,4 +1,4 @@
-"""A table or figure of the paper as a TOML file: what to run on which data, what was published."""
+"""Configs: a TOML file per table or figure of the paper, with data, models, published numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Id = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """What is computed in one go: a row of a table, or a point of a figure, on one data set."""
+    """One unit of computation: a row of a table, or a point of a figure, on one data set."""
 
     dataset: str  # as in the paper, "Gowalla"
     name: str  # as in the paper, "EASE_DAN"
@@ -32,11 +32,11 @@ class Row:
     curve: str = ""  # of a point: the curve and the line it belongs to, and where on the axis
     series: str = ""
     x: float | None = None
-    extra: Settings = field(default_factory=dict)  # what else decides the numbers: noise
+    extra: Settings = field(default_factory=dict)  # other inputs of the numbers, such as noise
 
     @cached_property
     def id(self) -> Id:
-        """Everything that decides the numbers; rows with the same id are the same row."""
+        """All inputs of the numbers; rows with the same id are the same row."""
         key = None if self.settings is None else {**self.extra, **self.settings}
         return self.dataset, self.curve, self.name, json.dumps(key)
 
@@ -52,12 +52,12 @@ class Config:
     rows: list[Row]
     # (data set, row, column) -> number as it was printed; row "" where rows do not differ
     published: dict[tuple[str, str, str], str] = field(repr=False)
-    kind: str = "table"  # what runs it, a key of `runner.KINDS`
+    kind: str = "table"  # a key of `runner.KINDS`
     protocol: str = "strong"  # or "weak" or "session"
     tuned_on_test: bool = False  # whether the published settings were chosen on the test set
     reasons: dict[str, str] = field(default_factory=dict)  # why a column may differ a little
-    reason_limit: float = 0.0  # how large a difference these reasons explain
-    options: Settings = field(default_factory=dict)  # what else its kind wants to know
+    reason_limit: float = 0.0  # largest difference that these reasons explain
+    options: Settings = field(default_factory=dict)  # further options of its kind
 
     def published_number(self, dataset: str, row: str, column: str) -> tuple[float | None, float]:
         """Return a published number, None where there is none, and one unit of its last digit."""
@@ -100,7 +100,7 @@ def load_config(file: Path) -> Config:
 
 
 def names(paper: Path) -> list[str]:
-    """Return the names of the configs in a folder: tables first, then figures, then the rest."""
+    """Return the names of the configs in a folder: tables, then figures, then all further ones."""
 
     def place(name: str) -> tuple[int, int, str]:
         match = re.fullmatch(r"(table|figure)(\d+)", name)
@@ -110,20 +110,20 @@ def names(paper: Path) -> list[str]:
 
 
 def _rows(raw: dict[str, Any]) -> list[Row]:
-    """Each row on each data set: the settings that all share, and those of the data set."""
+    """Return each row on each data set: shared settings, and those of the data set."""
     rows = []
     for entry in raw["rows"]:
-        shared, own, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
+        shared, by_dataset, notes = (entry.get(key, {}) for key in ("settings", "on", "note"))
         for dataset in raw["datasets"]:
-            given = dataset in own or entry.get("everywhere")
-            settings = {**shared, **own.get(dataset, {})} if given else None
+            has_settings = dataset in by_dataset or entry.get("everywhere")
+            settings = {**shared, **by_dataset.get(dataset, {})} if has_settings else None
             note, card = notes.get(dataset, ""), bool(entry.get("card", False))
             rows.append(Row(dataset, entry["name"], settings, note, card))
     return rows
 
 
 def _published(folder: Path, raw: dict[str, Any]) -> dict[tuple[str, str, str], str]:
-    """Return the published numbers as text: how many digits were printed matters."""
+    """Return the published numbers as text, since the number of printed digits matters."""
     if "published" not in raw:
         return {}
     lines = pl.read_csv(folder / raw["published"], infer_schema=False, glob=False).to_dicts()

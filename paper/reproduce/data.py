@@ -1,4 +1,4 @@
-"""Where the data sets of the paper lie, and those that stand in for them."""
+"""Find and load the data sets of the paper, and their substitutes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MULTVAE = "unique_sid.txt"
 
 
 def find_split(data: Path, dataset: str, protocol: str) -> Callable[[], Split] | None:
-    """Return a function that loads a split, None where its data are not at hand.
+    """Return a function that loads a split, None where its data are missing.
 
-    Looked for in this order: the folder DATA/name/protocol with the published parts; a folder of
+    Searched in this order: the folder DATA/name/protocol with the published parts; a folder of
     the Mult-VAE authors' script, DATA/name or DATA/name/pro_sg, for the strong protocol; ratings
     of MovieLens in DATA/name or fetched earlier, of which users are then held out (seed 0).
     """

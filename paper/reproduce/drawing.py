@@ -1,7 +1,7 @@
-"""From the points of a figure to the frame that is drawn, and the picture.
+"""Turn the points of a figure into the frame that is drawn, and draw it.
 
-The frame is written whether or not matplotlib is there, so that points can be computed on a
-machine that has none and drawn on another. Series differ by line style and marker, bars by
+The frame is written even without matplotlib, so that points can be computed on one machine and
+drawn on another. Series differ by line style and marker, bars by
 hatching, so that a figure can be read in black and white. The same frame gives the same bytes.
 """
 
@@ -41,16 +41,16 @@ NAMES = {
     "active": "active users",
     "inactive": "inactive users",
 }
-# A frame, and how it is drawn: arguments of `paint_panels` or, with a caption, `paint_lists`.
+# A frame, and arguments of `paint_panels` or, with a caption, of `paint_lists`.
 Picture = tuple[pl.DataFrame, dict[str, Any]]
 
 
-def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
-    """Write NAME.csv, and NAME.svg and NAME.png where matplotlib is there; say what was done."""
+def draw(config: Config, points: pl.DataFrame, folder: Path) -> str:
+    """Write NAME.csv, and NAME.svg and NAME.png with matplotlib; return a log message."""
     name = config.name
-    if not found.height:
+    if not points.height:
         return f"{name}: nothing to draw, none of its data sets is at hand"
-    frame, how = picture(config, found)
+    frame, style = picture(config, points)
     write_text(folder / f"{name}.csv", frame.write_csv())
     try:
         import matplotlib
@@ -62,70 +62,70 @@ def draw(config: Config, found: pl.DataFrame, folder: Path) -> str:
     with matplotlib.rc_context(LOOK):
         figure = Figure()
         FigureCanvasAgg(figure)
-        (paint_lists if "caption" in how else paint_panels)(figure, frame, **how)
+        (paint_lists if "caption" in style else paint_panels)(figure, frame, **style)
         # without date and version the same frame gives the same file
         figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", format="png", dpi=200, metadata={"Software": None})
     return f"{name}: drew {name}.svg, {name}.png, {name}.csv"
 
 
-def picture(config: Config, found: pl.DataFrame) -> Picture:
-    """Return what is drawn of the points, and how."""
+def picture(config: Config, points: pl.DataFrame) -> Picture:
+    """Return the frame that is drawn, and the arguments of the function that draws it."""
     stand_ins = config.options.get("stands_for", {})
     titles = {name: f"{name} (for {other})" for name, other in stand_ins.items()}
-    found = found.with_columns(
+    points = points.with_columns(
         title=pl.col("dataset").replace(titles), named=pl.col("group").replace(NAMES)
     )
-    return PICTURES[config.options["curves"][0]](config, found)
+    return PICTURES[config.options["curves"][0]](config, points)
 
 
-def _models(config: Config, found: pl.DataFrame) -> Picture:
+def _models(config: Config, points: pl.DataFrame) -> Picture:
     """Bars: by group of items, or by group of data sets where the config has such groups."""
-    how = {"y": "ndcg@20", "series": "model", "labels": ("", "NDCG@20"), "bars": True}
+    style = {"y": "ndcg@20", "series": "model", "labels": ("", "NDCG@20"), "bars": True}
     columns = {"dataset": "dataset", "model": "series", "group": "group", "ndcg@20": "y"}
     groups = config.options.get("panels")
     if not groups:
-        frame = found.filter(pl.col("group") != "all")
-        return frame.select(**columns, data="title", items="named"), {**how, "x": "items"}
+        frame = points.filter(pl.col("group") != "all")
+        return frame.select(**columns, data="title", items="named"), {**style, "x": "items"}
     home = {name: group for group, names in groups.items() for name in names}
     order = {name: place for place, name in enumerate(groups)}
     panel = pl.col("dataset").replace_strict(home, default="other")
-    frame = found.filter(group="all").select(**columns, panel=panel)
+    frame = points.filter(group="all").select(**columns, panel=panel)
     frame = frame.sort(pl.col("panel").replace_strict(order, default=9), maintain_order=True)
-    return frame, {**how, "x": "dataset", "panel": "panel"}
+    return frame, {**style, "x": "dataset", "panel": "panel"}
 
 
-def _exponents(config: Config, found: pl.DataFrame) -> Picture:
+def _exponents(config: Config, points: pl.DataFrame) -> Picture:
     """NDCG over alpha or beta; a panel per data set, and per exponent where there are both."""
-    both = found["curve"].n_unique() > 1
-    whole = pl.when((pl.col("group") == "all") & (pl.col("curve") == "beta"))
-    frame = found.select(
+    both = points["curve"].n_unique() > 1
+    when_all_users = pl.when((pl.col("group") == "all") & (pl.col("curve") == "beta"))
+    frame = points.select(
         data=pl.concat_str("title", pl.lit(" over "), "curve") if both else "title",
-        over=whole.then(pl.lit("all items" if both else "all users")).otherwise("named"),
+        over=when_all_users.then(pl.lit("all items" if both else "all users")).otherwise("named"),
         value="x",
         **{"ndcg@20": "y"},
     )
-    labels = (" or ".join(found["curve"].unique(maintain_order=True)), "NDCG@20")
+    labels = (" or ".join(points["curve"].unique(maintain_order=True)), "NDCG@20")
     return frame, {"x": "value", "y": "ndcg@20", "series": "over", "labels": labels}
 
 
-def _noise(config: Config, found: pl.DataFrame) -> Picture:
+def _noise(config: Config, points: pl.DataFrame) -> Picture:
     """Relative drop over noise: mean over the seeds, and from the least to the most."""
-    names = found.select("dataset", "group", "title", "named").unique()
-    frame = drops(found).join(names, on=["dataset", "group"], maintain_order="left")
-    kept = {name: name for name in ("drop", "low", "high", "ndcg@20", "seeds")}
+    names = points.select("dataset", "group", "title", "named").unique()
+    frame = drops(points).join(names, on=["dataset", "group"], maintain_order="left")
+    columns = {name: name for name in ("drop", "low", "high", "ndcg@20", "seeds")}
     title = pl.concat_str("title", pl.lit(", "), "named")
-    frame = frame.select(data=title, model="series", noise="x", **kept)
-    how = {"x": "noise", "y": "drop", "series": "model", "band": ("low", "high"), "per_row": 2}
-    return frame, {**how, "labels": ("noise (%)", "drop of NDCG@20 (%)")}
+    frame = frame.select(data=title, model="series", noise="x", **columns)
+    style = {"x": "noise", "y": "drop", "series": "model", "band": ("low", "high"), "per_row": 2}
+    return frame, {**style, "labels": ("noise (%)", "drop of NDCG@20 (%)")}
 
 
-def drops(found: pl.DataFrame) -> pl.DataFrame:
+def drops(points: pl.DataFrame) -> pl.DataFrame:
     """Return the loss of NDCG against training without noise in percent, over the seeds."""
     keys = ["dataset", "series", "group"]
-    clean = found.filter(x=0).select(*keys, clean="y")
+    clean = points.filter(x=0).select(*keys, clean="y")
     return (
-        found.join(clean, on=keys, maintain_order="left")
+        points.join(clean, on=keys, maintain_order="left")
         .with_columns(drop=100 * (1 - pl.col("y") / pl.col("clean")))
         .group_by("dataset", "group", "series", "x", maintain_order=True)
         .agg(
@@ -138,21 +138,21 @@ def drops(found: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _weights(config: Config, found: pl.DataFrame) -> Picture:
+def _weights(config: Config, points: pl.DataFrame) -> Picture:
     title = pl.concat_str("title", pl.lit(": "), "series")
-    frame = found.select(data=title, items="named", **{"mean weight": "x"}, density="y")
+    frame = points.select(data=title, items="named", **{"mean weight": "x"}, density="y")
     return frame, {"x": "mean weight", "y": "density", "series": "items", "markers": False}
 
 
-def _eigenvalues(config: Config, found: pl.DataFrame) -> Picture:
-    frame = found.filter(group="").select(data="title", series="series", rank="x", eigenvalue="y")
-    how = {"x": "rank", "y": "eigenvalue", "series": "series", "markers": False, "log": True}
-    return frame, {**how, "labels": ("rank of the eigenvalue", "eigenvalue of B")}
+def _eigenvalues(config: Config, points: pl.DataFrame) -> Picture:
+    frame = points.filter(group="").select(data="title", series="series", rank="x", eigenvalue="y")
+    style = {"x": "rank", "y": "eigenvalue", "series": "series", "markers": False, "log": True}
+    return frame, {**style, "labels": ("rank of the eigenvalue", "eigenvalue of B")}
 
 
-def _lists(config: Config, found: pl.DataFrame) -> Picture:
-    dataset = found["dataset"][0]  # one user at a time: the first data set that is there
-    frame = found.filter(pl.col("group") != "", dataset=dataset).select(
+def _lists(config: Config, points: pl.DataFrame) -> Picture:
+    dataset = points["dataset"][0]  # one user at a time: the first data set that is there
+    frame = points.filter(pl.col("group") != "", dataset=dataset).select(
         list="series",
         rank=pl.col("x").cast(pl.Int64),
         title="label",
@@ -160,7 +160,7 @@ def _lists(config: Config, found: pl.DataFrame) -> Picture:
         tail=pl.col("group") == "tail",
         dataset="dataset",
     )
-    user = found.filter(series="user")["label"][0]
+    user = points.filter(series="user")["label"][0]
     marks = "Dashed box, italics: tail item; solid: head."
     return frame, {"caption": f"{dataset}, user {user}. {marks}"}
 

@@ -79,14 +79,14 @@ class Figure(Table):
         return draw(config, results, out.parent.parent / "figures")
 
 
-def panels(config: Config, found: pl.DataFrame) -> pl.DataFrame:
-    """Return one line per curve and data set: how many points there are, and of how many."""
+def panels(config: Config, results: pl.DataFrame) -> pl.DataFrame:
+    """Return one line per curve and data set, with the numbers of computed and of all points."""
     rows = []
     for curve, dataset in product(config.options["curves"], config.datasets):
         total = len(points(config, curve, dataset))
-        have = found.filter(curve=curve, dataset=dataset)["point"].n_unique()
-        verdict = NOT_RUN if not have else "ours" if have == total else "in part"
-        rows.append((dataset, curve, have, total, verdict))
+        n_points = results.filter(curve=curve, dataset=dataset)["point"].n_unique()
+        verdict = NOT_RUN if not n_points else "ours" if n_points == total else "in part"
+        rows.append((dataset, curve, n_points, total, verdict))
     names = ["dataset", "curve", "points", "of", "status"]
     return pl.DataFrame(rows, schema=names, orient="row")
 
@@ -147,9 +147,9 @@ def under_noise(job: Job, rows: list[Row]) -> Computed:
     metrics = {"all": "ndcg", "tail": "clean_tail_ndcg"}
     for share, seed in sorted({(row.extra["noise"], row.extra["seed"]) for row in rows}):
         noisy = train.with_noise(share / 100, seed) if share else train
-        same = [row for row in rows if row.extra == {"noise": share, "seed": seed}]
-        part = replace(job, data=replace(job.data, train=noisy))
-        yield from evaluated(part, same, metrics, groups)
+        noise_rows = [row for row in rows if row.extra == {"noise": share, "seed": seed}]
+        noisy_job = replace(job, data=replace(job.data, train=noisy))
+        yield from evaluated(noisy_job, noise_rows, metrics, groups)
 
 
 def evaluated(
@@ -225,9 +225,9 @@ def weight_eigenvalues(data: Interactions, settings: Settings, device: str) -> V
     if A.shape[0] < A.shape[1]:
         A = A.T.tocsr()
     A.sort_indices()
-    found = np.maximum(_spectrum(A, device), 0.0)[::-1]
+    eigenvalues = np.maximum(_spectrum(A, device), 0.0)[::-1]
     values = np.zeros(data.n_items)
-    values[: len(found)] = found / (found + 1)
+    values[: len(eigenvalues)] = eigenvalues / (eigenvalues + 1)
     return values
 
 

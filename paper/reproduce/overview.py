@@ -18,7 +18,7 @@ START, END = "<!-- generated: start -->", "<!-- generated: end -->"
 
 
 def write_overview(paper: Path) -> None:
-    """Renew the generated part of the paper folder's README; the text around it stays."""
+    """Rewrite the generated part of the paper folder's README; the text around it stays."""
     file = paper / "README.md"
     text = file.read_text(encoding="utf-8") if file.is_file() else f"{START}\n{END}\n"
     if START not in text or END not in text:
@@ -58,12 +58,12 @@ def _table(config: Config, results: pl.DataFrame) -> list[str]:
     if absent:
         remedy = "Pass the folder with the data to fill it."
         lines += ["", f"Not run here: {', '.join(absent)}. {remedy}"]
-    kept = results.filter(~pl.col("dataset").is_in(absent))
-    if kept.height:
+    computed = results.filter(~pl.col("dataset").is_in(absent))
+    if computed.height:
         heads = [column.replace("aoa_", "") for column in config.columns]
         lines += ["", f"| data | row | {' | '.join(heads)} | status | settings, machine |"]
         lines.append("|---|---|" + "---|" * (len(heads) + 2))
-    for _, cells in kept.group_by("dataset", "row", maintain_order=True):
+    for _, cells in computed.group_by("dataset", "row", maintain_order=True):
         lines.append(_line(cells.to_dicts()))
     return lines
 
@@ -74,7 +74,7 @@ def was_run(results: pl.DataFrame, dataset: str) -> bool:
 
 
 def _line(cells: list[dict[str, Any]]) -> str:
-    """One row of a table: published and ours, statuses with a note, settings and machine."""
+    """Return a row of a table: published and ours, statuses with a note, settings, machine."""
     first, shown = cells[0], []
     for cell in cells:
         published = "" if cell["published"] is None else in_words(cell["published"])
@@ -82,15 +82,15 @@ def _line(cells: list[dict[str, Any]]) -> str:
         shown.append(f"{published}{ours}")
     note = next((f": {cell['note']}" for cell in cells if cell["note"]), "")
     status = ", ".join(sorted({cell["status"] for cell in cells})) + note
-    how = settings_text(json.loads(first["settings"])) if first["ours"] is not None else ""
+    details = settings_text(json.loads(first["settings"])) if first["ours"] is not None else ""
     if first["machine"]:
-        how = f"{how}; {first['machine']}, fit {first['fit_seconds']:.1f} s"
-    return f"| {' | '.join([first['dataset'], first['row'], *shown, status, how])} |"
+        details = f"{details}; {first['machine']}, fit {first['fit_seconds']:.1f} s"
+    return f"| {' | '.join([first['dataset'], first['row'], *shown, status, details])} |"
 
 
-def _figure(paper: Path, config: Config, found: pl.DataFrame) -> list[str]:
+def _figure(paper: Path, config: Config, points: pl.DataFrame) -> list[str]:
     shown, absent, stem = [], [], f"figures/{config.name}"
-    for line in panels(config, found).to_dicts():
+    for line in panels(config, points).to_dicts():
         both = len(config.options["curves"]) > 1
         panel = f"{line['dataset']} over {line['curve']}" if both else line["dataset"]
         if line["points"]:
@@ -101,16 +101,16 @@ def _figure(paper: Path, config: Config, found: pl.DataFrame) -> list[str]:
     lines = [f"Panels: {'; '.join(shown)}."]
     if (paper / f"{stem}.png").is_file():
         lines = [f"![{config.title}]({stem}.png)", "", *lines]
-    if not found.height:
+    if not points.height:
         return lines
     ways = f"[SVG]({stem}.svg), [numbers drawn]({stem}.csv)"
     lines.append(f"Files: {ways}, [points with settings](results/{config.name}.csv).")
-    machines = ", ".join(sorted(set(found["machine"].drop_nulls())))
-    seconds = found.unique(["dataset", "curve", "point"])["seconds"].sum()
-    lines += [*_commands(found), f"Machine: {machines}; {seconds:,.0f} s of computing.", ""]
+    machines = ", ".join(sorted(set(points["machine"].drop_nulls())))
+    seconds = points.unique(["dataset", "curve", "point"])["seconds"].sum()
+    lines += [*_commands(points), f"Machine: {machines}; {seconds:,.0f} s of computing.", ""]
     if config.options.get("note"):
         lines += [config.options["note"], ""]
-    return lines + [f"- {text}" for text in claims(config, found)]
+    return lines + [f"- {text}" for text in claims(config, points)]
 
 
 def in_words(value: float) -> str:
@@ -126,16 +126,16 @@ def settings_text(value: Any) -> str:
     'LAE l2 20 DAN(beta 0.2)'
     """
     if isinstance(value, list):
-        return " / ".join(settings_text(each) for each in value)
+        return " / ".join(settings_text(setting) for setting in value)
     if not isinstance(value, dict):
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     if "name" in value:
         inner = [f"{key} {settings_text(part)}" for key, part in value.items() if key != "name"]
         return f"{value['name']}({', '.join(inner)})"
     return " ".join(
-        settings_text(each)
-        if name == "model" or isinstance(each, dict)
-        else f"{name} {settings_text(each)}"
-        for name, each in value.items()
-        if each is not None
+        settings_text(setting)
+        if name == "model" or isinstance(setting, dict)
+        else f"{name} {settings_text(setting)}"
+        for name, setting in value.items()
+        if setting is not None
     )

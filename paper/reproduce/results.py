@@ -1,6 +1,6 @@
-"""Results kept in CSV files: cells beside the published numbers, and points of figures.
+"""Results in CSV files: cells beside the published numbers, and points of figures.
 
-A file is replaced whole, so a run that is stopped leaves the rows it finished and nothing else.
+A file is replaced in one step, so a run that is stopped leaves exactly the rows it finished.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def read_lines(path: Path, schema: Mapping[str, Any]) -> Lines:
     try:
         if not path.exists() or (path.is_file() and not path.stat().st_size):
             return out
-        found = pl.read_csv(path, schema_overrides=schema, glob=False)
+        frame = pl.read_csv(path, schema_overrides=schema, glob=False)
         reason = f"its columns are not {', '.join(schema)}"
     except (OSError, pl.exceptions.PolarsError) as error:
-        found, reason = pl.DataFrame(), str(error).partition("\n")[0]
-    if found.columns != list(schema):
+        frame, reason = pl.DataFrame(), str(error).partition("\n")[0]
+    if frame.columns != list(schema):
         raise DataError(
             f"{path} cannot be read: {reason}; choose another path, or remove it to begin anew"
         )
-    for line in found.to_dicts():
+    for line in frame.to_dicts():
         name = line["row"] if "row" in line else line["point"]
         row = (line["dataset"], line.get("curve", ""), name, line["settings"])
         out.setdefault(row, []).append(line)
@@ -67,8 +67,8 @@ def read_lines(path: Path, schema: Mapping[str, Any]) -> Lines:
 
 def put(done: Lines, row: Row, lines: list[Line], where: Line) -> None:
     """Add the lines of a row, in place of those it had with any settings."""
-    for old in [each for each in done if each[:3] == row.id[:3]]:
-        del done[old]
+    for old_id in [row_id for row_id in done if row_id[:3] == row.id[:3]]:
+        del done[old_id]
     dataset, curve, name, settings = row.id
     shared = {"dataset": dataset, "row": name, "settings": settings, **where}
     if curve:
@@ -78,8 +78,12 @@ def put(done: Lines, row: Row, lines: list[Line], where: Line) -> None:
 
 def as_frame(lines: Lines, schema: Mapping[str, Any]) -> pl.DataFrame:
     """Return all lines as one frame."""
-    every = [{name: line.get(name) for name in schema} for each in lines.values() for line in each]
-    return pl.DataFrame(every, schema=schema)
+    records = [
+        {name: line.get(name) for name in schema}
+        for row_lines in lines.values()
+        for line in row_lines
+    ]
+    return pl.DataFrame(records, schema=schema)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -104,15 +108,15 @@ def cells(
 def judge(config: Config, row: Row, column: str, ours: float | None) -> Line:
     """Return published value, difference, status and note of a cell."""
     published, unit = config.published_number(row.dataset, row.name, column)
-    found = {"published": published, "difference": None, "status": NOT_RUN, "note": row.note}
+    cell = {"published": published, "difference": None, "status": NOT_RUN, "note": row.note}
     if ours is None:
-        return found
+        return cell
     difference = None if published is None else round(ours - published, 6)
     small = abs(difference or 0.0) <= config.reason_limit
     note = row.note or (config.reasons.get(column, "") if small else "")
     verdict = status(published, ours, note, unit)
     note = note if verdict == "explained" else ""
-    return {**found, "difference": difference, "status": verdict, "note": note}
+    return {**cell, "difference": difference, "status": verdict, "note": note}
 
 
 def status(published: float | None, ours: float, note: str, unit: float = 1e-4) -> str:
@@ -129,7 +133,7 @@ def status(published: float | None, ours: float, note: str, unit: float = 1e-4) 
 
 
 def machine_name(device: str) -> str:
-    """Return the machine in words: the GPU, or the number of cores."""
+    """Return the name of the GPU, or the number of cores."""
     if device == "cpu":
         return f"{machine.count()} cores, {platform.machine()}"
     return device_name(device)

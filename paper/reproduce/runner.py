@@ -1,4 +1,4 @@
-"""Runs a config: the rows whose data are at hand, each kept as soon as it is computed."""
+"""Run a config: the rows whose data are present, each saved as soon as it is computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS: dict[str, Table] = {
 
 
 def kind_of(config: Config) -> Table:
-    """Return what runs a config, or say which kinds there are."""
+    """Return the runner of a config; an unknown kind is refused."""
     if config.kind not in KINDS:
         known = ", ".join(KINDS)
         raise DataError(f"{config.name} has the unknown kind {config.kind!r}; known: {known}")
@@ -35,7 +35,7 @@ def kind_of(config: Config) -> Table:
 
 
 def results_file(paper: Path, config: Config) -> Path:
-    """Return where the results of a config are kept."""
+    """Return the results file of a config."""
     return paper / "results" / f"{config.name}.csv"
 
 
@@ -49,7 +49,7 @@ def run(
     command: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> pl.DataFrame:
-    """Compute the rows whose data are present and compare them; finished rows are kept.
+    """Compute the rows whose data are present and compare them; finished rows are not repeated.
 
     Rows in the CSV `out` with the same settings are not run again. Pictures go to the folder
     `figures` beside the CSV's folder. `data` has one folder per data set; `command` is written
@@ -57,11 +57,11 @@ def run(
     """
     kind = kind_of(config)
     done = kind.read(out)
-    wanted = {name.lower() for name in datasets or config.datasets}
+    selected = {name.lower() for name in datasets or config.datasets}
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in kind.rows(config, done):
         if (
-            row.dataset.lower() in wanted
+            row.dataset.lower() in selected
             and kind.runs(row, device)
             and kind.find(data, config, row) is not None
         ):
@@ -89,14 +89,14 @@ def run(
     results = completed(config, done)
     if step:
         write_text(out, as_frame(done, kind.schema).write_csv())
-    said = kind.finish(config, results, out, step > 0)
-    if said:
-        say(said)
+    message = kind.finish(config, results, out, step > 0)
+    if message:
+        say(message)
     return results
 
 
 def pace(step: int, total: int, start: float) -> str:
-    """Return how far a run is, and how long the rest takes at the speed so far."""
+    """Return the progress of a run, and the remaining time at the speed so far."""
     left = (total - step) * (time.perf_counter() - start) / step
     return f"({step} of {total}{f', about {duration(left)} left' if step < total else ''})"
 
@@ -104,7 +104,7 @@ def pace(step: int, total: int, start: float) -> str:
 def completed(config: Config, done: Lines) -> pl.DataFrame:
     """Return the results of a config in its order, compared with what was published.
 
-    The lines of `done` are given their comparison too. Cells that were not run say so.
+    Adds the comparison to the lines of `done` too. Cells that were not run have that status.
     """
     kind = kind_of(config)
     lines: Lines = {}

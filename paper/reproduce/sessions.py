@@ -1,4 +1,4 @@
-"""Table 7: session models on random parts, settings chosen on validation, and what DAN did."""
+"""Table 7: session models on random splits, tuned on validation, and the effect of DAN."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from reproduce.tables import Job, Load, Steps, Table
 
 Pair = tuple[Interactions, Interactions]
 FOLDERS = {"yoochoose": "yoochoose1_64"}
-MODELS = ("SLIS", "SLIT", "SLIST")  # in this order: SLIST starts from what SLIT found
+MODELS = ("SLIS", "SLIT", "SLIST")  # in this order: SLIST starts from the settings of SLIT
 WITH_DAN = "_DAN"
 METRICS = ["recall", "mrr", "tail_recall", "tail_mrr"]
 EVENTS = 20_000  # of validation, drawn once for all settings of a set
 BATCH = 16384  # events ranked at a time: a GPU is idle between batches
 START: Settings = {"l2": 10.0, "dropout": 0.0, "decay_inference": 2.0}
 # Settings of the model itself, chosen first and without DAN; SLIST takes SLIT's decay_position.
-OWN: dict[str, dict[str, list[Any]]] = {
+MODEL_GRID: dict[str, dict[str, list[Any]]] = {
     "SLIT": {"decay_position": [0.5, 1.0, 2.0, 4.0], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
     "SLIS": {"decay_inference": [1.0, 2.0, 4.0, 8.0]},
     "SLIST": {"mix": [0.2, 0.5, 0.8], "decay_inference": [1.0, 2.0, 4.0, 8.0]},
 }
-# Every combination is tried; without DAN alpha and beta are 0 and the rest is the same grid.
+# Every combination is tried; without DAN alpha and beta are 0 and the grid is otherwise equal.
 GRID: dict[str, list[Any]] = {
     "row_norm": ["l1", None],
     "l2": [10.0],
@@ -47,25 +47,25 @@ GRID: dict[str, list[Any]] = {
 }
 NEARBY = (0.3, 3.0)  # factors of l2 that are tried last, around both choices
 PARTS = {"all": "aoa_mrr@20", "tail": "tail_mrr@20", "unbiased": "unbiased_mrr@20"}
-ANSWER = "| set | model |"  # what every answer begins with
+ANSWER = "| set | model |"  # beginning of every answer
 
 
 class Sessions(Table):
     """Sessions are split 8:1:1 at random; rows without settings are searched on validation.
 
     Options: "seed", "events" to choose on, and "grid" in place of values of `GRID`. The values of
-    a search and what each test event adds to the metrics are kept in a folder beside the results.
+    a search and the metrics of each test event are saved in a folder beside the results.
     """
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
-        """Return the rows with all settings of their models: given, or found earlier."""
-        found = {key[:3]: json.loads(key[3]) for key in done}
+        """Return the rows with all settings of their models, of the config or an earlier run."""
+        settings_by_row = {key[:3]: json.loads(key[3]) for key in done}
         rows = []
         for row in config.rows:
-            settings = row.settings or found.get((row.dataset, "", row.name))
+            settings = row.settings or settings_by_row.get((row.dataset, "", row.name))
             if settings is not None:  # TOML has no null: "none" stands for it
                 fields = {
-                    name: None if each == "none" else each for name, each in settings.items()
+                    name: None if value == "none" else value for name, value in settings.items()
                 }
                 settings = build(fields).settings()
             rows.append(replace(row, settings=settings))
@@ -85,12 +85,12 @@ class Sessions(Table):
         words = job.out.with_suffix(".md")
         if words.exists() and not words.read_bytes().startswith(ANSWER.encode()):
             raise DataError(f"{words} is no answer of an earlier run; choose another path")
-        found: dict[str, Settings] = {}
+        settings_by_row: dict[str, Settings] = {}
         for row in sorted(rows, key=lambda row: MODELS.index(row.name.removesuffix(WITH_DAN))):
             if row.settings is None:
-                if row.name not in found:
-                    found |= self.searched(job, row)
-                row = replace(row, settings=found[row.name])
+                if row.name not in settings_by_row:
+                    settings_by_row |= self.search_settings(job, row)
+                row = replace(row, settings=settings_by_row[row.name])
             if row.settings["model"] not in MODELS:
                 raise DataError(f"{row.name} on {row.dataset} is not a session model")
             began = time.perf_counter()
@@ -99,32 +99,32 @@ class Sessions(Table):
             fitted = time.perf_counter()
             values, events = measure(model, (job.data.test.history, job.data.test.target))
             times = (fitted - began, time.perf_counter() - fitted)
-            kept = kept_folder(job.out) / f"{row.dataset}-{row.name}.parquet"
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            events.cast(pl.Float32).write_parquet(kept)
+            events_file = fits_folder(job.out) / f"{row.dataset}-{row.name}.parquet"
+            events_file.parent.mkdir(parents=True, exist_ok=True)
+            events.cast(pl.Float32).write_parquet(events_file)
             yield row, cells(job.config, values, times), f"{row.name}: {values['mrr@20']:.4f}"
 
-    def searched(self, job: Job, row: Row) -> dict[str, Settings]:
+    def search_settings(self, job: Job, row: Row) -> dict[str, Settings]:
         """Return the settings of a model without and with DAN, by the names of their rows."""
         options = job.config.options
-        some = sample(job.data.valid, options.get("events", EVENTS))
-        where = kept_folder(job.out), f"{row.dataset}-", job.device
-        search = Search(replace(job.data, valid=some), *where, options.get("grid", {}))
+        valid_sample = sample(job.data.valid, options.get("events", EVENTS))
+        where = fits_folder(job.out), f"{row.dataset}-", job.device
+        search = Search(replace(job.data, valid=valid_sample), *where, options.get("grid", {}))
         model = row.name.removesuffix(WITH_DAN)
-        start = search.own("SLIT", {}) if model == "SLIST" else {}
+        start = search.tune_model("SLIT", {}) if model == "SLIST" else {}
         start = {name: start[name] for name in start if name == "decay_position"}
-        pair = search.pair(model, search.own(model, start))
+        pair = search.pair(model, search.tune_model(model, start))
         names = (model, f"{model}{WITH_DAN}")
         return {name: make(model, one).settings() for name, one in zip(names, pair, strict=True)}
 
     def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
         if new:
-            write_text(out.with_suffix(".md"), answer(results, kept_folder(out)))
+            write_text(out.with_suffix(".md"), answer(results, fits_folder(out)))
         return ""
 
 
-def kept_folder(out: Path) -> Path:
-    """Return the folder of searches and events, beside the results."""
+def fits_folder(out: Path) -> Path:
+    """Return the folder for searches and events, beside the results."""
     return out.with_name(f"{out.stem}-fits")
 
 
@@ -173,14 +173,14 @@ def measure(model: Any, pair: Pair) -> tuple[dict[str, float], pl.DataFrame]:
     hit / count^1.5 (and of that / rank), the form that the size of the published numbers points
     to; it is not divided by the sum of its weights.
     """
-    how = {"exclude_seen": False, "bootstrap": 0, "batch_size": BATCH}
-    found = eq.evaluate(model, pair, 20, metrics=METRICS, **how)
-    values = {name: float(found[name]) for name in found}
+    options = {"exclude_seen": False, "bootstrap": 0, "batch_size": BATCH}
+    result = eq.evaluate(model, pair, 20, metrics=METRICS, **options)
+    values = {name: float(result[name]) for name in result}
     weight = target_weights(model.interactions_)[pair[1].matrix.indices]
     for name in ("recall@20", "mrr@20"):
-        unbiased = found.per_user[name].to_numpy() * weight
+        unbiased = result.per_user[name].to_numpy() * weight
         values[f"unbiased_{name}"] = float(unbiased.mean())
-    events = found.per_user.select("mrr@20", "tail_mrr@20")
+    events = result.per_user.select("mrr@20", "tail_mrr@20")
     return values, events.with_columns(pl.Series("unbiased_mrr@20", unbiased))
 
 
@@ -196,8 +196,8 @@ def make(name: str, settings: Settings, *, always_dan: bool = False) -> Any:
 class Search:
     """Chooses settings of session models by MRR@20 on the valid part, by calls of `eq.tune`.
 
-    Finished solves are kept in `folder`, in files whose names begin with `prefix`; a search that
-    was stopped goes on from them. `grid` takes the place of values of `GRID`.
+    Finished solves are saved in `folder`, in files whose names begin with `prefix`; a search that
+    was stopped resumes from them. `grid` replaces values of `GRID`.
     """
 
     split: Split
@@ -206,28 +206,28 @@ class Search:
     device: str = "cpu"
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
-    def own(self, model: str, start: Settings) -> Settings:
+    def tune_model(self, model: str, start: Settings) -> Settings:
         """Return the settings of the model itself, chosen without DAN."""
-        return best(self.tried(model, "own", {**START, **start}, OWN[model]))
+        return best(self.try_grid(model, "own", {**START, **start}, MODEL_GRID[model]))
 
-    def pair(self, model: str, own: Settings) -> tuple[Settings, Settings]:
+    def pair(self, model: str, model_settings: Settings) -> tuple[Settings, Settings]:
         """Return the best settings without and with DAN, out of one grid.
 
         Those without DAN are the best of its points with alpha = beta = 0.
         """
         grid = {**GRID, **self.grid}
-        if model == "SLIT":  # a past of one click has nothing to scale
+        if model == "SLIT":  # a history of one click has nothing to scale
             del grid["row_norm"]
-        tried = self.tried(model, "grid", own, grid)
-        chosen = {"without": best(filter(is_plain, tried)), "with": best(tried)}
-        if _fit(chosen["with"]) == _fit(chosen["without"]):
-            del chosen["with"]  # another alpha is no other search
-        for name, one in chosen.items():
-            near = {"l2": [one["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
-            tried += self.tried(model, f"near-{name}", one, near)
-        return best(filter(is_plain, tried)), best(tried)
+        points = self.try_grid(model, "grid", model_settings, grid)
+        chosen = {"without": best(filter(is_plain, points)), "with": best(points)}
+        if _fit_settings(chosen["with"]) == _fit_settings(chosen["without"]):
+            del chosen["with"]  # they differ in alpha alone, which needs no fit
+        for name, settings in chosen.items():
+            near = {"l2": [settings["l2"] * factor for factor in NEARBY], "alpha": grid["alpha"]}
+            points += self.try_grid(model, f"near-{name}", settings, near)
+        return best(filter(is_plain, points)), best(points)
 
-    def tried(
+    def try_grid(
         self, model: str, step: str, base: Settings, grid: Mapping[str, list[Any]]
     ) -> list[Settings]:
         """Return every point of a grid around settings and its MRR@20, in the grid's order."""
@@ -244,16 +244,16 @@ class Search:
             {**base, **{name: row[name] for name in grid}, "mrr@20": row["mrr@20"]}
             for row in tuned.trials.to_dicts()
         ]
-        return sorted(points, key=lambda one: [grid[name].index(one[name]) for name in grid])
+        return sorted(points, key=lambda point: [grid[name].index(point[name]) for name in grid])
 
 
-def best(tried: Iterable[Settings]) -> Settings:
+def best(points: Iterable[Settings]) -> Settings:
     """Return the settings with the best MRR@20, of equal ones the first."""
-    found = max(tried, key=lambda one: one["mrr@20"])
-    return {name: value for name, value in found.items() if name != "mrr@20"}
+    best_point = max(points, key=lambda point: point["mrr@20"])
+    return {name: value for name, value in best_point.items() if name != "mrr@20"}
 
 
-def _fit(settings: Settings) -> Settings:
+def _fit_settings(settings: Settings) -> Settings:
     """Return the settings that need a fit of their own."""
     return {name: value for name, value in settings.items() if name != "alpha"}
 
@@ -263,10 +263,10 @@ def is_plain(settings: Settings) -> bool:
     return not settings.get("alpha") and not settings.get("beta")
 
 
-def answer(results: pl.DataFrame, kept: Path) -> str:
+def answer(results: pl.DataFrame, folder: Path) -> str:
     """Return what DAN changed and whether it helped, as Markdown.
 
-    Changes get their paired standard error over events where the folder `kept` holds the events.
+    Changes get their paired standard error over events where `folder` holds the events.
     """
     ours = {
         (line["dataset"], line["row"], line["column"]): line["ours"]
@@ -281,10 +281,12 @@ def answer(results: pl.DataFrame, kept: Path) -> str:
             before, after = (ours.get((name, row, metric)) for row in (model, model + WITH_DAN))
             if before is not None and after is not None:
                 changes[part][name, model] = after - before
-                shown.append(_change(before, after, paired_error(kept, name, model, part)))
+                shown.append(_change(before, after, paired_error(folder, name, model, part)))
         lines += [f"| {name} | {model} | {' | '.join(shown)} |"] if shown else []
-    said = "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
-    lines += ["", said, ""]
+    summary = (
+        "What DAN did, both chosen on validation (se: paired standard error over events, in %)."
+    )
+    lines += ["", summary, ""]
     for part in ("tail", "unbiased"):
         against = [f"{model} on {name}" for (name, model), by in changes[part].items() if by <= 0]
         lines.append(f"- DAN raises {part} MRR@20: {_verdict(len(changes[part]), against)}.")
@@ -293,10 +295,10 @@ def answer(results: pl.DataFrame, kept: Path) -> str:
     return "\n".join([*lines, f"- It does not lower overall MRR@20 of SLIST: {verdict}.", ""])
 
 
-def paired_error(kept: Path, name: str, model: str, part: str) -> float | None:
-    """Return the standard error of the change of MRR@20, None where the events are not kept."""
+def paired_error(folder: Path, name: str, model: str, part: str) -> float | None:
+    """Return the standard error of the change of MRR@20, None without saved events."""
     metric = PARTS[part].removeprefix("aoa_")
-    files = [kept / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
+    files = [folder / f"{name}-{row}.parquet" for row in (model, model + WITH_DAN)]
     if not all(file.is_file() for file in files):
         return None
     before, after = (

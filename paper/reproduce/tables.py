@@ -1,4 +1,4 @@
-"""Tables of models on published splits, of statistics and of seconds; what every kind can do."""
+"""Tables of models on published splits, of statistics and of running times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What rows are computed from: the config, the loaded data, the device, the results file."""
+    """Inputs of a computation: the config, the loaded data, the device, the results file."""
 
     config: Config
     data: Any
@@ -43,14 +43,14 @@ class Table:
     """Models on a published split; the base of the other kinds, which replace some methods."""
 
     schema: dict[str, Any] = CELLS
-    together = False  # whether all rows of a group are computed anew where one is missing
+    together = False  # whether one missing row makes all rows of its group run again
 
     def read(self, path: Path) -> Lines:
         """Return the lines of earlier runs."""
         return read_lines(path, self.schema)
 
     def rows(self, config: Config, done: Lines) -> list[Row]:
-        """Return what there is to compute, done or not."""
+        """Return all rows to compute, finished or not."""
         return config.rows
 
     def group(self, row: Row) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Table:
         return row.settings is not None and (device != "cpu" or not row.card)
 
     def find(self, data: Path, config: Config, row: Row) -> Load | None:
-        """Return a function that loads what a row needs, None where it is not at hand."""
+        """Return a function that loads the data of a row, None where they are missing."""
         return find_split(data, row.dataset, config.protocol)
 
     def steps(self, config: Config, rows: list[Row]) -> int:
@@ -70,7 +70,7 @@ class Table:
         return len(rows)
 
     def compute(self, job: Job, rows: list[Row]) -> Steps:
-        """Yield rows, their lines (none at a step on the way) and what is said of the step."""
+        """Yield rows, their lines (none at an intermediate step) and a progress message."""
         for row, model, seconds in fitted(rows, job.data, job.device):
             start = time.perf_counter()
             result = eq.evaluate(model, job.data.test, 20, bootstrap=0)
@@ -83,7 +83,7 @@ class Table:
     judge = staticmethod(judge)
 
     def finish(self, config: Config, results: pl.DataFrame, out: Path, new: bool) -> str:
-        """Write what is made of the results; return what is to be said of it."""
+        """Write files made from the results; return a log message."""
         return ""
 
 
@@ -130,24 +130,25 @@ class Statistics(Table):
     def compute(self, job: Job, rows: list[Row]) -> Steps:
         for row in rows:
             start = time.perf_counter()
-            found = eq.describe(job.data).to_dict()
-            lines = cells(job.config, found, (time.perf_counter() - start, 0.0))
+            statistics = eq.describe(job.data).to_dict()
+            lines = cells(job.config, statistics, (time.perf_counter() - start, 0.0))
             yield row, [{**line, "machine": machine_name("cpu")} for line in lines], row.name
 
 
 def everything(split: Split) -> Interactions:
     """Return all interactions of all parts."""
-    held = [side for part in split.parts for side in (part.history, part.target)]
-    return reduce(Interactions.union, [split.train, *held])
+    held_out = [side for part in split.parts for side in (part.history, part.target)]
+    return reduce(Interactions.union, [split.train, *held_out])
 
 
 class Efficiency(Table):
     """Table 6: seconds of training and of inference, measured in turns in one run.
 
-    The models take turns, in an order that is turned round each time, and the best time of each
-    counts: other work on the machine then hits all alike. Rows have a model with settings and a
-    `device`, or a `ratio` of two other rows. Options: `repeats`, how often linear autoencoders
-    are fitted; `items`, only so many most used items; `target`, of the ratio of training times.
+    The models take turns, in an order that is reversed each time, and the best time of each
+    counts: other work on the machine then slows all alike. Rows have a model with settings and a
+    `device`, or a `ratio` of two other rows. Options: `repeats`, number of fits of a linear
+    autoencoder; `items`, number of items to use, the most used ones; `target`, largest ratio of
+    training times.
     """
 
     together = True
@@ -189,25 +190,25 @@ class Efficiency(Table):
             if "ratio" in row.settings:
                 above, below = (best[name] for name in row.settings["ratio"])
                 best[row.name] = {key: above[key] / max(below[key], 1e-9) for key in above}
-            found = best[row.name]
-            yield row, cells(job.config, found, (found["train"], found["inference"])), ""
+            cell = best[row.name]
+            yield row, cells(job.config, cell, (cell["train"], cell["inference"])), ""
 
     def judge(self, config: Config, row: Row, column: str, ours: float | None) -> Line:
         """Seconds of another machine are measured, a ratio of training times has a target."""
-        found = {**Table.judge(config, row, column, ours), "difference": None, "note": ""}
+        cell = {**Table.judge(config, row, column, ours), "difference": None, "note": ""}
         ratio = (row.settings or {}).get("ratio")
         if ratio:
             above, below = (
                 config.published_number(row.dataset, name, column)[0] for name in ratio
             )
-            found["published"] = round(above / below, 4) if above and below else None
+            cell["published"] = round(above / below, 4) if above and below else None
         if ours is not None:
-            found["status"] = "measured"
+            cell["status"] = "measured"
         if ours is not None and ratio and column == "train_seconds":
             target = config.options["target"]
             verdict = "reached" if ours <= target else "missed"
-            found["status"] = f"target of {target:g} {verdict}"
-        return found
+            cell["status"] = f"target of {target:g} {verdict}"
+        return cell
 
 
 def _turns(row: Row, config: Config) -> range:
@@ -218,7 +219,7 @@ def _turns(row: Row, config: Config) -> range:
 def clocked(row: Row, train: Interactions, history: Interactions, device: str) -> dict[str, float]:
     """Fit a model and rank for all users; return wall-clock and processor seconds of both."""
     about = ("device", "items")
-    model: Any = build({key: each for key, each in row.settings.items() if key not in about})
+    model: Any = build({key: value for key, value in row.settings.items() if key not in about})
     clocks = [(time.perf_counter(), time.process_time())]
     model.fit(train, **({"device": device} if row.settings["model"] in LINEAR else {}))
     clocks.append((time.perf_counter(), time.process_time()))
@@ -236,8 +237,8 @@ def limited(split: Split, items: int | None) -> Split:
     """Return the split with its most used items only, for a quick look."""
     if items is None or items >= split.train.n_items:
         return split
-    kept = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
-    history, target = (side.columns(kept) for side in (split.test.history, split.test.target))
+    top_items = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
+    history, target = (side.columns(top_items) for side in (split.test.history, split.test.target))
     rows = (history.user_counts > 0) & (target.user_counts > 0)
     test = Part(history.rows(rows), target.rows(rows), split.test.protocol, "test")
-    return Split(split.train.columns(kept), None, test, split.protocol)
+    return Split(split.train.columns(top_items), None, test, split.protocol)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +22,41 @@ def client() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = workers.start_local(2, dashboard_address=None, silence_logs="CRITICAL")
-        made = distributed.Client(cluster, set_as_default=False)  # as one by an address is
-    yield made
-    for each in (made, *workers._clients.values()):
-        each.close()
+        client = distributed.Client(cluster, set_as_default=False)  # as `connect` makes them
+    yield client
+    for open_client in (client, *workers._clients.values()):
+        open_client.close()
     cluster.close()
+
+
+@pytest.fixture
+def fault(client: Any) -> Callable[..., AbstractContextManager[None]]:
+    """Return a context in which one worker dies, or is slow, at the n-th start of a task."""
+    distributed = pytest.importorskip("distributed")
+
+    @contextmanager
+    def inject(task: str, number: int, marker: Path, effect: str = "die") -> Iterator[None]:
+        """Inject the fault once; the marker file shows that it happened."""
+
+        class Fault(distributed.WorkerPlugin):  # type: ignore[misc, name-defined]
+            def setup(self, worker: Any) -> None:
+                self.n_started = 0
+
+            def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+                if finish != "executing" or not str(key).startswith(f"{task}-"):
+                    return
+                self.n_started += 1
+                if self.n_started == number and not marker.exists():
+                    marker.touch()
+                    if effect == "slow":
+                        time.sleep(2)
+                    else:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        client.register_plugin(Fault(), name=task)
+        try:
+            yield
+        finally:
+            client.unregister_worker_plugin(task)
+
+    return inject

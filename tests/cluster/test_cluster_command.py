@@ -17,9 +17,9 @@ from equipoise.cli.app import app
 
 
 def answer(*args: object) -> Any:
-    done = CliRunner().invoke(app, [*map(str, args), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    outcome = CliRunner().invoke(app, [*map(str, args), "--json"], catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(2):
         frame = pl.DataFrame(
             {
-                "user": [f"u{each}" for each in rng.integers(0, 50, 300)],
+                "user": [f"u{number}" for number in rng.integers(0, 50, 300)],
                 "item": rng.zipf(1.5, 300).clip(1, 15),
             }
         )
@@ -47,11 +47,11 @@ def there(client: Any) -> tuple[str, str]:
 
 
 def test_stats_fit_and_split(shop, there, tmp_path):
-    here = answer("stats", shop / "events", "--min-user", 5)[0]
-    found = answer("stats", shop / "events", "--min-user", 5, *there)[0]
+    expected = answer("stats", shop / "events", "--min-user", 5)[0]
+    statistics = answer("stats", shop / "events", "--min-user", 5, *there)[0]
     for name in ("homophily", "homophily_low", "homophily_high"):
-        assert found.pop(name) == pytest.approx(here.pop(name), rel=1e-12)
-    assert found == here
+        assert statistics.pop(name) == pytest.approx(expected.pop(name), rel=1e-12)
+    assert statistics == expected
     for command, extra in (("fit", ("--l2", 5)), ("split", ("--seed", 1))):
         names = ("data_fingerprint", "residual") if command == "fit" else ("fingerprint",)
         facts = [
@@ -63,9 +63,9 @@ def test_stats_fit_and_split(shop, there, tmp_path):
 
 def test_a_fit_that_outgrows_the_memory_is_solved_by_the_workers(shop, there, tmp_path):
     call = ("fit", shop / "events", tmp_path / "model", "--l2", 5, "--memory", "1000")
-    found = answer(*call, *there)
-    assert found["items"] == 15
-    assert found["residual"] < 1e-4
+    summary = answer(*call, *there)
+    assert summary["items"] == 15
+    assert summary["residual"] < 1e-4
 
 
 def test_a_fit_by_the_workers_takes_no_option_that_it_would_ignore(shop, there, tmp_path):
@@ -86,47 +86,49 @@ def test_a_fit_by_the_workers_takes_no_option_that_it_would_ignore(shop, there, 
 
 
 def test_a_saved_split_is_read_here_and_fitted_there(shop, there, tmp_path):
-    near = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
-    found = answer("fit", shop / "split", tmp_path / "there", *near, *there)
-    wanted = answer("fit", shop / "split", tmp_path / "here", *near)
-    assert found["data_fingerprint"] == wanted["data_fingerprint"]
-    assert found["audit"] == pytest.approx(wanted["audit"], abs=1e-6)
+    options = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
+    summary = answer("fit", shop / "split", tmp_path / "there", *options, *there)
+    expected = answer("fit", shop / "split", tmp_path / "here", *options)
+    assert summary["data_fingerprint"] == expected["data_fingerprint"]
+    assert summary["audit"] == pytest.approx(expected["audit"], abs=1e-6)
     assert answer("stats", shop / "split", *there) == answer("stats", shop / "split")
 
 
 def test_neighbourhoods_are_solved_for_by_the_workers(shop, there, tmp_path):
-    near = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
-    answer("fit", shop / "events", tmp_path / "here", *near)
-    answer("fit", shop / "events", tmp_path / "there", *near, *there)
-    found, wanted = (eq.load(tmp_path / each).inverse_ for each in ("there", "here"))
-    assert np.array_equal(found.indices, wanted.indices)
-    assert np.array_equal(found.data, wanted.data)
+    options = ("--l2", 5, "--engine", "neighbourhood", "--neighbours", 4)
+    answer("fit", shop / "events", tmp_path / "here", *options)
+    answer("fit", shop / "events", tmp_path / "there", *options, *there)
+    inverse, expected = (eq.load(tmp_path / name).inverse_ for name in ("there", "here"))
+    assert np.array_equal(inverse.indices, expected.indices)
+    assert np.array_equal(inverse.data, expected.data)
 
 
 def test_evaluate(shop, there):
     call = ("evaluate", shop / "model", shop / "split", "-k", 5)
-    here, found = answer(*call), answer(*call, *there)
-    assert found["table"] == here["table"]
+    expected, result = answer(*call), answer(*call, *there)
+    assert result["table"] == expected["table"]
 
 
 def test_tune(shop, there, tmp_path, monkeypatch):
-    asked, tune = [], cluster.tune
+    clients, tune = [], cluster.tune
     monkeypatch.setattr(
-        cluster, "tune", lambda *given, **how: asked.append(how["client"]) or tune(*given, **how)
+        cluster,
+        "tune",
+        lambda *args, **options: clients.append(options["client"]) or tune(*args, **options),
     )
     call = ("--family", "ease", "--trials", 3)
-    here = answer("tune", shop / "split", tmp_path / "here", *call)
-    found = answer("tune", shop / "split", tmp_path / "there", *call, *there)
-    assert asked == [there[1]]
-    assert found["best"] == here["best"]
-    assert (found["solves"], found["points"]) == (here["solves"], here["points"])
+    expected = answer("tune", shop / "split", tmp_path / "here", *call)
+    result = answer("tune", shop / "split", tmp_path / "there", *call, *there)
+    assert clients == [there[1]]
+    assert result["best"] == expected["best"]
+    assert (result["solves"], result["points"]) == (expected["solves"], expected["points"])
 
 
 def test_recommend(shop, there, tmp_path):
     call = ("recommend", shop / "model", "--all", "-k", 5)
-    here = answer(*call, "--out", tmp_path / "lists.parquet")
-    found = answer(*call, "--out", tmp_path / "lists", *there)
-    assert found["users"] == here["users"]
+    expected = answer(*call, "--out", tmp_path / "lists.parquet")
+    summary = answer(*call, "--out", tmp_path / "lists", *there)
+    assert summary["users"] == expected["users"]
     lists = pl.read_parquet(tmp_path / "lists" / "*.parquet")
     assert lists.equals(pl.read_parquet(tmp_path / "lists.parquet"))
     done = CliRunner().invoke(app, [*map(str, call[:2]), "--user", "u1", *there])
@@ -134,8 +136,8 @@ def test_recommend(shop, there, tmp_path):
     assert "give it with --out" in done.stderr
 
 
-def test_a_cluster_that_is_not_there_is_a_sentence(shop, monkeypatch):
-    monkeypatch.setattr("equipoise.cluster.workers.SECONDS", 1)
+def test_an_unreachable_cluster_prints_an_error(shop, monkeypatch):
+    monkeypatch.setattr("equipoise.cluster.workers.TIMEOUT", 1)
     done = CliRunner().invoke(
         app, ["stats", str(shop / "events"), "--cluster", "tcp://127.0.0.1:9"]
     )

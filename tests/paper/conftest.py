@@ -33,10 +33,10 @@ def save_weak(folder: Path, data: Interactions, rng: np.random.Generator) -> Non
 def save_strong(folder: Path, data: Interactions, rng: np.random.Generator) -> None:
     save_pairs(folder / "train", data.rows(np.arange(220)), data)
     for name, rows in (("valid", np.arange(220, 260)), ("test", np.arange(260, 300))):
-        held = data.rows(rows)
-        wanted = rng.random(held.n_interactions) < 0.25
-        save_pairs(folder / f"{name}_in", held.entries(~wanted), data)
-        save_pairs(folder / f"{name}_target", held.entries(wanted), data)
+        held_out = data.rows(rows)
+        is_target = rng.random(held_out.n_interactions) < 0.25
+        save_pairs(folder / f"{name}_in", held_out.entries(~is_target), data)
+        save_pairs(folder / f"{name}_target", held_out.entries(is_target), data)
 
 
 def save_movies(folder: Path, data: Interactions) -> None:

@@ -31,8 +31,8 @@ def noisy(lae: float, dan: float) -> pl.DataFrame:
 def test_drops_are_means_over_seeds() -> None:
     frame = drops(noisy(0.6, 0.9)).filter((pl.col("series") == "LAE") & (pl.col("x") == 20))
     row = frame.filter(pl.col("group") == "tail").to_dicts()[0]
-    found = [row[name] for name in ("drop", "low", "high", "ndcg@20", "seeds")]
-    assert found == pytest.approx([45.0, 40.0, 50.0, 0.11, 2])
+    values = [row[name] for name in ("drop", "low", "high", "ndcg@20", "seeds")]
+    assert values == pytest.approx([45.0, 40.0, 50.0, 0.11, 2])
 
 
 @pytest.mark.parametrize(("lae", "dan", "verdict"), [(0.6, 0.9, "yes"), (0.9, 0.6, "no")])
@@ -63,9 +63,9 @@ def test_gains_of_the_groups_are_compared(high: float, verdict: str) -> None:
             rows += [(dataset, "W/O Norm.", group, None, before)]
             rows += [(dataset, "W/ Norm.", group, None, after)]
     config = load_config(PAPER / "figure2.toml")
-    found = points("models", rows)
-    assert claims(config, found)[-1].endswith(f"holds on the data at hand: {verdict}.")
-    shown = picture(config, found)[0]
+    frame = points("models", rows)
+    assert claims(config, frame)[-1].endswith(f"holds on the data at hand: {verdict}.")
+    shown = picture(config, frame)[0]
     assert shown["panel"].unique(maintain_order=True).to_list() == list(config.options["panels"])
 
 

@@ -51,10 +51,10 @@ def dense_eigenvalues(data: Interactions) -> Any:
 def test_eigenvalues_are_those_of_b_from_either_side(synthetic: Interactions, users: int) -> None:
     data = synthetic.rows(np.arange(users)).columns(synthetic.item_counts > 0)
     data = data.columns(data.item_counts > 0)
-    found = weight_eigenvalues(data, SETTINGS, "cpu")
-    assert len(found) == data.n_items
+    points = weight_eigenvalues(data, SETTINGS, "cpu")
+    assert len(points) == data.n_items
     # in float32: absolute, because the smallest are 0
-    np.testing.assert_allclose(found, dense_eigenvalues(data), atol=2e-6)
+    np.testing.assert_allclose(points, dense_eigenvalues(data), atol=2e-6)
 
 
 def test_larger_beta_means_smaller_eigenvalues(synthetic: Interactions) -> None:
@@ -118,12 +118,12 @@ def test_without_matplotlib_the_points_are_written(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, out = shortened("figure5"), tmp_path / "p" / "results" / "figure5.csv"
-    said: list[str] = []
+    messages: list[str] = []
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
-        run(config, small, out, say=said.append)
-    assert "the picture was not drawn" in said[-1]
-    assert "pip install 'equipoise[report]'" in said[-1]
+        run(config, small, out, say=messages.append)
+    assert "the picture was not drawn" in messages[-1]
+    assert "pip install 'equipoise[report]'" in messages[-1]
     folder = tmp_path / "p" / "figures"
     assert [file.name for file in folder.iterdir()] == ["figure5.csv"]
     run(config, tmp_path / "empty", out)
@@ -131,7 +131,7 @@ def test_without_matplotlib_the_points_are_written(
 
 
 def test_a_figure_without_data_says_so(tmp_path: Path, no_cache: None) -> None:
-    said: list[str] = []
-    found = run(shortened("figure8"), tmp_path, tmp_path / "r" / "x.csv", say=said.append)
-    assert not found.height
-    assert said == ["figure8: nothing to draw, none of its data sets is at hand"]
+    messages: list[str] = []
+    points = run(shortened("figure8"), tmp_path, tmp_path / "r" / "x.csv", say=messages.append)
+    assert not points.height
+    assert messages == ["figure8: nothing to draw, none of its data sets is at hand"]

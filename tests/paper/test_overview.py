@@ -45,9 +45,9 @@ def test_results_and_pictures_are_shown(paper: Path, small: Path) -> None:
 def test_every_result_in_the_repository_is_shown(name: str) -> None:
     config = load_config(PAPER / f"{name}.toml")
     kind = kind_of(config)
-    kept = as_frame(kind.read(results_file(PAPER, config)), kind.schema)
-    key = [name for name in ("dataset", "row", "column", "ours", "point", "y") if name in kept]
-    assert kept.join(stored(PAPER, config), on=key, how="anti", nulls_equal=True).height == 0
+    saved = as_frame(kind.read(results_file(PAPER, config)), kind.schema)
+    key = [name for name in ("dataset", "row", "column", "ours", "point", "y") if name in saved]
+    assert saved.join(stored(PAPER, config), on=key, how="anti", nulls_equal=True).height == 0
 
 
 def test_readme_of_the_paper_is_up_to_date() -> None:

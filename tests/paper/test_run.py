@@ -1,4 +1,4 @@
-"""Every config on small data: what runs, what is kept, what the command says."""
+"""Every config on small data: computed rows, saved rows and output of the command."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def results(place: Path, name: str) -> Path:
     return place / "p" / "results" / f"{name}.csv"
 
 
-def values(found: pl.DataFrame) -> pl.DataFrame:
+def values(frame: pl.DataFrame) -> pl.DataFrame:
     """What another run must give again: not the seconds."""
-    return found.drop("seconds", "fit_seconds", "evaluate_seconds", strict=False)
+    return frame.drop("seconds", "fit_seconds", "evaluate_seconds", strict=False)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -39,34 +39,34 @@ def test_every_table_runs_on_small_data_and_says_what_was_not_run(
     name: str, small: Path, tmp_path: Path
 ) -> None:
     config = CONFIGS[name]
-    found = run(config, small, results(tmp_path, name), command="a test")
-    assert found.height == len(config.rows) * len(config.columns)
+    cells = run(config, small, results(tmp_path, name), command="a test")
+    assert cells.height == len(config.rows) * len(config.columns)
     gowalla = [row for row in config.rows if row.dataset == "Gowalla" and row.settings]
     present = [row for row in gowalla if not row.card]
-    ran = found.filter(pl.col("ours").is_not_null())
+    ran = cells.filter(pl.col("ours").is_not_null())
     assert ran.height == len(present) * len(config.columns)
     assert ran["ours"].is_between(0, 1).all()
     assert set(ran["command"]) <= {"a test"}
-    rest = found.filter(pl.col("ours").is_null())
-    assert set(rest["status"]) <= {"not run here"}
+    missing = cells.filter(pl.col("ours").is_null())
+    assert set(missing["status"]) <= {"not run here"}
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_runs_and_is_drawn(name: str, small: Path, tmp_path: Path) -> None:
     config = shortened(name)
-    said: list[str] = []
-    found = run(config, small, results(tmp_path, name), say=said.append)
+    messages: list[str] = []
+    cells = run(config, small, results(tmp_path, name), say=messages.append)
     drawn = tmp_path / "p" / "figures"
     assert {file.name for file in drawn.iterdir()} == {
         f"{name}.{end}" for end in ("svg", "png", "csv")
     }
-    assert "drew" in said[-1]
+    assert "drew" in messages[-1]
     present = {"Gowalla", "ML-1M"} if name != "figure9" else {"ML-latest-small"}
-    assert set(found["dataset"]) == present & set(config.datasets)
-    status = panels(config, found)
+    assert set(cells["dataset"]) == present & set(config.datasets)
+    status = panels(config, cells)
     assert set(status.filter(pl.col("points") > 0)["status"]) == {"ours"}
     assert set(status.filter(pl.col("points") == 0)["status"]) == {"not run here"}
-    assert claims(config, found)
+    assert claims(config, cells)
 
 
 class Killed(BaseException):
@@ -90,21 +90,21 @@ def test_a_killed_run_goes_on_where_it_was(
         patch.setattr(runner, "write_text", killed_after_two)
         with pytest.raises(Killed):
             run(config, small, out)
-    kept = kind_of(config).read(out)
-    assert len(kept) == 2
-    whole = run(config, small, out)
+    saved_rows = kind_of(config).read(out)
+    assert len(saved_rows) == 2
+    complete = run(config, small, out)
     if not kind_of(config).together:  # models that are timed together are timed again
         now = kind_of(config).read(out)
-        for row, lines in kept.items():
+        for row, lines in saved_rows.items():
             for name in {"ours", "fit_seconds", "y", "seconds"} & set(lines[0]):
                 assert [line[name] for line in now[row]] == [line[name] for line in lines]
-    said: list[str] = []
-    assert run(config, small, out, say=said.append).equals(whole)
-    assert not [text for text in said if " of " in text]
-    assert completed(config, kind_of(config).read(out)).equals(whole)
+    messages: list[str] = []
+    assert run(config, small, out, say=messages.append).equals(complete)
+    assert not [text for text in messages if " of " in text]
+    assert completed(config, kind_of(config).read(out)).equals(complete)
     fresh = run(config, small, results(tmp_path / "fresh", name))
     if not kind_of(config).together:
-        assert values(fresh).equals(values(whole))
+        assert values(fresh).equals(values(complete))
 
 
 @pytest.mark.parametrize("name", ["table8", "figure5"])
@@ -138,26 +138,26 @@ def test_other_settings_are_computed_again(small: Path, tmp_path: Path) -> None:
 def test_rows_that_share_a_system_share_the_solve(
     name: str, fits: int, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
+    solves = []
     original = LinearAutoencoder.fit
     monkeypatch.setattr(
         LinearAutoencoder,
         "fit",
-        lambda self, *a, **k: (made.append(1), original(self, *a, **k))[1],
+        lambda self, *a, **k: (solves.append(1), original(self, *a, **k))[1],
     )
     run(CONFIGS[name], small, results(tmp_path, name))
     # table3 has 9 rows; EASE and RLAE share l2 80, EASE_DAN and RLAE_DAN share their system.
     # figure5 has six values of alpha on one data set
-    assert len(made) == fits
+    assert len(solves) == fits
 
 
 def test_progress_says_how_many_rows_are_left_and_how_long_they_take(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    run(CONFIGS["table8"], small, tmp_path / "out.csv", say=said.append)
-    assert f"(1 of {len(said)}, about" in said[0]
-    assert said[-1].endswith(f"({len(said)} of {len(said)})")
+    messages: list[str] = []
+    run(CONFIGS["table8"], small, tmp_path / "out.csv", say=messages.append)
+    assert f"(1 of {len(messages)}, about" in messages[0]
+    assert messages[-1].endswith(f"({len(messages)} of {len(messages)})")
     monkeypatch.setattr(runner.time, "perf_counter", lambda: 40.0)
     assert runner.pace(2, 3, 0.0) == "(2 of 3, about 20 s left)"
     assert runner.pace(3, 3, 0.0) == "(3 of 3)"
@@ -167,10 +167,10 @@ def test_data_too_big_for_the_machine_leave_the_rest_to_run(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "CPU_LIMIT", 10)
-    said: list[str] = []
-    found = run(shortened("figure4"), small, results(tmp_path, "figure4"), say=said.append)
-    assert found.height == 0
-    assert sum("use --device cuda" in text for text in said) == 2
+    messages: list[str] = []
+    cells = run(shortened("figure4"), small, results(tmp_path, "figure4"), say=messages.append)
+    assert cells.height == 0
+    assert sum("use --device cuda" in text for text in messages) == 2
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_the_command_runs_tables_and_figures_and_renews_the_overview(
             file.unlink()
     where = ["--paper", str(paper), "--data", str(small)]
     assert command.main(["all", *where, "--datasets", "gowalla"]) == 0
-    said = capsys.readouterr()
-    assert "Table 8" in said.out
-    assert "Figure 8" in said.out
-    assert " left)" in said.err
+    output = capsys.readouterr()
+    assert "Table 8" in output.out
+    assert "Figure 8" in output.out
+    assert " left)" in output.err
     assert (paper / "figures" / "figure8.svg").is_file()
     text = (paper / "README.md").read_text()
     assert "![Figure 8" in text
@@ -222,7 +222,7 @@ def test_the_command_runs_tables_and_figures_and_renews_the_overview(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["--list"], 0, "figure9           Figure 9"),
         (["--overview"], 0, ""),
@@ -233,13 +233,13 @@ def test_the_command_runs_tables_and_figures_and_renews_the_overview(
 def test_the_command_answers(
     arguments: list[str],
     status: int,
-    said: str,
+    message: str,
     paper: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command.main(["--paper", str(paper), *arguments]) == status
-    heard = capsys.readouterr()
-    assert said in heard.out + heard.err
+    output = capsys.readouterr()
+    assert message in output.out + output.err
     assert (paper / "README.md").is_file() == (arguments[0] not in ("--list", "all"))
 
 

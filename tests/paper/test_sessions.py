@@ -102,31 +102,31 @@ def test_a_run_that_was_stopped_goes_on_from_its_files(
     words = out.with_suffix(".md").read_text()
     stored = pl.read_csv(out)
     stored.filter(~pl.col("row").is_in(["SLIST", "SLIST_DAN"])).write_csv(out)
-    said: list[str] = []
-    again = run(config, data, out, command="a test", say=said.append)
+    messages: list[str] = []
+    again = run(config, data, out, command="a test", say=messages.append)
     assert again["ours"].equals(finished["ours"])
-    assert len(said) == 2
+    assert len(messages) == 2
     assert {path: len(solves(path)) for path in out.parent.rglob("*.jsonl")} == searches
     assert out.with_suffix(".md").read_text() == words
-    assert run(config, data, out, say=said.append).equals(again)
-    assert len(said) == 2
+    assert run(config, data, out, say=messages.append).equals(again)
+    assert len(messages) == 2
     assert completed(config, read_lines(out, CELLS)).equals(again)
 
 
 def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_path: Path) -> None:
-    given = {"model": "SLIS", "row_norm": "none", "l2": 5.0}  # as a TOML file writes them
+    settings = {"model": "SLIS", "row_norm": "none", "l2": 5.0}  # as a TOML file writes them
     rows = [
-        dataclasses.replace(row, settings=given)
+        dataclasses.replace(row, settings=settings)
         for row in config.rows
         if (row.dataset, row.name) == ("Diginetica", "SLIS")
     ]
     table = dataclasses.replace(config, rows=rows)
-    found = run(table, data, tmp_path / "table7.csv")
-    assert found["ours"].null_count() == 0
+    results = run(table, data, tmp_path / "table7.csv")
+    assert results["ours"].null_count() == 0
     full = make("SLIS", {"row_norm": None, "l2": 5.0}).settings()
-    assert found["settings"].unique().to_list() == [json.dumps(full)]
+    assert results["settings"].unique().to_list() == [json.dumps(full)]
     assert not list(tmp_path.rglob("*.jsonl"))
-    assert completed(table, read_lines(tmp_path / "table7.csv", CELLS)).equals(found)
+    assert completed(table, read_lines(tmp_path / "table7.csv", CELLS)).equals(results)
 
 
 def search_on(train: Interactions, valid: Interactions, folder: Path) -> Search:
@@ -140,29 +140,29 @@ def test_settings_without_dan_are_the_best_of_the_same_grid(tmp_path: Path) -> N
     search = search_on(train, drawn(40, 25, seed=2), tmp_path)
     base = {"l2": 3.0, "decay_inference": 1.0}
     plain, dan = search.pair("SLIS", base)
-    tried = search.tried("SLIS", "grid", base, GRID)
-    order = [dict(zip(GRID, each, strict=True)) for each in itertools.product(*GRID.values())]
-    assert [{name: one[name] for name in GRID} for one in tried] == order
+    tried_points = search.try_grid("SLIS", "grid", base, GRID)
+    order = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+    assert [{name: point[name] for name in GRID} for point in tried_points] == order
     near = [path.name for path in sorted(tmp_path.glob("toy-SLIS-near-*"))]
     assert near[-1] == "toy-SLIS-near-without.jsonl"
-    points = [
+    solved = [
         json.loads(line)["points"]
         for path in tmp_path.glob("toy-SLIS-*.jsonl")
         for line in solves(path)
     ]
     # one fit for each row_norm and beta, then a third and three times the l2 around the choices
-    assert len(points) == 4 + 2 * len(near)
-    found = [point for some in points for point in some]
+    assert len(solved) == 4 + 2 * len(near)
+    all_points = [point for solve_points in solved for point in solve_points]
     pair = search.split.valid.history, search.split.valid.target
-    for chosen, among in ((dan, found), (plain, filter(is_plain, found))):
+    for chosen, among in ((dan, all_points), (plain, filter(is_plain, all_points))):
         value = measure(make("SLIS", chosen).fit(train), pair)[0]["mrr@20"]
         assert value == pytest.approx(max(point["mrr@20"] for point in among))
     assert is_plain(plain)
 
 
 def test_of_equal_points_the_first_of_the_grid_is_chosen() -> None:
-    tried = [{"l2": 1.0, "mrr@20": 0.1}, {"l2": 3.0, "mrr@20": 0.2}, {"l2": 9.0, "mrr@20": 0.2}]
-    assert best(tried) == {"l2": 3.0}
+    points = [{"l2": 1.0, "mrr@20": 0.1}, {"l2": 3.0, "mrr@20": 0.2}, {"l2": 9.0, "mrr@20": 0.2}]
+    assert best(points) == {"l2": 3.0}
 
 
 def test_a_search_takes_no_other_file_and_no_values_of_other_data(tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_a_search_takes_no_other_file_and_no_values_of_other_data(tmp_path: Path
     path = tmp_path / "toy-SLIT-own.jsonl"
     path.write_bytes(b"my notes")
     with pytest.raises(DataError, match=r"toy-SLIT-own\.jsonl"):
-        search_on(train, train, tmp_path).own("SLIT", {})
+        search_on(train, train, tmp_path).tune_model("SLIT", {})
     assert path.read_bytes() == b"my notes"
     path.unlink()
-    search_on(train, train, tmp_path).own("SLIT", {})
+    search_on(train, train, tmp_path).tune_model("SLIT", {})
     before = path.read_bytes()
     for data in ((other, train), (train, other)):
         with pytest.raises(DataError, match="belongs to other data"):
-            search_on(*data, tmp_path).own("SLIT", {})
+            search_on(*data, tmp_path).tune_model("SLIT", {})
     assert path.read_bytes() == before
 
 
@@ -202,15 +202,15 @@ def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> No
     model = make("SLIT", {"l2": 2.0}).fit(train)
     values, _ = measure(model, (history, target))
     lists = model.rank(history, 20).items
-    wanted = target.matrix.indices
+    targets = target.matrix.indices
     total = reciprocal = 0.0
-    for ranked, item in zip(lists.tolist(), wanted.tolist(), strict=True):
+    for ranked, item in zip(lists.tolist(), targets.tolist(), strict=True):
         if item in ranked:
             weight = max(counts[item], 1) ** -1.5
             total += weight
             reciprocal += weight / (1 + ranked.index(item))
-    assert values["unbiased_recall@20"] == pytest.approx(total / len(wanted))
-    assert values["unbiased_mrr@20"] == pytest.approx(reciprocal / len(wanted))
+    assert values["unbiased_recall@20"] == pytest.approx(total / len(targets))
+    assert values["unbiased_mrr@20"] == pytest.approx(reciprocal / len(targets))
 
 
 def cells(changes: dict[str, tuple[float, float, float]]) -> pl.DataFrame:

@@ -27,9 +27,9 @@ def test_every_part_is_described(small: Path, tmp_path: Path, synthetic: Interac
     config = load_config(PAPER / "table1.toml")
     results = run(config, small, tmp_path / "out.csv", command="a test")
     assert results.height == len(config.rows) * len(config.columns)
-    whole = "all interactions"
-    assert cell(results, whole, "interactions")["ours"] == synthetic.n_interactions
-    assert cell(results, whole, "users")["ours"] == 300
+    part = "all interactions"
+    assert cell(results, part, "interactions")["ours"] == synthetic.n_interactions
+    assert cell(results, part, "users")["ours"] == 300
     assert cell(results, "strong train", "users")["ours"] == 220
     train = published_split(small / "gowalla" / "weak", "weak").train
     ours = cell(results, "weak train", "gini_items")["ours"]
@@ -68,13 +68,13 @@ def test_a_folder_of_the_mult_vae_script_fills_table_2(tmp_path: Path, no_cache:
 
 @pytest.fixture
 def timed() -> Config:
-    whole = load_config(PAPER / "table6.toml")
-    return replace(whole, options={**whole.options, "repeats": 2, "items": 60})
+    config = load_config(PAPER / "table6.toml")
+    return replace(config, options={**config.options, "repeats": 2, "items": 60})
 
 
 def test_times_and_their_ratio(timed: Config, small: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    results = run(timed, small, tmp_path / "out.csv", command="a test", say=said.append)
+    messages: list[str] = []
+    results = run(timed, small, tmp_path / "out.csv", command="a test", say=messages.append)
     assert results.height == len(timed.rows) * len(timed.columns)
     above, below = (cell(results, row, "train_seconds") for row in ("LAE_DAN", "LAE"))
     assert above["status"] == below["status"] == "measured"
@@ -86,19 +86,19 @@ def test_times_and_their_ratio(timed: Config, small: Path, tmp_path: Path) -> No
     assert cell(results, "XSimGCL", "train_seconds")["status"] == "not run here"
     assert cell(results, "LAE on a card", "train_seconds")["status"] == "not run here"
     # once BSPM, twice each autoencoder
-    assert len(said) == 5
+    assert len(messages) == 5
     assert run(timed, small, tmp_path / "out.csv").equals(results)
 
 
 @pytest.mark.parametrize(("ours", "expected"), [(1.02, "reached"), (1.021, "missed")])
 def test_the_target_is_judged(ours: float, expected: str) -> None:
     config = load_config(PAPER / "table6.toml")
-    row = next(each for each in config.rows if each.name == "LAE_DAN / LAE")
+    row = next(row for row in config.rows if row.name == "LAE_DAN / LAE")
     times = {"train": ours, "inference": 1.0, "train_cpu": 1.0, "inference_cpu": 1.0}
     done = {}
     put(done, row, cells(config, times, (0, 0)), {"machine": "a machine"})
-    found = cell(completed(config, done), row.name, "train_seconds")
-    assert found["status"] == f"target of 1.02 {expected}"
+    judged = cell(completed(config, done), row.name, "train_seconds")
+    assert judged["status"] == f"target of 1.02 {expected}"
 
 
 def test_a_limit_keeps_the_most_used_items(small: Path) -> None:

@@ -33,11 +33,14 @@ def dataset(frame: pd.DataFrame) -> Dataset:
 
 def test_plain_ease_scores_as_theirs(dataset: Dataset) -> None:
     settings = {"l2": 5, "dropout": 0}
-    ours, theirs = EquipoiseScorer(settings=settings), EASEScorer(regularization=5)
+    equipoise_scorer, lenskit_scorer = (
+        EquipoiseScorer(settings=settings),
+        EASEScorer(regularization=5),
+    )
     query = RecQuery(history_items=ItemList(item_ids=dataset.items.ids()[:4]))
     items = ItemList(item_ids=dataset.items.ids())
     scores = []
-    for scorer in (ours, theirs):
+    for scorer in (equipoise_scorer, lenskit_scorer):
         scorer.train(dataset)
         scores.append(scorer(query, items).scores())
     np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-6)  # both solve in float32
@@ -50,11 +53,11 @@ def test_a_pipeline_recommends_to_known_and_to_new_users(
     pipe.train(dataset)
     user = int(frame["user_id"].iloc[0])
     seen = set(frame.loc[frame["user_id"] == user, "item_id"])
-    found = recommend(pipe, user, n=5)
-    assert len(found) == 5
-    assert not seen & set(found.ids())
+    recommended = recommend(pipe, user, n=5)
+    assert len(recommended) == 5
+    assert not seen & set(recommended.ids())
     model = eq.EASE(normalizer=eq.DAN()).fit(eq.read(frame, user="user_id", item="item_id"))
-    assert found.ids().tolist() == model.recommend([user], k=5).items[0]
+    assert recommended.ids().tolist() == model.recommend([user], k=5).items[0]
     fresh = recommend(pipe, RecQuery(history_items=ItemList(item_ids=[7, 14])), n=5)
     assert fresh.ids().tolist() == model.recommend([[7, 14]], k=5).items[0]
 

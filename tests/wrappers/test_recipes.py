@@ -24,17 +24,17 @@ frame = pd.read_csv("frame.csv")
 where = (frame["user_id"], frame["item_id"])
 user_items = sp.csr_matrix((np.ones(len(frame), np.float32), where))
 """
-# what the lines have found, as values for JSON
-FOUND = {
+# expressions for the results of the recipes, as values for JSON
+EXPRESSIONS = {
     "implicit": "ids.tolist()",
     "RecTools": "reco[reco['user_id'] == 5]['item_id'].tolist()",
     "LensKit": "[theirs.tolist(), ours.tolist()]",
     "RecBole": "sorted(result['test_result'])",
-    "Surprise": "[each.iid for each in predictions if each.uid == 5]",
+    "Surprise": "[entry.iid for entry in predictions if entry.uid == 5]",
     "MLflow": "[run.data.metrics, run.data.params, opened.recommend([5], k=3).items[0]]",
 }
-# what a page has before its lines
-GIVEN = {
+# code that a page has before its recipe
+PREPARATION = {
     "MLflow": """
 import equipoise as eq
 split = eq.split.weak(eq.read(frame), seed=0)
@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("peer", FOUND)
+@pytest.mark.parametrize("peer", EXPRESSIONS)
 def test_the_lines_of_the_other_library_run(peer: str, folder: Path) -> None:
     python = PEERS / peer / "bin" / "python"
     if not (PEERS / peer / ".done").exists():
@@ -65,7 +65,12 @@ def test_the_lines_of_the_other_library_run(peer: str, folder: Path) -> None:
     lines = re.findall(r"^```py\n(.*?)^```$", SECTIONS[peer], flags=re.MULTILINE | re.DOTALL)
     assert lines
     code = "\n".join(
-        [BEFORE, GIVEN.get(peer, ""), *lines, f"print('\\n' + json.dumps({FOUND[peer]}))"]
+        [
+            BEFORE,
+            PREPARATION.get(peer, ""),
+            *lines,
+            f"print('\\n' + json.dumps({EXPRESSIONS[peer]}))",
+        ]
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
@@ -76,22 +81,22 @@ def test_the_lines_of_the_other_library_run(peer: str, folder: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    value = json.loads(done.stdout.splitlines()[-1])
     seen = {
         int(line.split(",")[1])
         for line in (folder / "frame.csv").read_text().splitlines()
         if line.startswith("5,")
     }
     if peer == "RecBole":
-        assert "ndcg@10" in found
+        assert "ndcg@10" in value
     elif peer == "LensKit":
-        theirs, ours = found
-        assert theirs == ours
+        lenskit_items, equipoise_items = value
+        assert lenskit_items == equipoise_items
     elif peer == "MLflow":
-        metrics, params, items = found
+        metrics, params, items = value
         assert 0 < metrics["ndcg_at_10"] <= 1
         assert params["model"] == "EASE"
         assert len(items) == 3
     else:
-        assert found
-        assert not seen & set(found)
+        assert value
+        assert not seen & set(value)

@@ -32,40 +32,40 @@ def test_lists_are_those_of_the_model_under_the_ids_of_the_frame(frame: pd.DataF
     dataset = Dataset.construct(frame)
     model = EquipoiseModel(eq.EASE(l2=20, dropout=0.3, normalizer=eq.DAN())).fit(dataset)
     users = frame[Columns.User].unique()[:15]
-    found = model.recommend(users, dataset, k=5, filter_viewed=True)
+    recommended = model.recommend(users, dataset, k=5, filter_viewed=True)
 
     data = eq.read(frame, user=Columns.User, item=Columns.Item)
     direct = eq.EASE(l2=20, dropout=0.3, normalizer=eq.DAN()).fit(data)
-    for user, own in found.groupby(Columns.User):
-        wanted = direct.score([user])[0]
-        scores = wanted[data.item_index.positions(own[Columns.Item].to_numpy())]
-        np.testing.assert_allclose(own[Columns.Score], scores, rtol=1e-4)
+    for user, user_list in recommended.groupby(Columns.User):
+        all_scores = direct.score([user])[0]
+        scores = all_scores[data.item_index.positions(user_list[Columns.Item].to_numpy())]
+        np.testing.assert_allclose(user_list[Columns.Score], scores, rtol=1e-4)
         seen = set(frame.loc[frame[Columns.User] == user, Columns.Item])
-        assert not seen & set(own[Columns.Item])
-        assert own[Columns.Rank].tolist() == list(range(1, len(own) + 1))
+        assert not seen & set(user_list[Columns.Item])
+        assert user_list[Columns.Rank].tolist() == list(range(1, len(user_list) + 1))
 
 
 def test_a_whitelist_and_seen_items_are_the_callers_choice(frame: pd.DataFrame) -> None:
     dataset = Dataset.construct(frame)
     model = EquipoiseModel(eq.EASE(l2=20, dropout=0)).fit(dataset)
     allowed = frame[Columns.Item].unique()[:6]
-    found = model.recommend(
+    recommended = model.recommend(
         frame[Columns.User].unique(), dataset, k=6, filter_viewed=False, items_to_recommend=allowed
     )
-    assert set(found[Columns.Item]) == set(allowed)
+    assert set(recommended[Columns.Item]) == set(allowed)
 
 
 def test_items_like_an_item_leave_it_out(frame: pd.DataFrame) -> None:
     dataset = Dataset.construct(frame)
     model = EquipoiseModel(eq.EASE(l2=20, dropout=0)).fit(dataset)
     items = frame[Columns.Item].unique()[:4]
-    found = model.recommend_to_items(items, dataset, k=3)
-    assert (found.groupby(Columns.TargetItem).size() == 3).all()
-    assert (found[Columns.TargetItem] != found[Columns.Item]).all()
+    recommended = model.recommend_to_items(items, dataset, k=3)
+    assert (recommended.groupby(Columns.TargetItem).size() == 3).all()
+    assert (recommended[Columns.TargetItem] != recommended[Columns.Item]).all()
 
 
 def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
-    found = cross_validate(
+    recommended = cross_validate(
         Dataset.construct(frame),
         LastNSplitter(1, filter_cold_users=True, filter_cold_items=True),
         {"recall": Recall(5)},
@@ -73,7 +73,7 @@ def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
         k=5,
         filter_viewed=True,
     )
-    assert 0 <= found["metrics"][0]["recall"] <= 1
+    assert 0 <= recommended["metrics"][0]["recall"] <= 1
 
 
 def test_nobody_gets_no_lists(frame: pd.DataFrame) -> None:
@@ -85,5 +85,5 @@ def test_nobody_gets_no_lists(frame: pd.DataFrame) -> None:
         model._recommend_u2i(nobody, dataset, 3, True, None),
         model._recommend_i2i(nobody, dataset, 3, None),
     ):
-        assert [len(each) for each in triplet] == [0, 0, 0]
+        assert [len(column) for column in triplet] == [0, 0, 0]
     assert model.recommend(nobody, dataset, k=3, filter_viewed=True).empty

@@ -1,8 +1,8 @@
-"""Data that outgrew one machine: the models of the library on a Dask cluster.
+"""Models of the library on a Dask cluster, for data that outgrew one machine.
 
-A client comes in, an ordinary model comes out. `read` gives `Partitioned` interactions, which stay
-with the workers; `fit`, `tune`, `evaluate` and `recommend_to` take what their namesakes take, and
-return the same. Needs the extra `cluster`.
+`read` returns `Partitioned` interactions, which stay on the workers. `fit`, `tune`, `evaluate` and
+`recommend_to` take the arguments of their namesakes and return the same: `fit` a regular in-memory
+model. Needs the extra `cluster`.
 """
 
 from equipoise.cluster.fitting import fit, tune

@@ -1,4 +1,4 @@
-"""`fit` and `tune`: where a system is solved, and solves of a search side by side."""
+"""`fit` on this machine or the workers, and `tune` with solves in parallel on the workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.parts import PartitionedSplit
 from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.spread import Spread
-from equipoise.cluster.workers import connect, forget, results, submit, task
+from equipoise.cluster.workers import connect, fetch, run_on_all, send, submit, task
 from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
 from equipoise.models.base import Recommender
@@ -42,101 +42,99 @@ def fit(
     scratch: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Recommender:
-    """Fit a model on data of a cluster; an ordinary model on this machine comes back.
+    """Fit a model on data of a cluster; return a regular model on this machine.
 
-    A model carries its data, and they are small beside its inverse: the sparse matrix is gathered,
-    into a file where the memory of this machine is short. The n x n system is solved on this
-    machine or, exactly too, by the workers in tiles that they hold in memory; neighbourhoods are
-    solved for by the workers. These work on the blocks that they have.
+    The sparse matrix is gathered, since a model carries its data; into a file where the memory of
+    this machine is short. The n x n system is solved on this machine or, equally exactly, by the
+    workers in tiles that they hold in memory. Neighbourhoods are always solved by the workers,
+    which use their own blocks of the data.
 
     Parameters
     ----------
     model
         Not changed.
     data
-        `Partitioned` or ordinary interactions.
+        `Partitioned` or regular interactions.
     where
-        "here", with an engine of the library; "workers", for linear autoencoders; "auto" takes
-        the workers where the plan says that no engine in memory fits here, and for neighbourhoods.
+        "here", with an engine of the library; "workers", for linear autoencoders; "auto" chooses
+        the workers for neighbourhoods, and where no engine fits into the memory of this machine.
     client
-        Where the data are ordinary interactions; as for `equipoise.cluster.read`.
+        For regular interactions, as for `equipoise.cluster.read`.
     dtype
         As for `fit`.
     tile_rows
-        Rows of a tile on the workers; left out, a twelfth of the items, from 256 to 4,096.
+        Rows of a tile on the workers; by default a twelfth of the items, from 256 to 4,096.
     scratch
         Folder for the inverse and the data where they do not fit into the memory of this machine.
     **options
-        Other options of the model's `fit`, for one on this machine; the workers take
-        ``engine="neighbourhood"`` and `neighbours`. With `memory` the plan has this budget.
+        Other options of the model's `fit`, for a fit on this machine; the workers take
+        ``engine="neighbourhood"`` and `neighbours`. With `memory`, "auto" uses this budget.
     """
     choice("where", where, WHERE)
     if isinstance(data, Partitioned):
         client = data.client
     elif client is None:
         raise SettingError("interactions of one machine need client=, such as client='local'")
-    linear = isinstance(model, LinearAutoencoder)
-    if where == "workers" and not linear:
+    is_linear = isinstance(model, LinearAutoencoder)
+    if where == "workers" and not is_linear:
         kind = type(model).__name__
         raise SettingError(f"where='workers' is for linear autoencoders, not {kind}; use 'here'")
-    size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
-    near = options.get("engine") == "neighbourhood"
     if where == "here" and tile_rows is not None:
         raise SettingError("tile_rows= is for a fit over the workers; leave it out")
+    sizes = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
+    by_neighbourhood = options.get("engine") == "neighbourhood"
     if where == "auto":
-        free = linear and not {"engine", "device"} & set(options)
-        budget = options.get("memory")
-        beyond = free and plan(**size, dtype=dtype, memory=budget).outgrown
-        where = "workers" if beyond or (linear and near) else "here"
-        if beyond:
+        where = "workers" if is_linear and by_neighbourhood else "here"
+        is_free = is_linear and not {"engine", "device"} & set(options)
+        if is_free and plan(**sizes, dtype=dtype, memory=options.get("memory")).outgrown:
+            where = "workers"
             options.pop("memory", None)
     fitted = copy.copy(model)
     if where == "here":
-        chosen: dict[str, Any] = {} if dtype == "float32" else {"dtype": dtype}
-        chosen |= {} if scratch is None else {"scratch": scratch}
-        return fitted.fit(_here(data, scratch), **chosen, **options)
-    solving = {name: options.pop(name, None) for name in ("engine", "neighbours") if near}
+        if dtype != "float32":
+            options["dtype"] = dtype
+        if scratch is not None:
+            options["scratch"] = scratch
+        gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
+        return fitted.fit(gathered, **options)
+    planning = {}
+    if by_neighbourhood:
+        planning = {name: options.pop(name, None) for name in ("engine", "neighbours")}
     if options:
         name = next(iter(options))
         raise SettingError(
             f"{name}= is for a fit on this machine, and workers solve this one; leave it out"
         )
     assert isinstance(fitted, LinearAutoencoder)
-    require_strength([fitted], "neighbourhood" if near else "auto")
-    given = _here(data, scratch)
-    train = fitted._weighed(given)
-    spread = Spread.of(connect(client), data if train is given else train)
+    require_strength([fitted], "neighbourhood" if by_neighbourhood else "auto")
+    gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
+    train = fitted._weighed(gathered)
+    spread = Spread(connect(client), data if train is gathered else train)
     solver: NeighbourhoodSolver | WorkerSolver
-    if near:
-        neighbours = plan(**size, dtype=dtype, **solving).neighbours
+    if by_neighbourhood:
+        neighbours = plan(**sizes, dtype=dtype, **planning).neighbours
         solver = NeighbourhoodSolver(spread, train, neighbours, dtype)
     else:
         solver = WorkerSolver(spread, train, dtype, tile_rows, scratch)
-    fit_together([fitted], solver, given)
+    fit_together([fitted], solver, gathered)
     return fitted
 
 
-def _here(
-    data: Partitioned | Interactions, scratch: str | os.PathLike[str] | None
-) -> Interactions:
-    return data.gather(scratch) if isinstance(data, Partitioned) else data
-
-
 def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:
-    """Find good settings with solves on the workers; ledger and answer are those of `tune`.
+    """Search good settings with solves on the workers; ledger and result are those of `tune`.
 
-    The solves of a grid run side by side, each on a worker. With `early_stop`, and where Optuna
+    The solves of a grid run in parallel, one per worker. With `early_stop`, and where Optuna
     proposes, the next settings depend on the last ones: solves run one after another.
 
     Parameters
     ----------
     model, split
-        As for `equipoise.tune`; `Partitioned` data are gathered, and every solve has all of them.
+        As for `equipoise.tune`; `Partitioned` data are gathered, and every solve uses all of them.
     client
         As for `equipoise.cluster.read`; that of `Partitioned` data.
     **options
-        As for `equipoise.tune`. `device`, `memory` and `scratch` are those of a worker, and of
-        this machine for the last fit, `threads` those of the last fit.
+        As for `equipoise.tune`. `device`, `memory` and `scratch` apply to each worker, and to
+        this machine for the last fit; `threads` applies to the last fit.
     """
     if split is None and isinstance(model, Partitioned):
         model, split = None, model
@@ -144,83 +142,78 @@ def tune(model: Any = None, split: Any = None, *, client: Any = "local", **optio
         raise SettingError("a search needs a split on this machine; make it with where='here'")
     if isinstance(split, Partitioned):
         client, split = split.client, split.gather()
-    asked = inspect.signature(tune_here).bind(model, split, **options)
-    asked.apply_defaults()
+    call = inspect.signature(tune_here).bind(model, split, **options)
+    call.apply_defaults()
     connected = connect(client)
-    return search_with(lambda *given: _WorkerSolves(connected, *given), **asked.arguments)
+    return search_with(lambda *args: _WorkerSolves(connected, *args), **call.arguments)
 
 
 class _WorkerSolves(Solves):
-    """Makes solves on workers, those that are expected side by side."""
+    """Solves of a search on workers; expected ones run in parallel."""
 
-    def __init__(self, client: Any, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, client: Any, *args: Any) -> None:
+        super().__init__(*args)
         self.client = client
-        self.options = {name: each for name, each in self.options.items() if name != "threads"}
-        here = Solves(self.space, self.criterion, self.options)
-        self._given = submit(client, held_solves, here, secrets.token_hex(8))
-        self._under_way: dict[str, Any] = {}
+        self.options = {name: value for name, value in self.options.items() if name != "threads"}
+        solves = Solves(self.space, self.criterion, self.options)
+        self._search = send(client, (solves, secrets.token_hex(8)))
+        self._futures: dict[str, Any] = {}
 
     def expect(self, points: Sequence[Point]) -> None:
-        """Begin with these solves."""
+        """Start the solves of these points."""
         for outer in points:
-            self._under_way[key_of(outer)] = submit(self.client, solve_there, self._given, outer)
+            self._futures[key_of(outer)] = submit(self.client, solve_point, self._search, outer)
 
     def __call__(self, outer: Point) -> Solve:
-        """Wait for a solve, which is begun now unless it was expected."""
-        if key_of(outer) not in self._under_way:
+        """Return a solve, which is started now unless it was expected."""
+        if key_of(outer) not in self._futures:
             self.expect([outer])
-        found: Solve = results(self.client, self._under_way.pop(key_of(outer)))
-        return found
+        solve: Solve = fetch(self.client, self._futures.pop(key_of(outer)))
+        return solve
 
     def release(self) -> None:
-        """Drop what workers hold for the search, and solves that nobody waits for."""
-        self.client.cancel(list(self._under_way.values()), force=True)
-        self._under_way.clear()
-        self._given = None
-        forget(self.client, drop_solves)
+        """Cancel pending solves and free the memory that workers use for the search."""
+        self.client.cancel(list(self._futures.values()), force=True)
+        self._futures.clear()
+        self._search = None
+        run_on_all(self.client, end_search)
         super().release()
 
 
-_alone = Lock()  # solves of a search share arrays, and a worker may have several threads
-_kept: dict[str, Solves] = {}  # those of one search, whose Gram matrices stay between tasks
-
-
-def held_solves(solves: Solves, token: str) -> tuple[Solves, str]:
-    """Keep what a search needs on a worker."""
-    return solves, token
+_lock = Lock()  # solves of a search share arrays, and a worker may have several threads
+_searches: dict[str, Solves] = {}  # the current search by token; Gram matrices stay between tasks
 
 
 @task
-def solve_there(given: tuple[Solves, str], outer: Point) -> Solve:
-    """Make one solve of a search."""
-    held, token = given
-    with _alone:
-        if token not in _kept:
-            _drop()
-            _kept[token] = copy.copy(held)
-            if held.scratch is not None:  # workers may share the folder
-                _kept[token].scratch = held.scratch / secrets.token_hex(6)
-        solves = _kept[token]
+def solve_point(search: tuple[Solves, str], outer: Point) -> Solve:
+    """Return one solve of a search."""
+    sent, token = search
+    with _lock:
+        if token not in _searches:
+            _release_searches()
+            _searches[token] = copy.copy(sent)
+            if sent.scratch is not None:  # workers may share the folder
+                _searches[token].scratch = sent.scratch / secrets.token_hex(6)
+        solves = _searches[token]
         try:
             return solves(outer)
         finally:
-            if token not in _kept:  # the search has ended
+            if token not in _searches:  # the search has ended
                 solves.release()
 
 
-def drop_solves() -> None:
-    """Give back what this worker keeps for a search; a solve under way does so at its end."""
-    if not _alone.acquire(blocking=False):
-        _kept.clear()
+def end_search() -> None:
+    """Free the memory of a search on this worker; a running solve does so when it ends."""
+    if not _lock.acquire(blocking=False):
+        _searches.clear()
         return
     try:
-        _drop()
+        _release_searches()
     finally:
-        _alone.release()
+        _lock.release()
 
 
-def _drop() -> None:
-    for each in _kept.values():
-        each.release()
-    _kept.clear()
+def _release_searches() -> None:
+    for solves in _searches.values():
+        solves.release()
+    _searches.clear()

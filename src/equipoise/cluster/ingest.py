@@ -1,10 +1,10 @@
-"""`read`: files or frames that workers read become blocks of users that workers hold.
+"""`read`: tables that workers read become blocks of users that workers hold.
 
-Each part is read and checked by a worker, with the readers of the library. Ids of items are put
-together in a tree; users are cut into ranges of sorted ids with about as many rows each, every
-part is dealt to these ranges, and a range becomes a block of the matrix. Positions come from
-sorted ids and ranges from numbers of rows, so neither depends on how the rows were cut into parts,
-nor on the number of workers.
+A worker reads and checks each part with the readers of the library. Item ids are merged in a tree.
+Users are cut into ranges of sorted ids with about equally many rows; the rows of every part are
+distributed to these ranges, and each range becomes a block of the matrix. Positions follow from
+sorted ids and ranges from numbers of rows, so neither depends on how the rows were cut into parts
+or on the number of workers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter, getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import count
-from equipoise.cluster.partitioned import Partitioned, total
-from equipoise.cluster.workers import connect, reduced, results, submit, task
+from equipoise.cluster.partitioned import Partitioned, fetch_sum, offsets_of
+from equipoise.cluster.workers import connect, fetch, reduce_tree, submit, submit_each, task
 from equipoise.data.interactions import KIND as SAVED
 from equipoise.data.interactions import Interactions
 from equipoise.data.readers import (
@@ -64,37 +65,38 @@ from equipoise.data.readers.options import (
 from equipoise.data.readers.research import recognised
 from equipoise.data.split.parts import KIND as SPLIT
 from equipoise.data.storage import is_directory_of
-from equipoise.errors import DataError, EquipoiseError, MissingExtraError, SettingError
+from equipoise.errors import DataError, EquipoiseError, SettingError
 
-BLOCK_ROWS = 4_000_000  # of a block, unless there were too many
-MOST_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
-SAMPLES, MOST_SAMPLES = 512, 16_384  # users of a part, and of all, that blocks are cut by first
-AXES = ("user", "item")
-FETCHING = (ImportError, OSError, ValueError)  # of fsspec: no such protocol, no such file
+BLOCK_ROWS = 4_000_000  # rows of a block, unless that makes too many blocks
+MAX_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
+PART_SAMPLE, MAX_SAMPLE = 512, 16_384  # sampled users of a part, and of all parts
+AXES = ("users", "items")
+FSSPEC_ERRORS = (ImportError, OSError, ValueError)  # no such protocol, no such file
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
+# The part of a block: its sorted users, and its rows, which refer to these by place
+Piece = tuple[pl.Series, Log]
 
 
 def read(
     source: Any, *, client: Any = "local", block_rows: int | None = None, **options: Any
 ) -> Partitioned:
-    """Read interactions that workers hold; only ids of items and counts come to this machine.
+    """Read interactions into the memory of workers; only item ids and counts come here.
 
     Parameters
     ----------
     source
         Files of one schema: a folder, a pattern such as ``events/part-*.parquet``, a URL that
         fsspec knows such as ``s3://bucket/part-*.parquet``, or a list of those; Parquet, CSV,
-        JSON lines and Excel. Each file is a part, and workers have to reach it; a relative path
-        starts from the folder of this process. Or a Dask DataFrame. Research formats and saved
-        data are for `equipoise.read`.
+        JSON lines and Excel. Each file is a part, which workers must be able to open; a relative
+        path starts from the folder of this process. Or a Dask DataFrame. Research formats and
+        saved data are for `equipoise.read`.
     client
         A `distributed.Client`, the address of a scheduler, or "local" for the processors of this
         machine.
     block_rows
-        Rows of the table that a block of users is made of; a worker needs memory for a few parts
-        and a few blocks at a time. Left out: 4 million, or more where that makes over 128 blocks.
+        Rows of the table in a block of users; a worker needs memory for a few parts and a few
+        blocks at a time. By default 4 million, or more where that makes over 128 blocks.
     **options
         As for `equipoise.read`.
 
@@ -106,117 +108,116 @@ def read(
     if block_rows is not None:
         count("block_rows", block_rows)
     labels = options.pop("labels", None)
-    settings = ReadOptions(**options)
+    settings = part_settings = ReadOptions(**options)
     settings.refuse(("users", "items"), "a table")
     if settings.format not in (None, *TABLES):
         raise SettingError(_only_tables(f"format={settings.format!r}"))
-    on_workers = settings
     settings = with_labels(settings, labels)
     client = connect(client)
     if hasattr(source, "to_delayed"):
-        frames = client.compute(source.to_delayed())
+        frames, name = client.compute(source.to_delayed()), "the frame"
         names = [f"partition {number + 1} of the frame" for number in range(len(frames))]
-        given = list(zip(names, frames, strict=True))
-        ingest = _Ingest(client, "the frame", settings, block_rows)
     else:
-        given = [(name, None) for name in _files(source, settings)]
-        ingest = _Ingest(client, _name(source), settings, block_rows)
-    return ingest.run([submit(client, load_part, *each, on_workers) for each in given])
+        names = _list_files(source, settings)
+        frames = [None] * len(names)
+        name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the list of files"
+    parts = [
+        submit(client, load_part, part_name, frame, part_settings)
+        for part_name, frame in zip(names, frames, strict=True)
+    ]
+    return _build_data(client, parts, name, settings, block_rows)
 
 
-def _name(source: Any) -> str:
-    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the list of files"
-
-
-def _files(source: Any, options: ReadOptions) -> list[str]:
-    """Return the files that a path, a pattern, a URL or a list of them names."""
+def _list_files(source: Any, options: ReadOptions) -> list[str]:
+    """Return the files of a path, a pattern, a URL or a list of them."""
     if not isinstance(source, (str, os.PathLike)):
         if not isinstance(source, Iterable):
             raise DataError(
                 f"cannot read a {type(source).__name__} on a cluster; give files, a pattern or a "
                 "Dask DataFrame"
             )
-        return [file for each in source for file in _files(each, options)]
+        return [file for entry in source for file in _list_files(entry, options)]
     text = os.fspath(source)
     if "://" in text:
-        return _remote_files(text)
-    place = Path(text).absolute()  # workers are in folders of their own
-    if any(is_directory_of(place, kind) for kind in (SAVED, SPLIT)):
+        return _list_remote_files(text)
+    path = Path(text).absolute()  # workers have working folders of their own
+    if any(is_directory_of(path, kind) for kind in (SAVED, SPLIT)):
         raise DataError(_only_tables(f"{text}, which the library saved,"))
-    if options.format is None and recognised(place) is not None:
-        raise DataError(_only_tables(f"{text}, a research format ({recognised(place)}),"))
-    found = part_files(str(place))
-    return list(map(str, [place] if found is None else found))
+    if options.format is None and recognised(path) is not None:
+        raise DataError(_only_tables(f"{text}, a research format ({recognised(path)}),"))
+    files = part_files(str(path))
+    return list(map(str, [path] if files is None else files))
 
 
-def _only_tables(what: str) -> str:
+def _only_tables(source: str) -> str:
     return (
-        f"{what} is not read by workers, which read tables; give it to equipoise.read, without a "
-        "cluster, or name a table with format='csv'"
+        f"{source} is not read by workers, which read tables; give it to equipoise.read, without "
+        "a cluster, or name a table with format='csv'"
     )
 
 
-def _remote_files(url: str) -> list[str]:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{url} needs fsspec; install it with `pip install 'equipoise[cluster]'`"
-        ) from error
+def _list_remote_files(url: str) -> list[str]:
+    import fsspec  # a dependency of Dask
+
     try:
         system, path = fsspec.core.url_to_fs(url)
-        folder = system.isdir(path)
-        names = sorted(system.find(path) if folder else system.glob(path))
-    except FETCHING as error:
+        is_folder = system.isdir(path)
+        names = sorted(system.find(path) if is_folder else system.glob(path))
+    except FSSPEC_ERRORS as error:
         raise DataError(f"{url} cannot be listed: {error}; check the address") from error
-    if folder:
-        below = path.rstrip("/") + "/"
-        names = [below + name for name in table_files([n.removeprefix(below) for n in names], url)]
+    if is_folder:
+        prefix = path.rstrip("/") + "/"
+        relative = [name.removeprefix(prefix) for name in names]
+        names = [prefix + name for name in table_files(relative, url)]
     if not names:
         raise DataError(f"no table matches {url}; check the pattern")
     return [str(system.unstrip_protocol(name)) for name in names]
 
 
 @dataclass
-class Held:
-    """What a worker knows of a part.
+class Part:
+    """One part of the table on a worker.
 
-    `rows` has the ids that occur, sorted, in place of the ids of the rows, whose places among them
-    are in `codes`, which is None where no row is left; both are None for a blank file.
+    In `rows`, users and items are the sorted distinct ids; `codes` has the place of each row's id
+    among them, by axis. `rows` is None for a blank file.
     """
 
     name: str
     kind: str
     columns: tuple[str, ...] = ()
+    n_rows: int = 0
     rows: Rows | None = None
     codes: dict[str, Codes] | None = None
 
-    @property
-    def n_rows(self) -> int:
-        """Number of usable rows."""
-        return 0 if self.codes is None else len(self.codes["user"])
-
     def ids(self, axis: str) -> pl.Series:
-        """Return the sorted ids of users or items."""
-        assert self.rows is not None
-        return self.rows.users if axis == "user" else self.rows.items
+        """Return the ids of "users" or "items"."""
+        ids: pl.Series = getattr(self.rows, axis)
+        return ids
 
-    def with_ids(self, axis: str, ids: pl.Series, codes: Codes) -> Held:
-        """Return the part with other ids."""
+    def encode(self, axis: str, ids: pl.Series) -> Part:
+        """Return the part with distinct `ids` sorted, in place of one id per row or code."""
         assert self.rows is not None
+        codes, distinct = factorize(ids)
+        previous = self.codes or {}
+        if axis in previous:
+            codes = codes[previous[axis]]
+        changed = {axis: pl.Series(ids.name, distinct, dtype=ids.dtype)}
+        rows = replace(self.rows, **changed)  # type: ignore[arg-type]
+        return replace(self, rows=rows, codes={**previous, axis: codes})
+
+    def rows_of_users(self) -> npt.NDArray[np.int64]:
+        """Return the number of rows of each user."""
         assert self.codes is not None
-        of_users = axis == "user"
-        rows = replace(self.rows, users=ids) if of_users else replace(self.rows, items=ids)
-        return replace(self, rows=rows, codes={**self.codes, axis: codes})
+        return np.bincount(self.codes["users"], minlength=len(self.ids("users")))
 
 
 @task
-def load_part(name: str, frame: Any, options: ReadOptions) -> Held:
+def load_part(name: str, frame: Any, options: ReadOptions) -> Part:
     """Read one file or frame; errors name it."""
     if frame is not None:
-        return _held(object_source(frame, name), "frame", options)
+        return _load_source(object_source(frame, name), "frame", options)
     if "://" not in name:
-        return _from_file(name, options)
+        return _load_file(name, options)
     import fsspec
 
     with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
@@ -224,52 +225,37 @@ def load_part(name: str, frame: Any, options: ReadOptions) -> Held:
         try:
             system, path = fsspec.core.url_to_fs(name)
             system.get_file(path, copy)
-        except FETCHING as error:
+        except FSSPEC_ERRORS as error:
             raise DataError(f"{name} cannot be fetched: {error}; check the address") from error
         try:
-            return replace(_from_file(copy, options), name=name)
+            return replace(_load_file(copy, options), name=name)
         except EquipoiseError as error:
             raise type(error)(str(error).replace(copy, name)) from None
 
 
-def _from_file(name: str, options: ReadOptions) -> Held:
+def _load_file(name: str, options: ReadOptions) -> Part:
     path = Path(name)
     if path.is_file() and is_blank(path):
-        return Held(name, "")
-    kind = table_kind(path, options)
-    return _held(table_source(path, options), kind, options)
+        return Part(name, "")
+    return _load_source(table_source(path, options), table_kind(path, options), options)
 
 
-def _held(source: Source, kind: str, options: ReadOptions) -> Held:
+def _load_source(source: Source, kind: str, options: ReadOptions) -> Part:
     rows = usable_rows(source, choose_columns(source, options), options)
-    if rows.users.is_empty():
-        return Held(source.name, kind, source.columns, rows)
-    held = Held(source.name, kind, source.columns, rows, {})
-    for axis in AXES:
-        ids = held.ids(axis)
-        codes, known = factorize(ids)
-        held = held.with_ids(axis, pl.Series(ids.name, known, dtype=ids.dtype), codes)
-    return held
-
-
-class Facts(NamedTuple):
-    """What has to be known of a part before its rows are dealt."""
-
-    name: str
-    kind: str
-    columns: tuple[str, ...]
-    id_kinds: dict[str, Any]
-    n_rows: int
-    rows: Rows | None  # without rows: notes and counts
+    part = Part(source.name, kind, source.columns, len(rows.users), rows)
+    if part.n_rows:
+        for axis in AXES:
+            part = part.encode(axis, part.ids(axis))
+    return part
 
 
 @task
-def facts_of(part: Held) -> Facts:
-    """Return what is to be known of a part, which is little."""
-    if part.rows is None:
-        return Facts(part.name, part.kind, part.columns, {}, 0, None)
+def summarize(part: Part) -> Part:
+    """Return a part without its rows: notes, counts, kinds of ids and names of types."""
     rows = part.rows
-    bare = replace(
+    if rows is None:
+        return part
+    empty = replace(
         rows,
         users=rows.users.clear(),
         items=rows.items.clear(),
@@ -277,303 +263,248 @@ def facts_of(part: Held) -> Facts:
         times=None if rows.times is None else rows.times[:0],
         types=None if rows.types is None else rows.types.unique(),
     )
-    kinds = {axis: part.ids(axis).dtype for axis in AXES}
-    return Facts(part.name, part.kind, part.columns, kinds, part.n_rows, bare)
+    return replace(part, rows=empty, codes=None)
 
 
-class _Ingest:
-    """What becomes of the parts of one table."""
-
-    def __init__(
-        self, client: Any, name: str, options: ReadOptions, block_rows: int | None
-    ) -> None:
-        self.client, self.name = client, name
-        self.options, self.block_rows = options, block_rows
-
-    def run(self, parts: list[Any]) -> Partitioned:
-        """Make blocks of parts."""
-        client, options = self.client, self.options
-        facts: list[Facts] = results(client, [submit(client, facts_of, each) for each in parts])
-        held = [each for each in facts if each.rows is not None]
-        read = part_notes(self.name, len(facts), len(held))
-        _check_alike(held)
-        # a part of which no row is left has no say in the kinds of columns
-        total = _total(sorted(held, key=lambda each: not each.n_rows))
-        n_rows = sum(each.n_rows for each in held)
-        total.require_some(n_rows, self.name, options)
-        full = [(part, each) for part, each in zip(parts, facts, strict=True) if each.n_rows]
-        parts = self._of_one_kind([part for part, _ in full], [each for _, each in full])
-        if held[0].kind != "frame":
-            total.notes[total.found : total.found] = read
-        notes = total.said(self.name, options)
-        blocks, items, sizes = self._blocks(parts, total, n_rows)
-        n_users, n_values, repeats, returned = (int(each) for each in sizes.sum(axis=0))
-        weighted = total.weights is not None
-        columns = weighted or total.times is not None or total.types is not None
-        if not (columns or repeats or in_sessions(options)):
-            blocks = [submit(client, without_events, each) for each in blocks]
-        if options.gap is not None:
-            notes.append(cut_note(n_users, options.gap))
-        notes += repeat_notes(n_rows, n_values, repeats, weighted, returned)
-        data = Partitioned(client, blocks, items, sizes[:, 0], n_values, name=self.name)
-        if n_users == 1:
-            notes += lone_note(self.name, "user", data.gather().users)
-        notes += lone_note(self.name, "item", items)
-        data.labels = item_labels(items, options, notes)
-        data.notes = tuple(notes)
-        return data
-
-    def _blocks(self, parts: list[Any], total: Rows, n_rows: int) -> tuple[list[Any], Any, Any]:
-        """Deal the rows to ranges of users; return blocks, ids of items, and sizes."""
-        client, options = self.client, replace(self.options, labels=None)
-        names = type_names(total.types, total.type_column)
-        items = reduced(client, merge_ids, [submit(client, items_of, part) for part in parts])
-        rows = self.block_rows or max(BLOCK_ROWS, -(-n_rows // MOST_BLOCKS))
-        bounds = self._bounds(parts, n_rows, -(-n_rows // rows))
-        dealt = [submit(client, deal, part, items, bounds, names) for part in parts]
-        built = [
-            submit(
-                client,
-                build_block,
-                [submit(client, piece_of, each, number) for each in dealt],
-                items,
-                options,
-                names,
-            )
-            for number in range(len(bounds) + 1)
-        ]
-        sizes = results(client, [submit(client, second, each) for each in built])
-        blocks = [submit(client, first, each) for each in built]
-        return blocks, results(client, items).to_numpy(), np.array(sizes, np.int64)
-
-    def _bounds(self, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
-        """Return the first user of each block but the first; blocks have about as many rows each.
-
-        Some users tell roughly where a block begins; of the users between two of them all rows
-        are counted. So no machine ever holds the ids of all users.
-        """
-        client = self.client
-        if n_blocks == 1:
-            return pl.Series(dtype=pl.Int64)
-        some = results(client, [submit(client, some_users, part) for part in parts])
-        users = pl.concat(some).unique().sort()
-        users = users.gather_every(-(-len(users) // MOST_SAMPLES))
-        below = [submit(client, rows_below, part, users) for part in parts]
-        before = results(client, reduced(client, total, below))
-        # a block begins at the first user with so many rows before
-        wanted = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
-        after = np.searchsorted(before, wanted)
-        between = [submit(client, users_between, part, users, np.unique(after)) for part in parts]
-        near = pl.concat(results(client, between)).group_by("id").agg(pl.col("rows").sum())
-        near = near.sort("id")
-        counted = np.concatenate([[0], np.cumsum(near["rows"].to_numpy())])
-        bounds = []
-        for rows, at in zip(wanted, after.tolist(), strict=True):
-            low, high = _between(near["id"], users, at)
-            first = low + np.searchsorted(counted[low:high], rows - before[at - 1] + counted[low])
-            if first < high:
-                bounds.append(near["id"][int(first)])
-            elif at < len(users):
-                bounds.append(users[at])
-        return pl.Series(bounds, dtype=users.dtype).unique(maintain_order=True)
-
-    def _of_one_kind(self, parts: list[Any], facts: list[Facts]) -> list[Any]:
-        """Bring ids that are integers in some parts and text in others to one kind."""
-        for axis in AXES:
-            kinds = [each.id_kinds[axis] for each in facts]
-            if len(set(kinds)) > 1:
-                kind = _common_kind(axis, facts, kinds)
-                parts = [
-                    part if each == kind else submit(self.client, recast, part, axis, kind)
-                    for part, each in zip(parts, kinds, strict=True)
-                ]
-        return parts
+def _build_data(
+    client: Any, parts: list[Any], name: str, options: ReadOptions, block_rows: int | None
+) -> Partitioned:
+    """Return the data of the parts of one table."""
+    summaries: list[Part] = fetch(client, submit_each(client, summarize, parts))
+    readable = [summary for summary in summaries if summary.rows is not None]
+    read_notes = part_notes(name, len(summaries), len(readable))
+    _check_alike(readable)
+    # the kinds of columns are those of a part with usable rows
+    table = _merge_summaries(sorted(readable, key=lambda summary: not summary.n_rows))
+    n_rows = sum(summary.n_rows for summary in readable)
+    table.require_some(n_rows, name, options)
+    filled = [number for number, summary in enumerate(summaries) if summary.n_rows]
+    parts = [parts[number] for number in filled]
+    parts = _unify_ids(client, parts, [summaries[number] for number in filled])
+    if readable[0].kind != "frame":
+        table.notes[table.found : table.found] = read_notes
+    notes = table.said(name, options)
+    block_rows = block_rows or max(BLOCK_ROWS, -(-n_rows // MAX_BLOCKS))
+    bounds = _block_bounds(client, parts, n_rows, -(-n_rows // block_rows))
+    blocks, items, sizes = _build_blocks(client, parts, bounds, table, options)
+    n_users, n_values, repeats, returned = sizes.sum(axis=0).tolist()
+    weighted = table.weights is not None
+    has_columns = weighted or table.times is not None or table.types is not None
+    if not (has_columns or repeats or in_sessions(options)):
+        blocks = submit_each(client, drop_events, blocks)
+    if options.gap is not None:
+        notes.append(cut_note(n_users, options.gap))
+    notes += repeat_notes(n_rows, n_values, repeats, weighted, returned)
+    data = Partitioned(client, blocks, items, sizes[:, 0], n_values, name=name)
+    if n_users == 1:
+        notes += lone_note(name, "user", data.gather().users)
+    notes += lone_note(name, "item", items)
+    data.labels = item_labels(items, options, notes)
+    data.notes = tuple(notes)
+    return data
 
 
-def _common_kind(axis: str, facts: list[Facts], kinds: list[Any]) -> Any:
-    """Return the kind that the readers of the library give such ids."""
-    if facts[0].kind == "jsonl":
-        numbers, texts = (facts[kinds.index(kind)].name for kind in (pl.Int64, pl.String))
+def _build_blocks(
+    client: Any, parts: list[Any], bounds: pl.Series, table: Rows, options: ReadOptions
+) -> tuple[list[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Distribute the rows to ranges of users; return blocks, item ids and sizes of blocks."""
+    options = replace(options, labels=None)
+    types = type_names(table.types, table.type_column)
+    part_items = submit_each(client, attrgetter("rows.items"), parts)
+    items = reduce_tree(client, merge_ids, part_items)
+    cut_parts = submit_each(client, cut_part, parts, items, bounds, types)
+    built = []
+    for number in range(len(bounds) + 1):
+        pieces = submit_each(client, getitem, cut_parts, number)
+        built.append(submit(client, build_block, pieces, items, options, types))
+    sizes = fetch(client, submit_each(client, getitem, built, 1))
+    blocks = submit_each(client, getitem, built, 0)
+    return blocks, fetch(client, items).to_numpy(), np.array(sizes, np.int64)
+
+
+def _block_bounds(client: Any, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
+    """Return the first user of each block but the first; blocks have about as many rows each.
+
+    A sample of users locates each bound between two of them; then the rows of all users
+    between these two are counted. So no machine ever holds the ids of all users.
+    """
+    if n_blocks == 1:
+        return pl.Series(dtype=pl.Int64)
+    sample = pl.concat(fetch(client, submit_each(client, sample_users, parts))).unique().sort()
+    sample = sample.gather_every(-(-len(sample) // MAX_SAMPLE))
+    rows_below = fetch_sum(client, submit_each(client, count_rows_below, parts, sample))
+    # a block begins at the first user with at least so many rows below
+    thresholds = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
+    places = np.searchsorted(rows_below, thresholds)
+    counts = submit_each(client, count_rows_between, parts, sample, np.unique(places))
+    users = pl.concat(fetch(client, counts)).group_by("id").agg(pl.col("rows").sum()).sort("id")
+    running = offsets_of(users["rows"].to_numpy())
+    bounds = []
+    for threshold, place in zip(thresholds, places.tolist(), strict=True):
+        low, high = _range_between(users["id"], sample, place)
+        rows = threshold - rows_below[place - 1] + running[low]
+        first = low + int(np.searchsorted(running[low:high], rows))
+        if first < high:
+            bounds.append(users["id"][first])
+        elif place < len(sample):
+            bounds.append(sample[place])
+    return pl.Series(bounds, dtype=sample.dtype).unique(maintain_order=True)
+
+
+def _unify_ids(client: Any, parts: list[Any], summaries: list[Part]) -> list[Any]:
+    """Convert ids that are integers in some parts and text in others to one kind."""
+    for axis in AXES:
+        dtypes = [summary.ids(axis).dtype for summary in summaries]
+        if len(set(dtypes)) > 1:
+            common = _common_dtype(axis, summaries, dtypes)
+            parts = [
+                part if dtype == common else submit(client, cast_ids, part, axis, common)
+                for part, dtype in zip(parts, dtypes, strict=True)
+            ]
+    return parts
+
+
+def _common_dtype(axis: str, summaries: list[Part], dtypes: list[Any]) -> Any:
+    """Return the kind of ids that the readers of the library choose."""
+    if summaries[0].kind == "jsonl":
+        numbers, texts = (summaries[dtypes.index(kind)].name for kind in (pl.Int64, pl.String))
         raise DataError(
-            f"the {axis} ids are numbers in {numbers} and text in {texts}; use one kind of ids, "
-            "or pass ids='text'"
+            f"the {axis.removesuffix('s')} ids are numbers in {numbers} and text in {texts}; use "
+            "one kind of ids, or pass ids='text'"
         )
-    return pl.String() if facts[0].kind == "text" else kinds[0]
+    return pl.String() if summaries[0].kind == "text" else dtypes[0]
 
 
-def _check_alike(facts: list[Facts]) -> None:
-    """Refuse parts of different kinds, with other columns, or with times of another kind."""
-    names = [each.name for each in facts]
-    check_one_kind(names, [each.kind for each in facts])
-    check_one_schema(names, [each.columns for each in facts])
-    seen: dict[str, str] = {}
-    for each in facts:
-        assert each.rows is not None
-        seen |= {note: each.name for note in each.rows.notes if note.startswith("times ")}
-    if len(seen) > 1:
-        how = " but ".join(f"{note} in {name}" for note, name in list(seen.items())[:2])
-        raise DataError(f"{how}; parts need times of one kind, pass time_unit= or time_format=")
+def _check_alike(summaries: list[Part]) -> None:
+    """Refuse parts that differ in kind, in columns or in the kind of times."""
+    names = [summary.name for summary in summaries]
+    check_one_kind(names, [summary.kind for summary in summaries])
+    check_one_schema(names, [summary.columns for summary in summaries])
+    time_notes: dict[str, str] = {}
+    for summary in summaries:
+        assert summary.rows is not None
+        notes = (note for note in summary.rows.notes if note.startswith("times "))
+        time_notes |= dict.fromkeys(notes, summary.name)
+    if len(time_notes) > 1:
+        kinds = " but ".join(f"{note} in {name}" for note, name in list(time_notes.items())[:2])
+        raise DataError(f"{kinds}; parts need times of one kind, pass time_unit= or time_format=")
 
 
-def _total(facts: Sequence[Facts]) -> Rows:
-    """Return what is to be said of all parts together."""
-    rows = [each.rows for each in facts if each.rows is not None]
-    total = replace(rows[0], notes=list(rows[0].notes), skipped=rows[0].skipped.copy())
-    for each in rows[1:]:
-        total.notes = list(dict.fromkeys([*total.notes, *each.notes]))
-        total.skipped.update(each.skipped)
-        total.height += each.height
-        total.rated, total.low = total.rated + each.rated, total.low + each.low
-        total.idle += each.idle
-        if total.types is not None and each.types is not None:
-            total.types = pl.concat([total.types, each.types]).unique()
-    total.reasons = reasons_text(total.skipped)
-    return total
-
-
-@task
-def recast(part: Held, axis: str, kind: Any) -> Held:
-    """Bring ids to another kind; text that is no integer is refused."""
-    ids = as_type(part.ids(axis), kind, part.name)
-    places, known = factorize(ids)
-    assert part.codes is not None
-    codes = places[part.codes[axis]]
-    return part.with_ids(axis, pl.Series(ids.name, known, dtype=kind), codes)
-
-
-def _rows_of_users(part: Held) -> npt.NDArray[np.int64]:
-    """Return the rows of each user of a part."""
-    assert part.codes is not None
-    return np.bincount(part.codes["user"], minlength=len(part.ids("user")))
+def _merge_summaries(summaries: Sequence[Part]) -> Rows:
+    """Return the notes and counts of all parts together."""
+    first, *later = (summary.rows for summary in summaries if summary.rows is not None)
+    table = replace(first, notes=list(first.notes), skipped=first.skipped.copy())
+    for rows in later:
+        table.notes = list(dict.fromkeys([*table.notes, *rows.notes]))
+        table.skipped.update(rows.skipped)
+        table.height += rows.height
+        table.rated, table.low = table.rated + rows.rated, table.low + rows.low
+        table.idle += rows.idle
+        if table.types is not None and rows.types is not None:
+            table.types = pl.concat([table.types, rows.types]).unique()
+    table.reasons = reasons_text(table.skipped)
+    return table
 
 
 @task
-def items_of(part: Held) -> pl.Series:
-    """Return the items of a part."""
-    return part.ids("item").alias("id")
+def cast_ids(part: Part, axis: str, dtype: Any) -> Part:
+    """Convert the ids of a part; text that is no integer is refused."""
+    return part.encode(axis, as_type(part.ids(axis), dtype, part.name))
 
 
 @task
-def some_users(part: Held) -> pl.Series:
-    """Return users of a part, the first one and others at equal distances."""
-    users = part.ids("user").alias("id")
-    return users.gather_every(-(-len(users) // SAMPLES))
+def sample_users(part: Part) -> pl.Series:
+    """Return users of a part at equal distances, from the first one on."""
+    users = part.ids("users").alias("id")
+    return users.gather_every(-(-len(users) // PART_SAMPLE))
 
 
 @task
-def rows_below(part: Held, users: pl.Series) -> npt.NDArray[np.int64]:
-    """Return how many rows of a part have users below each of some."""
-    counted = np.concatenate([[0], np.cumsum(_rows_of_users(part))])
-    return np.asarray(counted[part.ids("user").search_sorted(users, side="left").to_numpy()])
+def count_rows_below(part: Part, sample: pl.Series) -> npt.NDArray[np.int64]:
+    """Return how many rows of a part have users below each user of the sample."""
+    places = part.ids("users").search_sorted(sample, side="left").to_numpy()
+    return np.asarray(offsets_of(part.rows_of_users())[places])
 
 
-def _between(ids: pl.Series, users: pl.Series, at: int) -> tuple[int, int]:
-    """Return where the ids from one of some users up to the next one are, which is at `at`."""
-    low = ids.search_sorted(users[at - 1], side="left")
-    return low, ids.search_sorted(users[at], side="left") if at < len(users) else len(ids)
+def _range_between(ids: pl.Series, sample: pl.Series, place: int) -> tuple[int, int]:
+    """Return the range of sorted ids from ``sample[place - 1]`` to before ``sample[place]``."""
+    low = ids.search_sorted(sample[place - 1], side="left")
+    return low, ids.search_sorted(sample[place], side="left") if place < len(sample) else len(ids)
 
 
 @task
-def users_between(part: Held, users: pl.Series, after: npt.NDArray[np.int64]) -> pl.DataFrame:
-    """Return all users of a part just before those at some places, and how many rows each has."""
-    whole = pl.DataFrame({"id": part.ids("user"), "rows": _rows_of_users(part)})
-    spans = [_between(whole["id"], users, at) for at in after.tolist()]
-    return pl.concat([whole[low:high] for low, high in spans])
+def count_rows_between(
+    part: Part, sample: pl.Series, places: npt.NDArray[np.int64]
+) -> pl.DataFrame:
+    """Return the users of a part between sampled ones, before each of these places, with rows."""
+    users = pl.DataFrame({"id": part.ids("users"), "rows": part.rows_of_users()})
+    ranges = [_range_between(users["id"], sample, place) for place in places.tolist()]
+    return pl.concat([users[low:high] for low, high in ranges])
 
 
 @task
 def merge_ids(ids: list[pl.Series]) -> pl.Series:
-    """Put ids together, sorted."""
+    """Return all ids, distinct and sorted."""
     return pl.concat(ids).unique().sort()
 
 
-class Piece(NamedTuple):
-    """The rows of a part that belong to one block: its users, sorted, and columns of the rows."""
-
-    users: pl.Series
-    user_codes: Codes
-    items: Codes
-    weights: Floats | None
-    times: Floats | None
-    types: npt.NDArray[np.int16] | None
-
-
 @task
-def deal(part: Held, items: pl.Series, bounds: pl.Series, names: tuple[str, ...]) -> list[Piece]:
-    """Cut the rows of a part into pieces, one for each block, in the order they come."""
+def cut_part(
+    part: Part, items: pl.Series, bounds: pl.Series, event_types: tuple[str, ...]
+) -> list[Piece]:
+    """Cut the rows of a part into pieces, one for each block, in their order."""
     assert part.rows is not None
     assert part.codes is not None
-    rows, user, item = part.rows, part.codes["user"], part.codes["item"]
-    places = items.to_frame("id").with_row_index("place")
-    wanted = rows.items.alias("id").to_frame()
-    found = wanted.join(places, on="id", how="left", maintain_order="left")["place"]
-    position = found.cast(pl.Int32).to_numpy()[item]
-    types = type_codes(rows.types, names)
+    rows, user_codes = part.rows, part.codes["users"]
+    positions = items.to_frame("id").with_row_index("position")
+    part_items = rows.items.alias("id").to_frame()
+    joined = part_items.join(positions, on="id", how="left", maintain_order="left")
+    item_positions = joined["position"].cast(pl.Int32).to_numpy()[part.codes["items"]]
+    types = type_codes(rows.types, event_types)
     starts = rows.users.search_sorted(bounds, side="left").to_list() if len(bounds) else []
     edges = np.array([0, *starts, len(rows.users)])
     sizes = np.diff(edges)
-    # of 16 bits, where that is enough: NumPy sorts those in linear time
-    kind = np.min_scalar_type(len(sizes))
-    block = np.repeat(np.arange(len(sizes), dtype=kind), sizes)[user]
+    # NumPy sorts integers of up to 16 bits in linear time
+    small = np.min_scalar_type(len(sizes))
+    block = np.repeat(np.arange(len(sizes), dtype=small), sizes)[user_codes]
     order = np.argsort(block, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=len(sizes)))])
+    ends = offsets_of(np.bincount(block, minlength=len(sizes)))
     pieces = []
     for number, (low, high) in enumerate(pairwise(edges)):
         chosen = order[ends[number] : ends[number + 1]]
-        pieces.append(
-            Piece(
-                rows.users[low:high],
-                user[chosen] - np.int32(low),
-                position[chosen],
-                None if rows.weights is None else rows.weights[chosen],
-                None if rows.times is None else rows.times[chosen],
-                None if types is None else types[chosen],
-            )
+        log = Log(
+            user_codes[chosen] - np.int32(low),
+            item_positions[chosen],
+            None if rows.weights is None else rows.weights[chosen],
+            None if rows.times is None else rows.times[chosen],
+            None if types is None else types[chosen],
         )
+        pieces.append((rows.users[low:high], log))
     return pieces
-
-
-def piece_of(pieces: list[Piece], number: int) -> Piece:
-    """Return the piece for a block."""
-    return pieces[number]
-
-
-def first(pair: tuple[Any, Any]) -> Any:
-    """Return the block of `build_block`."""
-    return pair[0]
-
-
-def second(pair: tuple[Any, Any]) -> Any:
-    """Return the numbers of `build_block`."""
-    return pair[1]
 
 
 @task
 def build_block(
-    pieces: list[Piece], items: pl.Series, options: ReadOptions, names: tuple[str, ...]
+    pieces: list[Piece], items: pl.Series, options: ReadOptions, event_types: tuple[str, ...]
 ) -> tuple[Interactions, tuple[int, int, int, int]]:
-    """Make the matrix of a range of users; its items are known by position.
+    """Return the matrix of a range of users, whose items are known by position.
 
     Also return numbers of users, of values, of rows that repeat a pair, and of returns.
     """
-    pieces = [piece for piece in pieces if len(piece.items)]
-    places, user_ids = factorize(pl.concat([piece.users for piece in pieces]))
-    starts = np.cumsum([0, *(len(piece.users) for piece in pieces)])
-    rows = np.concatenate(
-        [places[start + piece.user_codes] for start, piece in zip(starts, pieces, strict=False)]
-    )
-    columns = {
-        name: None
-        if getattr(pieces[0], name) is None
-        else np.concatenate([getattr(piece, name) for piece in pieces])
-        for name in ("items", "weights", "times", "types")
-    }
-    if options.gap is not None and columns["times"] is not None:
-        rows, user_ids = cut_sessions(rows, columns["times"], user_ids, options.gap)
-    log = Log(rows, **columns)  # type: ignore[arg-type]
+    pieces = [(users, log) for users, log in pieces if len(log.items)]
+    places, user_ids = factorize(pl.concat([users for users, _ in pieces]))
+    starts = offsets_of([len(users) for users, _ in pieces])[:-1]
+    rows = [places[start + log.users] for start, (_, log) in zip(starts, pieces, strict=True)]
+    columns: list[Any] = [
+        None if parts[0] is None else np.concatenate(parts)
+        for parts in zip(*(log[1:] for _, log in pieces), strict=True)
+    ]
+    log = Log(np.concatenate(rows), *columns)
+    if options.gap is not None and log.times is not None:
+        sessions, user_ids = cut_sessions(log.users, log.times, user_ids, options.gap)
+        log = log._replace(users=sessions)
     shape = (len(user_ids), len(items))
-    made = gathered(log, shape, in_sessions(options), names, always=True)
-    matrix, events, repeats = made
+    matrix, events, repeats = gathered(log, shape, in_sessions(options), event_types, always=True)
     if log.weights is not None:
         check_sums(matrix, log, (user_ids, items.to_numpy()))
     returned = 0 if log.weights is None else int((log.weights < 0).sum())
@@ -582,6 +513,6 @@ def build_block(
 
 
 @task
-def without_events(block: Interactions) -> Interactions:
-    """Return a block whose events say no more than its matrix."""
+def drop_events(block: Interactions) -> Interactions:
+    """Return a block without its events, which say no more than the matrix."""
     return Interactions(block.matrix, block.user_index, block.item_index)

@@ -1,4 +1,4 @@
-"""Lists for many users: a saved model that workers map; `evaluate` and `recommend_to`."""
+"""`evaluate` and `recommend_to`: lists of many users, made by workers from a saved model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.checks import count
-from equipoise.cluster.opening import opened, saved
-from equipoise.cluster.partitioned import Partitioned, with_ids
-from equipoise.cluster.parts import evaluate_there, part_there
-from equipoise.cluster.workers import connect, in_order, results, same, submit, task
+from equipoise.cluster.opening import open_model, saved_folder
+from equipoise.cluster.partitioned import Partitioned, with_item_ids
+from equipoise.cluster.parts import as_partitioned_part, evaluate_on_workers
+from equipoise.cluster.workers import connect, fetch, run_in_order, send, submit, task
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex, as_list, is_id
 from equipoise.data.interactions import Interactions
@@ -47,42 +47,42 @@ def evaluate(
     shared: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Result:
-    """Evaluate a model with its lists made by workers; the numbers are those of `evaluate`.
+    """Evaluate a model with lists made by workers; the numbers are those of `equipoise.evaluate`.
 
     Parameters
     ----------
     model
         Fitted, or the folder of a saved one that the workers see too.
     part, k
-        As for `equipoise.evaluate`; or a part that the workers hold, of a split that was made
-        there, or a pair (history, target) of `Partitioned` with the same users. Then the values
-        of users come to this machine, and no history does.
+        As for `equipoise.evaluate`; or a part on the workers: of a split that was made there, or
+        a pair (history, target) of `Partitioned` with the same users. Then metrics of users come
+        to this machine, and histories do not.
     client
         As for `equipoise.cluster.read`; that of the part where the workers hold it.
     shared
-        A folder that this machine and the workers see, for a model that is not saved yet; left
-        out: the one for temporary files, where all workers are on this machine.
+        Folder that this machine and the workers see, for a model that is not saved yet. By
+        default that for temporary files, which suffices if all workers are on this machine.
     **options
-        As for `equipoise.evaluate`, but for `train`, which is of lists; `batch_size` are the users
-        of a task.
+        As for `equipoise.evaluate`, without `train`; `batch_size` is the number of users of a
+        task.
     """
     if options.pop("train", None) is not None:
-        raise SettingError("train= is of lists that are there already; a model has its data")
+        raise SettingError("train= is for existing lists; a model has its data, leave train= out")
     batch = count("batch_size", options.pop("batch_size", 4096))
-    there = part_there(part)
-    client = connect(client) if there is None else there.history.client
-    with saved(client, model, shared) as folder:
+    on_workers = as_partitioned_part(part)
+    client = connect(client) if on_workers is None else on_workers.history.client
+    with saved_folder(client, model, shared) as folder:
         fitted = load(folder)
-        if there is not None:
-            return evaluate_there(fitted, folder, there, k, batch_size=batch, **options)
-        remote = Remote(client, folder, fitted, batch, options.pop("progress", None))
-        largest = np.iinfo(np.int64).max  # all users at once: `Remote` makes the tasks
+        if on_workers is not None:
+            return evaluate_on_workers(fitted, folder, on_workers, k, batch_size=batch, **options)
+        remote = RemoteModel(client, folder, fitted, batch, options.pop("progress", None))
+        all_users = int(np.iinfo(np.int64).max)  # at once: `RemoteModel` makes the batches
         name = options.pop("name", None) or fitted.label
-        return evaluate_here(remote, part, k, batch_size=int(largest), name=name, **options)
+        return evaluate_here(remote, part, k, batch_size=all_users, name=name, **options)
 
 
-class Remote:
-    """A model whose lists are made by workers; what `equipoise.evaluate` asks for."""
+class RemoteModel:
+    """A model for `equipoise.evaluate` whose lists are made by workers."""
 
     def __init__(
         self,
@@ -92,66 +92,51 @@ class Remote:
         batch: int,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.client, self.folder, self.model, self.batch = client, folder, model, batch
-        self.progress = progress
+        self.client, self.folder, self.batch, self.progress = client, folder, batch, progress
+        self.item_index_, self.item_counts_ = model.item_index_, model.item_counts_
+        self.data_fingerprint_, self.settings = model.data_fingerprint_, model.settings
 
-    @property
-    def item_index_(self) -> IdIndex:
-        """The model's items."""
-        return self.model.item_index_
-
-    @property
-    def item_counts_(self) -> npt.NDArray[np.int64]:
-        """Training interactions of each item."""
-        return self.model.item_counts_
-
-    @property
-    def data_fingerprint_(self) -> str:
-        """Fingerprint of the training data."""
-        return self.model.data_fingerprint_
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the model."""
-        return self.model.settings()
-
-    def rank(self, history: Interactions, k: int, **how: Any) -> Ranked:
-        """Return the lists of all users; each task has some of them."""
+    def rank(self, history: Interactions, k: int, **options: Any) -> Ranked:
+        """Return the lists of all users; each task makes those of one batch."""
         calls = (
-            (rank_some, str(self.folder), _sent(history, span), k, how)
+            (rank_users, str(self.folder), HistoryRows.of(history, span), k, options)
             for span in strips((0, history.n_users), self.batch)
         )
-        found = []
-        for lists in in_order(self.client, calls):
-            found.append(lists)
+        batches = []
+        for batch in run_in_order(self.client, calls):
+            batches.append(batch)
             if self.progress is not None:
-                done = min(len(found) * self.batch, history.n_users)
-                self.progress(done, history.n_users)
-        return Ranked(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+                n_done = min(len(batches) * self.batch, history.n_users)
+                self.progress(n_done, history.n_users)
+        return Ranked(*(np.concatenate(columns) for columns in zip(*batches, strict=True)))
 
 
-class Sent(NamedTuple):
-    """Histories as they are sent to a worker, which knows the ids of the items."""
+class HistoryRows(NamedTuple):
+    """Histories sent to a worker, which knows the ids of the items."""
 
     matrix: Csr
     users: npt.NDArray[Any]
     events: Events | None
     signed: bool
 
-    def over(self, items: IdIndex) -> Interactions:
+    @classmethod
+    def of(cls, histories: Interactions, span: tuple[int, int]) -> HistoryRows:
+        """Return the users of a span of rows."""
+        rows = histories.rows(np.arange(*span))
+        return cls(rows.matrix, rows.users, rows.events, rows.signed)
+
+    def with_items(self, items: IdIndex) -> Interactions:
         """Return the histories over these items."""
         return Interactions(self.matrix, self.users, items, events=self.events, signed=self.signed)
 
 
-def _sent(histories: Interactions, span: tuple[int, int]) -> Sent:
-    rows = histories.rows(np.arange(*span))
-    return Sent(rows.matrix, rows.users, rows.events, rows.signed)
-
-
 @task
-def rank_some(folder: str, rows: Sent, k: int, how: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the lists of some users, over the model's items: items, scores and lengths."""
-    model = opened(folder)
-    ranked = model.rank(rows.over(model.item_index_), k, **how)
+def rank_users(
+    folder: str, rows: HistoryRows, k: int, options: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """Return the lists of a batch of users over the model's items: items, scores and lengths."""
+    model = open_model(folder)
+    ranked = model.rank(rows.with_items(model.item_index_), k, **options)
     return ranked.items, ranked.scores, ranked.lengths
 
 
@@ -168,19 +153,19 @@ def recommend_to(
 ) -> int:
     """Write the k best items of any number of users to a folder of Parquet files.
 
-    A file holds what `Recommender.recommend_to` writes for `users_per_file` users, and appears
-    only when it is whole. Run again after an interruption, the same call makes the files that
-    are missing; another call is refused. Returns the number of users.
+    Each file holds what `Recommender.recommend_to` writes for `users_per_file` users, and appears
+    only when it is complete. After an interruption, the same call writes the missing files; a
+    call with other arguments is refused. Returns the number of users.
 
     Parameters
     ----------
     model
         Fitted, or the folder of a saved one that the workers see too.
     folder
-        Where to write; workers write there themselves.
+        Where to write; the workers write there themselves.
     users
-        As for `Recommender.recommend_to`, or histories as `Partitioned`; the training users when
-        left out.
+        As for `Recommender.recommend_to`, or histories as `Partitioned`; by default the training
+        users.
     k
         Length of the lists.
     client
@@ -190,133 +175,130 @@ def recommend_to(
     users_per_file
         Users of a file, and of a task.
     **options
-        As for `Recommender.recommend_to`; items of each user in `exclude` and `candidates` are a
-        mapping.
+        As for `Recommender.recommend_to`; `exclude` and `candidates` that differ between users
+        are mappings from users to items.
     """
     client = users.client if isinstance(users, Partitioned) else connect(client)
     count("users_per_file", users_per_file)
     target = Path(folder).absolute()
-    asked = _plain(options)
-    with saved(client, model, shared) as place:
-        fitted = load(place)
-        wanted, has_names = _wanted(fitted, users, options)
-        if not has_names and "rules" in asked:
-            asked["rules"] = replace(asked["rules"], users=None)
-        batches = _batches(client, wanted, users_per_file)
+    plain_options = _plain_options(options)
+    with saved_folder(client, model, shared) as model_folder:
+        requests, has_names = _parse_requests(load(model_folder), users, options)
+        if not has_names and "rules" in plain_options:
+            plain_options["rules"] = replace(plain_options["rules"], users=None)
+        batches = _make_batches(client, requests, users_per_file)
         if not batches:
             raise DataError("there is no user to recommend to; name at least one")
-        _claim(target, place, wanted, {"k": k, "users_per_file": users_per_file, **asked})
-        files = [_file(target, number) for number in range(len(batches))]
-        how = submit(client, same, asked)
-        written = [
-            submit(client, write_some, str(place), str(file), k, how, *some)
-            for file, (_, some) in zip(files, batches, strict=True)
-            if not file.exists()
-        ]
-        results(client, written)
+        settings = {"k": k, "users_per_file": users_per_file, **plain_options}
+        _claim_folder(target, model_folder, requests, settings)
+        sent_options = send(client, plain_options)
+        written = []
+        for number, (_, arguments) in enumerate(batches):
+            file = target / f"part-{number:06d}.parquet"
+            if not file.exists():
+                call = (str(model_folder), str(file), k, sent_options, *arguments)
+                written.append(submit(client, write_lists, *call))
+        fetch(client, written)
         for file in target.glob(".part-*.parquet.*"):
-            file.unlink(missing_ok=True)  # what a worker was writing when it was lost
+            file.unlink(missing_ok=True)  # unfinished files of workers that were lost
     return sum(size for size, _ in batches)
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options as values that workers can use and that can be compared later."""
     plain = {name: value for name, value in options.items() if value is not None}
     if "rules" in plain:
         plain["rules"] = as_rules(plain["rules"])
     for name in plain.keys() & {"exclude", "candidates"}:
-        given = plain[name]
-        if isinstance(given, Mapping):
-            plain[name] = {user: as_list(items) for user, items in given.items()}
+        items = plain[name]
+        if isinstance(items, Mapping):
+            plain[name] = {user: as_list(user_items) for user, user_items in items.items()}
             continue
-        listed = as_list(sorted(given, key=repr) if isinstance(given, (set, frozenset)) else given)
-        if not all(map(is_id, listed)):
+        if isinstance(items, (set, frozenset)):
+            items = sorted(items, key=repr)
+        plain[name] = as_list(items)
+        if not all(map(is_id, plain[name])):
             raise SettingError(
-                f"{name} has a list for each user, which files of some users cannot be cut by; "
-                "give a mapping from users to lists"
+                f"{name} is a list of lists, which cannot be divided into files of users; give a "
+                "mapping from users to lists"
             )
-        plain[name] = listed
     return plain
 
 
-def _wanted(model: Recommender, users: Any, options: dict[str, Any]) -> tuple[Any, bool]:
-    """Return who is to be answered: ids, a mapping from names to histories, or data.
+def _parse_requests(model: Recommender, users: Any, options: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the users to recommend to: ids, a mapping from names to histories, or data.
 
-    Also whether they have names, which rules for users speak of: bare histories have none.
+    Also return whether they have names, which rules for users refer to: bare histories have none.
     """
     if users is None:
         return model.data_.users.tolist(), True
     if isinstance(users, (Partitioned, Interactions)):
         return users, True
-    named = ("unknown", "unknown_users", "unknown_items")
-    asked = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in named)))
-    if asked.trained is not None:
-        return asked.users, True
-    assert isinstance(asked.source, list)
-    histories = map(as_list, asked.source)
-    return dict(zip(asked.users, histories, strict=True)), asked.has_names
+    names = ("unknown", "unknown_users", "unknown_items")
+    parsed = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in names)))
+    if parsed.trained is not None:
+        return parsed.users, True
+    assert isinstance(parsed.source, list)
+    pairs = zip(parsed.users, parsed.source, strict=True)
+    return {name: as_list(history) for name, history in pairs}, parsed.has_names
 
 
-def _batches(client: Any, wanted: Any, size: int) -> list[tuple[int, tuple[Any, ...]]]:
-    """Cut the users into tasks: how many, and what `write_some` is given.
+def _make_batches(client: Any, requests: Any, size: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """Cut the requests into tasks; return the number of users and the last arguments of each.
 
-    Ids, which workers know from the model; names with histories; histories to be put over items;
-    or a block that workers hold, the items, and which of its users.
+    These are, for `write_lists`: ids; a mapping from names to histories; `HistoryRows` and the
+    item ids; or a block on the workers, the item ids and the span of its users.
     """
-    if isinstance(wanted, (Partitioned, Interactions)):
-        items = submit(client, same, IdIndex(wanted.items, "item"))
-    if isinstance(wanted, Partitioned):
+    if isinstance(requests, (Partitioned, Interactions)):
+        items = send(client, IdIndex(requests.items, "item"))
+    if isinstance(requests, Partitioned):
         return [
             (high - low, (block, items, (low, high)))
-            for block, n_users in zip(wanted.blocks, wanted.block_users.tolist(), strict=True)
+            for block, n_users in zip(requests.blocks, requests.block_users.tolist(), strict=True)
             for low, high in strips((0, n_users), size)
         ]
-    if isinstance(wanted, Interactions):
-        spans = strips((0, wanted.n_users), size)
-        return [(span[1] - span[0], (_sent(wanted, span), items)) for span in spans]
-    listed = list(wanted.items() if isinstance(wanted, dict) else wanted)
-    form = type(wanted)
-    spans = strips((0, len(listed)), size)
-    return [(high - low, (form(listed[low:high]),)) for low, high in spans]
+    if isinstance(requests, Interactions):
+        spans = strips((0, requests.n_users), size)
+        return [(span[1] - span[0], (HistoryRows.of(requests, span), items)) for span in spans]
+    form = type(requests)  # list or dict
+    users = list(requests.items() if form is dict else requests)
+    spans = strips((0, len(users)), size)
+    return [(high - low, (form(users[low:high]),)) for low, high in spans]
 
 
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:06d}.parquet"
-
-
-def _claim(folder: Path, model: Path, wanted: Any, asked: dict[str, Any]) -> None:
-    """Write down what the files of a folder are, or refuse a folder of other lists."""
-    if isinstance(wanted, Partitioned):
-        marks = [submit(wanted.client, fingerprint_of, each) for each in wanted.blocks]
-        who: Any = results(wanted.client, marks), wanted.items.tolist()
+def _claim_folder(folder: Path, model: Path, requests: Any, settings: dict[str, Any]) -> None:
+    """Record the model, users and settings of a folder of lists; refuse one with other lists."""
+    if isinstance(requests, Partitioned):
+        fingerprints = requests.map_blocks(getattr, "fingerprint")
+        users: Any = fetch(requests.client, fingerprints), requests.items.tolist()
     else:
-        who = wanted.fingerprint if isinstance(wanted, Interactions) else wanted
+        users = requests.fingerprint if isinstance(requests, Interactions) else requests
     manifest = read_manifest(model / MANIFEST)
     files = manifest.group("files")
     sums = {name: files.group(name).text("sha256") for name in files}
-    asked = {
+    digests = {
         "model": _digest((json.dumps(manifest["meta"], sort_keys=True), sorted(sums.items()))),
-        "users": _digest(who),
-        **{name: _digest(value) for name, value in sorted(asked.items())},
+        "users": _digest(users),
+        **{name: _digest(value) for name, value in sorted(settings.items())},
     }
     record = folder / RECORD
-    text = json.dumps(sealed(asked))
+    text = json.dumps(sealed(digests))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not record.exists():
             if any(folder.glob("part-*.parquet")):
                 raise DataError(f"{folder} holds files of something else; give another folder")
-            fresh = folder / f".{RECORD}.{os.getpid()}"
-            fresh.write_text(text, encoding="utf-8")
-            os.replace(fresh, record)
-        held = record.read_bytes()
+            temporary = folder / f".{RECORD}.{os.getpid()}"
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, record)
+        recorded = record.read_bytes()
     except OSError as error:
         raise DataError(f"{folder} cannot be used: {error.strerror or error}") from error
     try:
-        check_seal(parse(held))
+        check_seal(parse(recorded))
     except FileFormatError as error:
         raise FileFormatError(f"{record} is damaged; remove {folder} and start again") from error
-    if json.loads(held) != json.loads(text):
+    if json.loads(recorded) != json.loads(text):
         raise SettingError(
             f"{folder} holds lists of another model, of other users or with other settings; give "
             "another folder, or remove it"
@@ -324,35 +306,26 @@ def _claim(folder: Path, model: Path, wanted: Any, asked: dict[str, Any]) -> Non
 
 
 def _digest(value: Any) -> str:
-    with np.printoptions(threshold=sys.maxsize):  # all of an array
+    with np.printoptions(threshold=sys.maxsize):  # print arrays in full
         return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 @task
-def fingerprint_of(block: Interactions) -> str:
-    """Return the fingerprint of a block."""
-    return block.fingerprint
-
-
-@task
-def write_some(
+def write_lists(
     folder: str,
     file: str,
     k: int,
     options: dict[str, Any],
-    wanted: Any,
+    users: Any,
     items: IdIndex | None = None,
     span: tuple[int, int] = (0, 0),
 ) -> int:
-    """Write the lists of some users to a file, unless an earlier try has.
-
-    With `items` they are histories over these, or some users of such a block.
-    """
+    """Write the lists of a batch of `_make_batches` to a file, unless an earlier try has."""
     if Path(file).exists():
         return 0
-    if items is not None:
-        if isinstance(wanted, Sent):
-            wanted = wanted.over(items)
-        else:
-            wanted = with_ids(wanted, items).rows(np.arange(*span))
-    return opened(folder).recommend_to(file, wanted, k, **options)
+    if isinstance(users, HistoryRows):
+        assert items is not None
+        users = users.with_items(items)
+    elif items is not None:
+        users = with_item_ids(users, items).rows(np.arange(*span))
+    return open_model(folder).recommend_to(file, users, k, **options)

@@ -1,9 +1,9 @@
-"""The neighbourhood engine over the workers: rows of A a strip at a time, and solves of targets.
+"""The neighbourhood engine on the workers: sum A in strips of items, then solve for targets.
 
-A strip of items has its rows of A = X^T W X + L summed from chunk to chunk of the users, and cut
-to their strongest entries at the end. All of these together, up to 3 K numbers for an item, go to
-each worker, which solves for its share of the targets. The kernels are those of
-`solve.neighbourhood`, and so are the weights.
+The rows of A = X^T W X + L of a strip of items are summed over chunks of users and cut to their
+strongest entries at the end. These entries of all items, up to 3 K numbers for each, go to every
+worker, which solves for its share of the targets. The kernels are those of `solve.neighbourhood`,
+and so are the weights.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.cluster.spread import Spread, one_matrix
-from equipoise.cluster.workers import Ahead, least_memory, results, same, submit, task
+from equipoise.cluster.partitioned import offsets_of
+from equipoise.cluster.spread import Spread, stack
+from equipoise.cluster.workers import Throttle, fetch, send, smallest_memory, submit, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, segments
 from equipoise.errors import TooBigError
@@ -41,24 +42,16 @@ Vector = npt.NDArray[np.float64]
 Span = tuple[int, int]
 
 STRIPS = 16  # at least, so that workers share them
-STRIP_ENTRIES = 16_000_000  # entries of A that a strip holds at most, but for a single row
-STRIPES = 64  # of the targets
+STRIP_ENTRIES = 16_000_000  # entries of A in a strip at most, unless a single row has more
+TARGET_GROUPS = 64  # tasks that share the targets
 SHARE = 0.6  # of a worker's memory that the entries may take
 
 
 class NeighbourhoodSolver:
-    """Solves by neighbourhoods where the workers are; stands in for `solve.engine.Solver`.
+    """Solves by neighbourhoods on the workers; replaces `solve.engine.Solver`.
 
-    Parameters
-    ----------
-    spread
-        The matrix on the workers.
-    train
-        The same data here, which the model keeps.
-    neighbours
-        K, the items of a support beside the target.
-    dtype
-        "float32" or "float64".
+    `spread` is the matrix on the workers and `train` the same data here, which the model keeps;
+    `neighbours` is K, the number of items in a support beside the target.
     """
 
     def __init__(
@@ -69,64 +62,67 @@ class NeighbourhoodSolver:
         self.client = spread.client
 
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
-        """Return the columns of P, and how close they are to exact ones."""
-        n_items, kept = self.spread.shape[1], KEPT * self.neighbours
-        needed = (
-            n_items * min(self.neighbours + kept, n_items) * (4 + np.dtype(self.dtype).itemsize)
-        )
-        memory = least_memory(self.client)
+        """Return the columns of P, audited against exact ones."""
+        n_items, n_entries = self.spread.shape[1], KEPT * self.neighbours
+        bytes_per_entry = 4 + np.dtype(self.dtype).itemsize
+        needed = n_items * min(self.neighbours + n_entries, n_items) * bytes_per_entry
+        memory = smallest_memory(self.client)
         if needed > SHARE * memory:
             raise TooBigError(
                 f"{n_items:,} items with {self.neighbours:,} neighbours need {gigabytes(needed)} "
                 f"on each worker and one has {gigabytes(memory)}; take fewer neighbours, or "
                 "workers with more memory"
             )
-        sums = self.spread.entries(user_weights)
-        numbers = _numbered(sums, penalty)
-        held = submit(self.client, same, numbers)
-        chunks = self.spread.chunks(columns_and_rows, user_weights, numbers.rank)
-        strips = self._strips(chunks, held, numbers, kept)
-        lists = submit(self.client, joined, strips)
+        sums = self.spread.item_sums(user_weights)
+        numbers = _number_items(sums, penalty)
+        sent_numbers = send(self.client, numbers)
+        chunks = self.spread.map_chunks(make_chunk, user_weights, numbers.rank)
+        strips = self._sum_strips(chunks, sent_numbers, numbers, n_entries)
+        lists = submit(self.client, join_strips, strips)
         del strips, chunks
-        targets = min(STRIPES, n_items)
-        solved = [
-            submit(self.client, solve_some, lists, held, at, targets, self.neighbours, self.dtype)
-            for at in range(targets)
+        n_groups = min(TARGET_GROUPS, n_items)
+        solving = (n_groups, self.neighbours, self.dtype)
+        groups = [
+            submit(self.client, solve_targets, lists, sent_numbers, group, *solving)
+            for group in range(n_groups)
         ]
-        found, diagonal = _together(results(self.client, solved), numbers.names, targets)
-        columns = columns_of(found, diagonal, self.neighbours)
-        audit = _Audit(columns, self.spread, user_weights, penalty, sums)
+        matrix, diagonal = _join_columns(fetch(self.client, groups), numbers.names)
+        columns = columns_of(matrix, diagonal, self.neighbours)
+        audit = _Audit(columns, self.spread, user_weights, numbers, sums[0])
         residual = audit.residual()
         columns.audit.update(audit.agreement())
         return Solved(columns, columns.diagonal(), residual)
 
-    def _strips(self, chunks: list[Any], held: Any, numbers: Numbering, kept: int) -> list[Any]:
+    def _sum_strips(
+        self, chunks: list[Any], sent_numbers: Any, numbers: Numbering, n_entries: int
+    ) -> list[Any]:
         """Return the strongest entries of strips of rows; a worker has a few strips at a time."""
         n_items = len(numbers.names)
-        spans = _spans(numbers.partners)
-
-        def chain(span: Span) -> Any:
+        throttle, strips = Throttle(self.client), []
+        for span in _strip_spans(numbers.partners):
             rows = None
             for number, chunk in enumerate(chunks):
                 last = number == len(chunks) - 1
-                limits = (self.neighbours, kept) if last else (n_items, n_items)
+                limits = (self.neighbours, n_entries) if last else (n_items, n_items)
                 dtype = self.dtype if last else "float64"
-                rows = submit(self.client, add_rows, rows, chunk, held, span, limits, dtype)
-            return rows
+                rows = submit(
+                    self.client, add_rows, rows, chunk, sent_numbers, span, limits, dtype
+                )
+            throttle.add(rows)
+            strips.append(rows)
+        return strips
 
-        ahead = Ahead(self.client)
-        return [ahead.begun(chain(span)) for span in spans]
 
-
-def _numbered(sums: Vector, penalty: Vector) -> Numbering:
-    """Number the items from the most used one on."""
+def _number_items(sums: Vector, penalty: Vector) -> Numbering:
+    """Number the items by their use, the most used first."""
     counts, partners, gram = sums
     names = np.argsort(-counts, kind="stable").astype(np.int32)
-    others = partners[names].astype(np.int64)
-    return Numbering(names, penalty[names], gram[names] + penalty[names], others)
+    return Numbering(
+        names, penalty[names], gram[names] + penalty[names], partners[names].astype(np.int64)
+    )
 
 
-def _spans(partners: Offsets) -> list[Span]:
+def _strip_spans(partners: Offsets) -> list[Span]:
     """Cut the items into strips of about as many entries each, and of not too many."""
     entries = np.minimum(partners, len(partners) - 1)
     before = np.cumsum(entries) - entries
@@ -135,35 +131,37 @@ def _spans(partners: Offsets) -> list[Span]:
     return list(pairwise([*starts.tolist(), len(partners)]))
 
 
-def _together(
-    parts: list[tuple[Any, Any, Any, Any]], names: Positions, step: int
-) -> tuple[Any, Vector]:
-    """Put the columns of all targets together, as a CSC matrix and its diagonal."""
-    n_items = len(names)
-    places = [np.sort(names[at::step]) for at in range(step)]
+def _join_columns(groups: list[tuple[Any, Any, Any, Any]], names: Positions) -> tuple[Any, Vector]:
+    """Return the columns of all targets as a CSC matrix, and its diagonal."""
+    n_items, n_groups = len(names), len(groups)
+    targets = [np.sort(names[number::n_groups]) for number in range(n_groups)]
     sizes, diagonal = np.zeros(n_items, np.int64), np.zeros(n_items)
-    for place, part in zip(places, parts, strict=True):
-        sizes[place], diagonal[place] = part[2], part[3]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    values = np.empty(offsets[-1], parts[0][0].dtype)
+    for items, group in zip(targets, groups, strict=True):
+        sizes[items], diagonal[items] = group[2], group[3]
+    offsets = offsets_of(sizes)
+    values = np.empty(offsets[-1], groups[0][0].dtype)
     indices = np.empty(offsets[-1], np.int32)
-    for place, part in zip(places, parts, strict=True):
-        where, _ = segments(offsets[place], part[2])
-        values[where], indices[where] = part[0], part[1]
+    for items, group in zip(targets, groups, strict=True):
+        places, _ = segments(offsets[items], group[2])
+        values[places], indices[places] = group[0], group[1]
     return sp.csc_array((values, indices, offsets), shape=(n_items, n_items)), diagonal
 
 
 class _Audit(Audit):
-    """The exact system on the workers beside the columns that are to be checked."""
+    """The audit of `solve.audit` with the exact system on the workers."""
 
     def __init__(
-        self, columns: Columns, spread: Spread, user_weights: Vector, penalty: Vector, sums: Vector
+        self,
+        columns: Columns,
+        spread: Spread,
+        user_weights: Vector,
+        numbers: Numbering,
+        item_counts: Vector,
     ) -> None:
         self.columns, self._spread, self._roots = columns, spread, spread.roots(user_weights)
-        numbers = _numbered(sums, penalty)
         self._names, self._rank = numbers.names, numbers.rank
         self._penalty, self._diagonal = numbers.penalty, numbers.diagonal
-        self.targets = sampled(sums[0], TARGETS)
+        self.targets = sampled(item_counts, TARGETS)
 
     def _product(self, V: Vector, out: Vector) -> None:
         product = self._spread.times(self._roots, V[self._rank])
@@ -174,26 +172,17 @@ class _Audit(Audit):
 
 
 class Chunk(NamedTuple):
-    """Rows and columns of some users, items by number, and the weights of the users."""
+    """Rows and columns of X of some users, over numbered items, and the weights of the users."""
 
     users: tuple[Offsets, Positions, npt.NDArray[Any]]
     items: tuple[Offsets, Positions, npt.NDArray[Any]]
     weights: Vector
 
 
-class Strip(NamedTuple):
-    """Rows of A of a strip of items: lengths, those of other rows, items and values."""
-
-    lengths: Positions
-    others: Positions
-    items: Positions
-    values: npt.NDArray[Any]
-
-
 @task
-def columns_and_rows(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chunk:
-    """Put the columns of blocks beside their rows, items by number."""
-    X = one_matrix(blocks)
+def make_chunk(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chunk:
+    """Return the rows and columns of blocks over numbered items."""
+    X = stack(blocks)
     indices = rank[X.indices]
     columns: Any = sp.csr_array((X.data, indices, X.indptr), X.shape).tocsc()
     return Chunk(
@@ -205,32 +194,32 @@ def columns_and_rows(blocks: list[Csr], user_weights: Vector, rank: Positions) -
 
 @task
 def add_rows(
-    before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
-) -> Strip:
-    """Add some users to the rows of a strip, and keep the strongest entries of each.
+    before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
+) -> Lists:
+    """Add the users of a chunk to the rows of a strip, and cut these to their strongest entries.
 
-    `limits` are the neighbours, which come first, and the entries that are kept.
+    `limits` are the number of neighbours, which come first, and of all entries to keep.
     """
     low, high = span
-    system = _system(before, chunk, numbers, span)
+    system = _strip_system(before, chunk, numbers, span)
     items = np.arange(low, high, dtype=np.int32)
-    found = strongest_entries(system, items, *limits, dtype, Journal())
-    lengths = found.lengths[low:high].copy()
-    places, _ = segments(found.starts[low:high], lengths)
-    return Strip(lengths, found.others[low:high], found.items[places], found.values[places])
+    lists = strongest_entries(system, items, *limits, dtype, Journal())
+    lengths, others = lists.lengths[low:high].copy(), lists.others[low:high]
+    places, starts = segments(lists.starts[low:high], lengths)
+    return Lists(starts, lengths, others, lists.items[places], lists.values[places])
 
 
-def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
-    """Return the columns of a strip; what was summed before is a user of its own for each item.
+def _strip_system(before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
+    """Return the system of a strip of items and a chunk of users.
 
-    That user comes first and has weight 1, so the sums go on where they were.
+    Earlier sums continue: each item's row of `before` enters as one more user of weight 1, who
+    comes first in its column.
     """
     low, high = span
     starts, column_users, column_values = chunk.items
     begin, end = starts[low], starts[high]
-    of_span = slice(begin, end)
     edges = starts[low : high + 1] - begin
-    own_users, own_values = column_users[of_span], column_values[of_span]
+    strip_users, strip_values = column_users[begin:end], column_values[begin:end]
     users, weights = chunk.users, chunk.weights
     if before is not None:
         size, n_users = high - low, len(weights)
@@ -241,8 +230,9 @@ def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) 
             np.concatenate([indices, before.items]),
             np.concatenate([values.astype(np.float64), before.values]),
         )
-        own_users = np.insert(own_users, edges[:-1], n_users + np.arange(size, dtype=np.int32))
-        own_values = np.insert(own_values, edges[:-1], 1)
+        extra_users = n_users + np.arange(size, dtype=np.int32)
+        strip_users = np.insert(strip_users, edges[:-1], extra_users)
+        strip_values = np.insert(strip_values, edges[:-1], 1)
         weights = np.concatenate([weights, np.ones(size)])
         edges = edges + np.arange(size + 1)
     columns = np.zeros(len(starts), np.int64)
@@ -253,26 +243,29 @@ def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) 
         numbers.diagonal,
         numbers.partners,
         users=users,
-        items=(columns, own_users, own_values),
+        items=(columns, strip_users, strip_values),
         weights=weights,
     )
 
 
 @task
-def joined(strips: list[Strip]) -> Lists:
-    """Put the strongest entries of all rows together."""
-    lengths, others, items, values = (np.concatenate(parts) for parts in zip(*strips, strict=True))
-    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return Lists(starts, lengths, others, items, values)
+def join_strips(strips: list[Lists]) -> Lists:
+    """Return the strongest entries of all rows."""
+    columns = (
+        np.concatenate([getattr(strip, name) for strip in strips])
+        for name in ("lengths", "others", "items", "values")
+    )
+    lengths, *entries = columns
+    return Lists(offsets_of(lengths), lengths, *entries)
 
 
 @task
-def solve_some(
+def solve_targets(
     lists: Lists, numbers: Numbering, first: int, step: int, neighbours: int, dtype: str
 ) -> tuple[Any, Any, Any, Any]:
-    """Solve for every `step`-th target from one on; values, sources, sizes and the diagonal."""
+    """Solve for every `step`-th target; return values, sources, sizes and the diagonal."""
     targets = np.arange(first, len(numbers.names), step, dtype=np.int32)
     support = supports_of(lists, neighbours)
-    found, diagonal = solved_targets(numbers, lists, support, targets, dtype, Journal())
+    columns, diagonal = solved_targets(numbers, lists, support, targets, dtype, Journal())
     places = np.sort(numbers.names[targets])
-    return found.data, found.indices, np.diff(found.indptr)[places], diagonal[places]
+    return columns.data, columns.indices, np.diff(columns.indptr)[places], diagonal[places]

@@ -1,9 +1,9 @@
-"""`Partitioned`: interactions that workers hold, block by block of users."""
+"""`Partitioned`: interactions on the workers of a cluster, in blocks of users."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,8 +14,17 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.checks import choice, count
-from equipoise.cluster.room import rooms
-from equipoise.cluster.workers import FAN_IN, Ahead, reduced, results, same, submit, task
+from equipoise.cluster.allocation import allocate
+from equipoise.cluster.workers import (
+    FAN_IN,
+    Throttle,
+    fetch,
+    reduce_tree,
+    send,
+    submit,
+    submit_each,
+    task,
+)
 from equipoise.data import split as splits
 from equipoise.data.events import COLUMNS
 from equipoise.data.ids import IdIndex
@@ -31,17 +40,19 @@ from equipoise.data.statistics import (
     statistics_of,
 )
 from equipoise.errors import DataError, SettingError
+from equipoise.solve.blocked import strips
 
 Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 PROTOCOLS = ("strong", "weak", "leave_last_out", "time_cut", "sessions")
 STRIP = 512  # items at most whose shared users are counted at a time
 STRIP_ENTRIES = 32_000_000  # counts of shared users that a task makes at most
-MATRIX = ("data", "indices")  # values of a sparse matrix, one for each pair
+MATRIX = ("data", "indices")  # arrays of a CSR matrix with one value per pair
 
 
 class Partitioned:
-    """Interactions on a cluster: users x items, a block of users on a worker.
+    """Interactions on a cluster: users x items, in blocks of users that workers hold.
 
     Rows and columns are those of the same data on one machine. `equipoise.cluster.read` makes it.
 
@@ -50,7 +61,7 @@ class Partitioned:
     client
         Client of the cluster.
     blocks
-        Futures of `Interactions` of consecutive users, over the positions of the items.
+        Futures of `Interactions` of consecutive users, whose item ids are positions.
     items
         Raw item ids.
     block_users
@@ -60,7 +71,7 @@ class Partitioned:
     labels, notes
         As of `Interactions`.
     name
-        How messages call the data.
+        Name of the data in messages.
     """
 
     def __init__(
@@ -97,80 +108,80 @@ class Partitioned:
     @cached_property
     def item_counts(self) -> Counts:
         """Number of users of each item."""
-        counts = [submit(self.client, item_counts_of, block) for block in self.blocks]
-        found: Counts = results(self.client, reduced(self.client, total, counts))
-        return found
+        return fetch_sum(self.client, self.map_blocks(getattr, "item_counts"))
 
     @cached_property
     def user_counts(self) -> Counts:
         """Number of items of each user."""
-        counts = [submit(self.client, user_counts_of, block) for block in self.blocks]
-        return np.concatenate(results(self.client, counts))
+        return np.concatenate(fetch(self.client, self.map_blocks(getattr, "user_counts")))
+
+    def map_blocks(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return the futures of a function of each block."""
+        return submit_each(self.client, function, self.blocks, *args)
+
+    def with_blocks(self, blocks: list[Any], items: npt.NDArray[Any]) -> Partitioned:
+        """Return data of other blocks and items; blocks without users are left out."""
+        sizes = np.array(fetch(self.client, submit_each(self.client, block_sizes, blocks)))
+        filled = np.flatnonzero(sizes[:, 0])
+        blocks = [blocks[number] for number in filled]
+        users, pairs, _ = sizes[filled].T
+        return Partitioned(self.client, blocks, items, users, int(pairs.sum()), name=self.name)
 
     def describe(self, *, delta: float = 1.5, exact: bool | None = None) -> Statistics:
-        """Return what `equipoise.describe` says of the same data; options as there."""
+        """Return the statistics that `equipoise.describe` gives; options as there."""
         check_delta(delta)
         if exact is None:
             exact = not many_pairs(self.user_counts)
         if exact:
-            sums = self._pair_sums(np.arange(self.n_items), delta, whole=False)
+            sums = self._pair_sums(np.arange(self.n_items), delta, all_pairs=False)
             return statistics_of(self, pair_ratio(sums), delta)
         drawn, chance = draw_items(self.item_counts)
         items, place = np.unique(drawn, return_inverse=True)
-        sums = self._pair_sums(items, delta, whole=True)
+        sums = self._pair_sums(items, delta, all_pairs=True)
         ratio, *interval = sampled_ratio(sums / chance[items], place)
         return statistics_of(self, ratio, delta, interval)
 
     def _pair_sums(
-        self, items: npt.NDArray[np.int64], delta: float, *, whole: bool
+        self, items: npt.NDArray[np.int64], delta: float, *, all_pairs: bool
     ) -> npt.NDArray[np.float64]:
-        """Count the users that items share with others, some items at a time, and weigh them."""
-        counts, ahead = submit(self.client, same, self.item_counts), Ahead(self.client)
-        step = max(min(STRIP, STRIP_ENTRIES // max(self.n_items, 1)), 1)
+        """Return the sums of `pair_sums` for these items, computed in strips of items."""
+        counts, throttle = send(self.client, self.item_counts), Throttle(self.client)
+        width = max(min(STRIP, STRIP_ENTRIES // max(self.n_items, 1)), 1)
         sums = []
-        for at in range(0, len(items), step):
-            some = items[at : at + step]
-            shared = [submit(self.client, shared_users, block, some) for block in self.blocks]
-            found = reduced(self.client, total, shared)
-            sums.append(submit(self.client, strip_sums, found, some, counts, delta, whole))
-            ahead.begun(sums[-1])
-        return np.concatenate(results(self.client, sums), axis=1)
+        for low, high in strips((0, len(items)), width):
+            strip = items[low:high]
+            blocks = self.map_blocks(count_shared_users, strip)
+            shared = reduce_tree(self.client, add_arrays, blocks)
+            sums.append(submit(self.client, sum_strip, shared, strip, counts, delta, all_pairs))
+            throttle.add(sums[-1])
+        return np.concatenate(fetch(self.client, sums), axis=1)
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Partitioned:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
         count("min_user", min_user, 0)
         count("min_item", min_item, 0)
-        fine = np.ones(self.n_items, bool)
+        core_items = np.ones(self.n_items, bool)
         while True:
-            held = submit(self.client, same, fine)
-            counted = [
-                submit(self.client, core_counts, block, held, min_user) for block in self.blocks
-            ]
-            left: Counts = results(self.client, reduced(self.client, total, counted))
-            still = fine & (left >= min_item)
-            if (still == fine).all():
+            flags = send(self.client, core_items)
+            counts = fetch_sum(self.client, self.map_blocks(count_core, flags, min_user))
+            smaller = core_items & (counts >= min_item)
+            if (smaller == core_items).all():
                 break
-            fine = still
-        if not left.any():
-            asked = f"min_user={min_user} and min_item={min_item}"
-            raise DataError(f"nothing is left with {asked}; lower them")
-        blocks = [submit(self.client, core_of, block, held, min_user) for block in self.blocks]
-        users = results(self.client, [submit(self.client, n_users_of, each) for each in blocks])
-        full = [at for at, size in enumerate(users) if size]
-        kept = Partitioned(
-            self.client,
-            [blocks[at] for at in full],
-            self.items[fine],
-            np.array([users[at] for at in full], np.int64),
-            int(left.sum()),
-            labels=None if self.labels is None else self.labels.filter(pl.Series(fine)),
-            notes=self.notes,
-            name=self.name,
-        )
-        gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
-        if any(gone):
-            kept.notes += (core_note(min_user, min_item, *gone),)
-        return kept
+            core_items = smaller
+        if not counts.any():
+            limits = f"min_user={min_user} and min_item={min_item}"
+            raise DataError(f"nothing is left with {limits}; lower them")
+        blocks = self.map_blocks(take_core, flags, min_user)
+        core = self.with_blocks(blocks, self.items[core_items])
+        core.labels, core.notes = self.take_labels(core_items), self.notes
+        removed = (self.n_users - core.n_users, self.n_items - core.n_items)
+        if any(removed):
+            core.notes += (core_note(min_user, min_item, *removed),)
+        return core
+
+    def take_labels(self, items: Flags) -> pl.DataFrame | None:
+        """Return the labels of the items under a mask."""
+        return None if self.labels is None else self.labels.filter(pl.Series(items))
 
     def split(self, protocol: str = "strong", *, where: str = "here", **settings: Any) -> Any:
         """Return the split that ``equipoise.data.split`` makes of the same data.
@@ -181,8 +192,8 @@ class Partitioned:
             A function of `equipoise.data.split`: "strong", "weak", "leave_last_out", "time_cut" or
             "sessions".
         where
-            "here" gathers the data and gives a `Split`. "workers", for "strong", leaves train and
-            parts where they are: `fit` and `evaluate` of `equipoise.cluster` take them.
+            "here" gathers the data and returns a `Split`. "workers", for "strong", leaves all
+            parts on the workers, for `fit` and `evaluate` of `equipoise.cluster`.
         **settings
             Those of the function.
         """
@@ -199,152 +210,139 @@ class Partitioned:
     def gather(self, scratch: str | os.PathLike[str] | None = None) -> Interactions:
         """Return the data on this machine, as `equipoise.read` gives them.
 
-        Blocks come a few at a time. Where the whole does not fit into memory it is written to
-        files that are mapped, in `scratch` or in the folder for temporary files, and that are gone
-        with the data.
+        Data that do not fit into memory are mapped from temporary files in `scratch`, by default
+        the folder for temporary files. Blocks are fetched a few at a time.
         """
-        first = results(self.client, self.blocks[0])
-        sizes = results(self.client, [submit(self.client, sizes_of, each) for each in self.blocks])
-        n_pairs, n_events = (int(each) for each in np.sum(sizes, axis=0))
-        names = {name: each.dtype for name, each in _columns(first).items()}
-        names["indices"] = index_type(n_pairs)
-        lengths = [n_pairs if name in MATRIX else n_events for name in names]
-        whole = dict(
-            zip(
-                names, rooms(list(zip(lengths, names.values(), strict=True)), scratch), strict=True
-            )
-        )
-        at = dict.fromkeys(whole, 0)
-        kept: list[list[Any]] = [[], [], []]
-        for start in range(0, len(self.blocks), FAN_IN):
-            for block in results(self.client, self.blocks[start : start + FAN_IN]):
-                for name, part in _columns(block).items():
-                    whole[name][at[name] : at[name] + len(part)] = part
-                    at[name] += len(part)
-                kept[0].append(block.users)
-                kept[1].append(np.diff(block.matrix.indptr))
-                kept[2].append([] if block.events is None else block.events.lengths)
-        users, *counts = (np.concatenate(each) for each in kept)
-        starts, offsets = (
-            np.concatenate([[0], np.cumsum(each, dtype=np.int64)]) for each in counts
-        )
+        first = fetch(self.client, self.blocks[0])
+        sizes = fetch(self.client, self.map_blocks(block_sizes))
+        _, n_pairs, n_events = np.sum(sizes, axis=0).tolist()
+        dtypes = {name: column.dtype for name, column in _entry_columns(first).items()}
+        # SciPy copies the indices where their type differs from that of indptr
+        index_type = np.int32 if n_pairs <= np.iinfo(np.int32).max else np.int64
+        dtypes["indices"] = np.dtype(index_type)
+        lengths = [n_pairs if name in MATRIX else n_events for name in dtypes]
+        arrays = allocate([(length,) for length in lengths], list(dtypes.values()), scratch)
+        columns = dict(zip(dtypes, arrays, strict=True))
+        ends = dict.fromkeys(columns, 0)
+        users, pair_counts, event_counts = [], [], []
+        for low, high in strips((0, len(self.blocks)), FAN_IN):
+            for block in fetch(self.client, self.blocks[low:high]):
+                for name, column in _entry_columns(block).items():
+                    start, ends[name] = ends[name], ends[name] + len(column)
+                    columns[name][start : ends[name]] = column
+                users.append(block.users)
+                pair_counts.append(np.diff(block.matrix.indptr))
+                if block.events is not None:
+                    event_counts.append(block.events.lengths)
+        indptr = offsets_of(np.concatenate(pair_counts)).astype(index_type)
         matrix = sp.csr_array(
-            (whole.pop("data"), whole.pop("indices"), starts.astype(names["indices"])),
-            shape=(len(users), self.n_items),
+            (columns.pop("data"), columns.pop("indices"), indptr),
+            shape=(self.n_users, self.n_items),
         )
         events = first.events
         if events is not None:
-            events = replace(events, offsets=offsets, **whole)
+            events = replace(events, offsets=offsets_of(np.concatenate(event_counts)), **columns)
         return Interactions(
-            matrix, users, self.items, labels=self.labels, events=events, notes=self.notes
+            matrix,
+            np.concatenate(users),
+            self.items,
+            labels=self.labels,
+            events=events,
+            notes=self.notes,
         )
 
     def __repr__(self) -> str:
-        size = f"{self.n_users:,} users x {self.n_items:,} items"
-        held = f"{self.n_interactions:,} interactions in {len(self.blocks)} blocks"
-        return f"Partitioned: {size}, {held}"
+        return (
+            f"Partitioned: {self.n_users:,} users x {self.n_items:,} items, "
+            f"{self.n_interactions:,} interactions in {len(self.blocks)} blocks"
+        )
 
 
-def stacked(matrices: list[Any]) -> Any:
-    """Put matrices of consecutive users below one another."""
-    data, indices = (
-        np.concatenate([getattr(each, part) for each in matrices]) for part in ("data", "indices")
-    )
-    lengths = np.concatenate([[0], *(np.diff(each.indptr) for each in matrices)])
-    starts = np.cumsum(lengths, dtype=index_type(len(data)))
-    shape = (len(starts) - 1, matrices[0].shape[1])
-    return sp.csr_array((data, indices, starts), shape=shape)
+def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return 0 and the running sums: where consecutive pieces of these lengths begin and end."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def index_type(n_pairs: int) -> np.dtype[Any]:
-    """Return the type of all indices of so many pairs: SciPy copies where there are two."""
-    return np.dtype(np.int32 if n_pairs <= np.iinfo(np.int32).max else np.int64)
-
-
-def _columns(block: Interactions) -> dict[str, npt.NDArray[Any]]:
-    """Return the values of a matrix and the columns of its events."""
-    found = {name: getattr(block.matrix, name) for name in MATRIX}
+def _entry_columns(block: Interactions) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays with one value per pair, and those with one per event."""
+    columns = {name: getattr(block.matrix, name) for name in MATRIX}
     if block.events is not None:
-        named = {name: getattr(block.events, name) for name in ("items", *COLUMNS)}
-        found |= {name: each for name, each in named.items() if each is not None}
-    return found
+        events = {name: getattr(block.events, name) for name in ("items", *COLUMNS)}
+        columns |= {name: column for name, column in events.items() if column is not None}
+    return columns
 
 
-def sizes_of(block: Interactions) -> tuple[int, int]:
-    """Return the numbers of pairs and of events of a block."""
-    return block.n_interactions, 0 if block.events is None else block.events.n_events
-
-
-def with_ids(block: Interactions, items: IdIndex) -> Interactions:
-    """Return a block whose items have their ids."""
+def with_item_ids(block: Interactions, items: IdIndex) -> Interactions:
+    """Return a block with the raw ids of its items."""
     return Interactions(
         block.matrix, block.user_index, items, events=block.events, signed=block.signed
     )
 
 
-@task
-def item_counts_of(block: Interactions) -> Counts:
-    """Return the users of each item of a block."""
-    return block.item_counts
+def drop_item_ids(data: Interactions) -> Interactions:
+    """Return a block, whose items are known by position."""
+    return Interactions(data.matrix, data.user_index, events=data.events)
+
+
+def block_sizes(block: Interactions) -> tuple[int, int, int]:
+    """Return the numbers of users, of pairs and of events of a block."""
+    n_events = 0 if block.events is None else block.events.n_events
+    return block.n_users, block.n_interactions, n_events
 
 
 @task
-def user_counts_of(block: Interactions) -> Counts:
-    """Return the items of each user of a block."""
-    return block.user_counts
-
-
-def n_users_of(block: Interactions) -> int:
-    """Return the number of users of a block."""
-    return block.n_users
-
-
-@task
-def total(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the sum of arrays, one after another."""
+def add_arrays(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the sum of arrays, added in their order."""
     out = arrays[0].copy()
-    for each in arrays[1:]:
-        out += each
+    for array in arrays[1:]:
+        out += array
     return out
 
 
+def fetch_sum(client: Any, futures: list[Any]) -> npt.NDArray[Any]:
+    """Return the sum of the arrays of futures."""
+    result: npt.NDArray[Any] = fetch(client, reduce_tree(client, add_arrays, futures))
+    return result
+
+
 @task
-def shared_users(block: Interactions, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def count_shared_users(block: Interactions, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Count the users that each of these items shares with each item."""
     used: Any = block.matrix.astype(np.int32)
     used.data[:] = 1
-    found: npt.NDArray[np.int32] = (used[:, items].T @ used).toarray()
-    return found
+    shared: npt.NDArray[np.int32] = (used[:, items].T @ used).toarray()
+    return shared
 
 
 @task
-def strip_sums(
+def sum_strip(
     shared: npt.NDArray[np.int32],
     items: npt.NDArray[np.int64],
     counts: Counts,
     delta: float,
-    whole: bool,
+    all_pairs: bool,
 ) -> npt.NDArray[np.float64]:
     """Return the sums of `pair_sums` for these items."""
-    return pair_sums(shared, items, counts, delta, whole=whole)
+    return pair_sums(shared, items, counts, delta, whole=all_pairs)
 
 
-def _core(block: Interactions, fine: npt.NDArray[np.bool_], min_user: int) -> tuple[Any, Any]:
-    """Return which users have enough fine items, and the rows and items of the pairs left."""
+def _core_pairs(block: Interactions, core_items: Flags, min_user: int) -> tuple[Flags, Any]:
+    """Return which users have enough core items, and the items of their pairs with these."""
     rows = np.repeat(np.arange(block.n_users), np.diff(block.matrix.indptr))
-    kept = fine[block.matrix.indices]
-    users = np.bincount(rows[kept], minlength=block.n_users) >= min_user
-    return users, block.matrix.indices[kept & users[rows]]
+    in_core = core_items[block.matrix.indices]
+    users = np.bincount(rows[in_core], minlength=block.n_users) >= min_user
+    return users, block.matrix.indices[in_core & users[rows]]
 
 
 @task
-def core_counts(block: Interactions, fine: npt.NDArray[np.bool_], min_user: int) -> Counts:
-    """Count the users of each fine item, among those who have enough of them."""
-    return np.bincount(_core(block, fine, min_user)[1], minlength=block.n_items).astype(np.int64)
+def count_core(block: Interactions, core_items: Flags, min_user: int) -> Counts:
+    """Count the users of each core item, among those who have enough core items."""
+    items = _core_pairs(block, core_items, min_user)[1]
+    return np.bincount(items, minlength=block.n_items).astype(np.int64)
 
 
 @task
-def core_of(block: Interactions, fine: npt.NDArray[np.bool_], min_user: int) -> Interactions:
-    """Return the fine items and the users who have enough of them."""
-    kept = block.rows(_core(block, fine, min_user)[0]).columns(fine)
-    return Interactions(kept.matrix, kept.user_index, events=kept.events)
+def take_core(block: Interactions, core_items: Flags, min_user: int) -> Interactions:
+    """Return the core items of a block and the users who have enough of them."""
+    users = _core_pairs(block, core_items, min_user)[0]
+    return drop_item_ids(block.rows(users).columns(core_items))

@@ -1,8 +1,9 @@
-"""The exact inverse over the workers: the steps of `solve.blocked` on tiles that they hold.
+"""The exact inverse, computed by the workers: the steps of `solve.blocked` on tiles they hold.
 
-The tasks are those of the tiled engine. Its files are results of workers here: a task makes a new
-tile from an old one and others, and the scheduler drops the old one, runs what can run at the same
-time and sends tiles where they are needed. Only the lower triangle exists, half of the matrix.
+The tasks are those of the tiled engine, with results of workers in place of its files: a task
+makes a new tile from the old one and others. The scheduler drops the old one, runs independent
+tasks in parallel and moves tiles between workers. Only the lower triangle exists, half of the
+matrix.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.checks import count
-from equipoise.cluster.room import rooms
+from equipoise.cluster.allocation import allocate
 from equipoise.cluster.spread import Spread
-from equipoise.cluster.workers import Ahead, results, submit, task
+from equipoise.cluster.workers import Throttle, fetch, send, submit, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.solve import dense
+from equipoise.solve.blocked import strips
 from equipoise.solve.engine import Solved
 from equipoise.solve.tiled import accumulate, all_tasks, transform
 
@@ -30,27 +32,17 @@ Place = tuple[int, int]
 Span = tuple[int, int]
 
 TILES = 12  # tiles of a row
-GRAM_PAIRS = 64_000_000  # pairs of users and items that a worker sums over at a time
-SHARES = 8  # pieces of the Gram matrix for a worker, about as much work each
-AHEAD = 3  # tasks of each worker that are begun with: all of them have copies of their inputs
+GRAM_PAIRS = 64_000_000  # user-item pairs that a task of the Gram matrix sums over
+SHARES = 8  # pieces of the Gram matrix for each worker, of about equal work
+TASKS_AHEAD = 3  # unfinished tasks for each worker, all of which hold copies of their inputs
 SMALLEST, LARGEST = 256, 4096  # rows of a tile
 
 
 class WorkerSolver:
-    """Solves where the workers are; stands in for `solve.engine.Solver`.
+    """Computes exact inverses on the workers; replaces `solve.engine.Solver`.
 
-    Parameters
-    ----------
-    spread
-        The matrix on the workers.
-    train
-        The same data here, which the model keeps.
-    dtype
-        "float32" or "float64".
-    tile_rows
-        Rows of a tile; None chooses.
-    scratch
-        Folder for an inverse that does not fit into memory here.
+    `spread` is the matrix on the workers and `train` the same data here, which the model keeps;
+    the other options are those of `fit`.
     """
 
     def __init__(
@@ -64,37 +56,38 @@ class WorkerSolver:
         self.spread, self.train, self.dtype, self.scratch = spread, train, dtype, scratch
         self.client, self.n_items = spread.client, spread.shape[1]
         rows = min(max(-(-self.n_items // TILES), SMALLEST), LARGEST)
-        self.rows = rows if tile_rows is None else count("tile_rows", tile_rows)
+        rows = rows if tile_rows is None else count("tile_rows", tile_rows)
+        self.spans = list(strips((0, self.n_items), rows))
 
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
-        """Return P for these weights and this penalty, in the memory of this machine or mapped."""
-        (P,) = rooms([((self.n_items, self.n_items), self.dtype)], self.scratch)
+        """Return P for these weights and this penalty, on this machine."""
+        (P,) = allocate([(self.n_items, self.n_items)], [np.dtype(self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
-        ahead = Ahead(self.client, AHEAD)
-        for each in all_tasks(-(-self.n_items // self.rows)):
-            i, j = each.target
-            spans = self._span(i), self._span(j)
-            if each.kind == "gram":
+        throttle = Throttle(self.client, TASKS_AHEAD)
+        for step in all_tasks(len(self.spans)):
+            i, j = step.target
+            if step.kind == "gram":
                 continue
-            if each.kind == "place":
-                tile = results(self.client, tiles.pop((i, j)))
+            if step.kind == "place":
+                tile = fetch(self.client, tiles.pop((i, j)))
                 if i == j:
                     dense.mirror(tile.T)
-                P[slice(*spans[0]), slice(*spans[1])] = tile
-                P[slice(*spans[1]), slice(*spans[0])] = tile.T
+                rows, columns = slice(*self.spans[i]), slice(*self.spans[j])
+                P[rows, columns] = tile
+                P[columns, rows] = tile.T
             else:
-                # only tiles of the newest state are held: the old one is dropped when it is used
-                inputs = [tiles[place] for place in each.inputs]
-                diagonal = i == j
+                # `tiles` has only the newest version: workers drop an old one after its last use
+                inputs = [tiles[place] for place in step.inputs]
+                first_row, diagonal = self.spans[i][0], i == j
                 tiles[i, j] = submit(
-                    self.client, changed, each.kind, tiles[i, j], inputs, diagonal, spans[0][0]
+                    self.client, update_tile, step.kind, tiles[i, j], inputs, diagonal, first_row
                 )
-                ahead.begun(tiles[i, j])
+                throttle.add(tiles[i, j])
         residual = self._residual(P, user_weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
     def _residual(self, P: Tile, user_weights: Vector, penalty: Vector) -> float:
-        """Return the residual of `dense.check_residual`, with the matrix where it is."""
+        """Return the residual of `dense.check_residual`, with products from the workers."""
         V = dense.probes(self.n_items, P.dtype)
         Y = P @ V
         error = self.spread.times(self.spread.roots(user_weights), Y) + penalty[:, None] * Y - V
@@ -103,38 +96,34 @@ class WorkerSolver:
 
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
-        spans = [self._span(number) for number in range(-(-self.n_items // self.rows))]
-        pieces = self._pieces(spans)
+        pieces = self._gram_pieces()
         sums: dict[Span, Any] = {piece: None for row in pieces for piece in row}
-        # chunk after chunk: the sums are larger, and stay where they are
-        parts = self.spread.weighed(user_weights)
-        step = max(GRAM_PAIRS * len(parts) // max(self.spread.n_pairs, 1), 1)
-        for at in range(0, len(parts), step):
-            dtype = self.dtype if at + step >= len(parts) else "float64"
-            some = parts[at : at + step]
+        # chunk after chunk: the sums are larger than the chunks, and stay on their workers
+        blocks = [send(self.client, pair) for pair in self.spread.with_weights(user_weights)]
+        step = max(GRAM_PAIRS * len(blocks) // max(self.spread.n_pairs, 1), 1)
+        for low, high in strips((0, len(blocks)), step):
+            dtype = self.dtype if high == len(blocks) else "float64"
             for piece, before in sums.items():
-                sums[piece] = submit(self.client, gram_rows, before, some, piece, dtype)
+                chunk = blocks[low:high]
+                sums[piece] = submit(self.client, gram_rows, before, chunk, piece, dtype)
         tiles: dict[Place, Any] = {}
         for j, row in enumerate(pieces):
-            held = [sums.pop(piece) for piece in row]
-            for i in range(j, len(spans)):
-                added = penalty[slice(*spans[j])] if i == j else None
-                tiles[i, j] = submit(self.client, tile_of, held, row, spans[i], added)
+            row_sums = [sums.pop(piece) for piece in row]
+            for i in range(j, len(self.spans)):
+                added = penalty[slice(*self.spans[j])] if i == j else None
+                tiles[i, j] = submit(self.client, cut_tile, row_sums, row, self.spans[i], added)
         return tiles
 
-    def _pieces(self, spans: list[Span]) -> list[list[Span]]:
+    def _gram_pieces(self) -> list[list[Span]]:
         """Cut the rows of each tile where popular items would make a worker's share too large."""
         counts = self.spread.item_counts().astype(np.float64)
         work = np.cumsum(counts * np.cumsum(counts[::-1])[::-1])
-        parts = SHARES * max(len(self.client.nthreads()), 1)
-        cuts = np.searchsorted(work, np.linspace(0, work[-1], parts + 1)[1:-1]).tolist()
+        n_shares = SHARES * max(len(self.client.nthreads()), 1)
+        cuts = np.searchsorted(work, np.linspace(0, work[-1], n_shares + 1)[1:-1]).tolist()
         return [
             list(pairwise(sorted({low, high, *(cut for cut in cuts if low < cut < high)})))
-            for low, high in spans
+            for low, high in self.spans
         ]
-
-    def _span(self, number: int) -> Span:
-        return number * self.rows, min((number + 1) * self.rows, self.n_items)
 
 
 @task
@@ -151,8 +140,8 @@ def gram_rows(
 
 
 @task
-def tile_of(rows: list[Tile], spans: list[Span], columns: Span, added: Vector | None) -> Tile:
-    """Return a tile of the lower triangle, which is one of the upper, turned; with the penalty."""
+def cut_tile(rows: list[Tile], spans: list[Span], columns: Span, added: Vector | None) -> Tile:
+    """Return a tile of the lower triangle, transposed from the upper, plus `added` if diagonal."""
     start = spans[0][0]
     out = np.zeros((columns[1] - columns[0], spans[-1][1] - start), rows[0].dtype)
     for piece, (low, high) in zip(rows, spans, strict=True):
@@ -165,9 +154,9 @@ def tile_of(rows: list[Tile], spans: list[Span], columns: Span, added: Vector | 
 
 
 @task
-def changed(kind: str, tile: Tile, inputs: list[Tile], diagonal: bool, row: int) -> Tile:
-    """Return what a task of the tiled engine makes of a tile."""
-    out = np.array(tile, order="C")  # what a worker holds is not to be changed
+def update_tile(kind: str, tile: Tile, inputs: list[Tile], diagonal: bool, row: int) -> Tile:
+    """Return a tile after a task of the tiled engine."""
+    out = np.array(tile, order="C")  # results on workers must not change
     if len(inputs) < 2:
         transform(kind, out, inputs[0] if inputs else None, row)
     else:

@@ -1,7 +1,7 @@
-"""The matrix of a solve on the workers: blocks of consecutive users, and sums over them.
+"""The training matrix on the workers, in blocks of consecutive users, and sums over all users.
 
-Sums go from block to block in the order of the users, so that they have the bits of a sum over the
-whole matrix and depend neither on the number of workers nor on which of them was lost.
+Sums over entries go from block to block in the order of the users, so they have the bits of a sum
+over the complete matrix and depend neither on the number of workers nor on workers that were lost.
 """
 
 from __future__ import annotations
@@ -14,179 +14,124 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.cluster.partitioned import Partitioned, stacked, total
-from equipoise.cluster.workers import reduced, results, same, submit, task
+from equipoise.cluster.partitioned import Partitioned, fetch_sum, offsets_of
+from equipoise.cluster.workers import fetch, send, submit, submit_each, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, entry_rows
 from equipoise.solve.audit import USERS, histories_with
+from equipoise.solve.blocked import strips
 
 Vector = npt.NDArray[np.float64]
 
-CHUNK_PAIRS = 16_000_000  # pairs of users and items that a task of a sum works on
+CHUNK_PAIRS = 16_000_000  # user-item pairs of one task of a sum
 
 
 class Spread:
-    """Blocks of a matrix, users x items, that workers hold.
+    """A matrix, users x items, in blocks on the workers: those of the data, or sent from here."""
 
-    Parameters
-    ----------
-    client
-        Client of the cluster.
-    blocks
-        Futures of CSR matrices of consecutive users.
-    block_users
-        Number of users of each block.
-    shape
-        Of the whole matrix.
-    n_pairs
-        Number of stored values.
-    """
-
-    def __init__(
-        self,
-        client: Any,
-        blocks: list[Any],
-        block_users: npt.NDArray[np.int64],
-        shape: tuple[int, int],
-        n_pairs: int,
-    ) -> None:
-        self.client, self.blocks, self.shape, self.n_pairs = client, blocks, shape, n_pairs
-        self._starts = np.concatenate([[0], np.cumsum(block_users)])
-
-    @classmethod
-    def of(cls, client: Any, data: Partitioned | Interactions) -> Spread:
-        """Take the blocks of data on the cluster, or send those of data on this machine."""
+    def __init__(self, client: Any, data: Partitioned | Interactions) -> None:
+        self.client, self.n_pairs = client, data.n_interactions
+        self.shape = data.n_users, data.n_items
         if isinstance(data, Partitioned):
-            blocks = [submit(client, matrix_of, each) for each in data.blocks]
-            shape = data.n_users, data.n_items
-            return cls(client, blocks, data.block_users, shape, data.n_interactions)
+            self.blocks = data.map_blocks(getattr, "matrix")
+            self._starts = offsets_of(data.block_users)
+            return
         X = data.matrix
-        number = -(-X.nnz // CHUNK_PAIRS) or 1
-        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, number + 1)[1:-1])
-        bounds = np.unique([0, *cuts.tolist(), X.shape[0]])
-        blocks = [submit(client, same, _rows(X, low, high)) for low, high in pairwise(bounds)]
-        return cls(client, blocks, np.diff(bounds), X.shape, X.nnz)
+        n_blocks = -(-X.nnz // CHUNK_PAIRS) or 1
+        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, n_blocks + 1)[1:-1])
+        self._starts = np.unique([0, *cuts.tolist(), X.shape[0]])
+        self.blocks = [send(client, X[low:high]) for low, high in pairwise(self._starts)]
 
-    def chunks(self, hold: Callable[..., Any], user_weights: Vector, *more: Any) -> list[Any]:
-        """Let workers hold some blocks together, in the form that `hold` gives them."""
-        step = max(CHUNK_PAIRS * len(self.blocks) // max(self.n_pairs, 1), 1)
+    def map_chunks(
+        self, function: Callable[..., Any], user_weights: Vector, *args: Any
+    ) -> list[Any]:
+        """Return futures of ``function(blocks, weights, *args)`` of some blocks at a time."""
+        n_blocks = len(self.blocks)
+        step = max(CHUNK_PAIRS * n_blocks // max(self.n_pairs, 1), 1)
         return [
             submit(
                 self.client,
-                hold,
-                self.blocks[at : at + step],
-                user_weights[self._starts[at] : self._starts[min(at + step, len(self.blocks))]],
-                *more,
+                function,
+                self.blocks[low:high],
+                user_weights[self._starts[low] : self._starts[high]],
+                *args,
             )
-            for at in range(0, len(self.blocks), step)
+            for low, high in strips((0, n_blocks), step)
         ]
 
-    def weighed(self, user_weights: Vector) -> list[Any]:
+    def with_weights(self, user_weights: Vector) -> list[tuple[Any, Vector]]:
         """Return each block with the weights of its users."""
-        pairs = zip(self.blocks, self._cut(user_weights), strict=True)
-        return [submit(self.client, pair, *each) for each in pairs]
+        weights = [user_weights[low:high] for low, high in pairwise(self._starts)]
+        return list(zip(self.blocks, weights, strict=True))
 
     def roots(self, user_weights: Vector) -> list[Any]:
         """Return chunks of W^1/2 X, for `times`."""
-        return self.chunks(root_of, user_weights)
+        return self.map_chunks(scale_rows, user_weights)
 
     def times(self, roots: list[Any], right: npt.NDArray[Any]) -> Vector:
         """Return X^T W X @ right, in float64."""
-        if len(roots) == 1:
-            found = submit(self.client, root_times, roots[0], right)
-        else:
-            held = submit(self.client, same, right)
-            products = [submit(self.client, root_times, root, held) for root in roots]
-            found = reduced(self.client, total, products)
-        product: Vector = results(self.client, found)
-        return product
+        return fetch_sum(
+            self.client, submit_each(self.client, multiply, roots, send(self.client, right))
+        )
 
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Return the number of users of each item."""
-        counts = [submit(self.client, counts_of, block) for block in self.blocks]
-        found: npt.NDArray[np.int64] = results(self.client, reduced(self.client, total, counts))
-        return found
+        return fetch_sum(self.client, submit_each(self.client, count_items, self.blocks))
 
-    def entries(self, user_weights: Vector) -> Vector:
-        """Return sums over the entries of each item, as `add_entries` makes them."""
-        sums = None
-        for block, weights in zip(self.blocks, self._cut(user_weights), strict=True):
-            sums = submit(self.client, add_entries, sums, block, weights)
-        found: Vector = results(self.client, sums)
-        return found
+    def item_sums(self, user_weights: Vector) -> Vector:
+        """Return the three sums of `add_item_sums` over all users."""
+        future = None
+        for block, weights in self.with_weights(user_weights):
+            future = submit(self.client, add_item_sums, future, block, weights)
+        sums: Vector = fetch(self.client, future)
+        return sums
 
     def histories(self, item: int) -> Any:
         """Return the rows of the first 1,000 users who have an item."""
-        found: list[Any] = []
+        rows: list[Any] = []
         for block in self.blocks:
-            rows = results(self.client, submit(self.client, users_with, block, item))
-            found.append(rows)
-            if sum(each.shape[0] for each in found) >= USERS:
+            rows.append(fetch(self.client, submit(self.client, histories_with, block, item)))
+            if sum(part.shape[0] for part in rows) >= USERS:
                 break
-        return sp.vstack(found, format="csr")[:USERS]
-
-    def _cut(self, vector: Vector) -> list[Vector]:
-        return [vector[low:high] for low, high in pairwise(self._starts)]
+        return sp.vstack(rows, format="csr")[:USERS]
 
 
-def _rows(X: Csr, low: int, high: int) -> Any:
-    start, stop = X.indptr[low], X.indptr[high]
-    arrays = (X.data[start:stop], X.indices[start:stop], X.indptr[low : high + 1] - start)
-    return sp.csr_array(arrays, shape=(high - low, X.shape[1]))
-
-
-def pair(block: Csr, user_weights: Vector) -> tuple[Csr, Vector]:
-    """Keep two values together on a worker."""
-    return block, user_weights
-
-
-def matrix_of(block: Interactions) -> Csr:
-    """Return the matrix of a block."""
-    return block.matrix
+def stack(blocks: list[Csr]) -> Csr:
+    """Return blocks of consecutive users as one matrix."""
+    return blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")
 
 
 @task
-def counts_of(X: Csr) -> npt.NDArray[np.int64]:
-    """Return the users of each item of a block."""
+def count_items(X: Csr) -> npt.NDArray[np.int64]:
+    """Return the number of users of each item in a block."""
     return np.bincount(X.indices, minlength=X.shape[1])
 
 
 @task
-def root_of(blocks: list[Csr], user_weights: Vector) -> Any:
+def scale_rows(blocks: list[Csr], user_weights: Vector) -> Any:
     """Return W^1/2 X of some users, in float64."""
-    X = one_matrix(blocks)
+    X = stack(blocks)
     values = X.data * np.sqrt(user_weights)[entry_rows(X)]
     return sp.csr_array((values, X.indices, X.indptr), X.shape)
 
 
 @task
-def root_times(root: Any, right: Vector) -> Vector:
+def multiply(root: Any, right: Vector) -> Vector:
     """Return X^T W X @ right of some users."""
     return np.asarray(root.T @ (root @ right.astype(np.float64)))
 
 
 @task
-def add_entries(sums: Vector | None, X: Csr, user_weights: Vector) -> Vector:
-    """Add the entries of some users to rows of sums, for each item.
+def add_item_sums(sums: Vector | None, X: Csr, user_weights: Vector) -> Vector:
+    """Add the users of a block to three sums for each item.
 
-    Of users, of the other items of these users, and of the diagonal of X^T W X.
+    They are: its users, the other items of these users, and its diagonal entry of X^T W X.
     """
     n_items = X.shape[1]
     out = np.zeros((3, n_items)) if sums is None else sums.copy()
     lengths = np.diff(X.indptr)
     out[0] += np.bincount(X.indices, minlength=n_items)
     out[1] += np.bincount(X.indices, np.repeat(lengths - 1, lengths), minlength=n_items)
-    # one after another, as a sum over all users goes
+    # one by one, in the order of a sum over all users
     np.add.at(out[2], X.indices, user_weights[entry_rows(X)] * X.data.astype(np.float64) ** 2)
     return out
-
-
-@task
-def users_with(X: Csr, item: int) -> Any:
-    """Return the rows of users of a block who have an item."""
-    return histories_with(X, item)
-
-
-def one_matrix(blocks: list[Csr]) -> Csr:
-    """Put blocks of consecutive users together."""
-    return blocks[0] if len(blocks) == 1 else stacked(blocks)

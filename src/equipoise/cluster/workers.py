@@ -1,8 +1,8 @@
-"""The client of a cluster, tasks on its workers, and what can go wrong with them.
+"""Connect to a Dask cluster, run tasks on its workers and translate its errors into ours.
 
-Tasks are plain functions of this package. What they return stays with the worker until it is
-gathered; a worker that is lost takes its results with it, and the scheduler makes them again from
-what they were made of, so that a result never depends on which worker was lost when.
+Tasks are plain functions of this package. A result stays on its worker until it is fetched. When a
+worker is lost, the scheduler computes its results again from their inputs, so results never depend
+on which worker was lost when.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -27,10 +28,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 10  # in which a scheduler has to answer
-PATIENCE = 300  # seconds that work waits while there is no worker at all
-FAN_IN = 8  # results that a step of a reduction puts together
-_clients: dict[str, Any] = {}  # by address, and of this machine's own workers
+TIMEOUT = 10  # seconds to wait for the scheduler, and between checks that workers exist
+NO_WORKER_TIMEOUT = 300  # seconds to wait while the cluster has no worker
+FAN_IN = 8  # results merged by one step of a reduction
+_clients: dict[str, Any] = {}  # open clients, by address or "local"
 
 
 def connect(client: Any = "local") -> Any:
@@ -40,10 +41,10 @@ def connect(client: Any = "local") -> Any:
     ----------
     client
         A `distributed.Client`; the address of a scheduler, such as "tcp://host:8786"; or "local",
-        which starts a process for each processor of this machine, once, and ends them with this
-        process; it says so on stderr, and where the dashboard is if Bokeh is installed.
+        which starts one worker process per processor of this machine. These end with this
+        process. Their number, and the dashboard's address if Bokeh is installed, go to stderr.
     """
-    distributed = _distributed()
+    distributed = _import_distributed()
     if isinstance(client, distributed.Client):
         if client.asynchronous:
             raise SettingError("the client is asynchronous; make one with asynchronous=False")
@@ -60,41 +61,38 @@ def connect(client: Any = "local") -> Any:
     if client in _clients and _clients[client].status == "running":
         return _clients[client]
     if client == "local":
-        return _local_client(distributed)
+        return _start_local_client(distributed)
     try:
-        _clients[client] = distributed.Client(client, timeout=SECONDS, set_as_default=False)
-        return _clients[client]
+        _clients[client] = distributed.Client(client, timeout=TIMEOUT, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise ClusterError(
             f"no scheduler answers at {client}; start one with `dask scheduler` or check the "
             "address"
         ) from error
+    return _clients[client]
 
 
-def _local_client(distributed: Any) -> Any:
-    # an error of a task is raised here: workers need not print it too
+def _start_local_client(distributed: Any) -> Any:
+    # errors of tasks are raised in this process, so workers need not print them too
     cluster = start_local(machine.count(), dashboard_address=":0", silence_logs=logging.CRITICAL)
     client = _clients["local"] = distributed.Client(cluster, set_as_default=False)
-    atexit.register(_close, client, cluster)
-    page = f"; dashboard at {cluster.dashboard_link}" if find_spec("bokeh") else ""
-    print(f"{len(cluster.workers)} workers on this machine{page}", file=sys.stderr)
+    # exit handlers run last to first: the client must close before its cluster, or the cluster
+    # would compute again what the client waits for
+    atexit.register(cluster.close)
+    atexit.register(client.close)
+    dashboard = f"; dashboard at {cluster.dashboard_link}" if find_spec("bokeh") else ""
+    print(f"{len(cluster.workers)} workers on this machine{dashboard}", file=sys.stderr)
     return client
 
 
-def _close(client: Any, cluster: Any) -> None:
-    """End the workers of this machine, the client first: what it waits for would be made again."""
-    client.close()
-    cluster.close()
-
-
 def start_local(workers: int, **options: Any) -> Any:
-    """Start worker processes of one thread on this machine, which come back whenever they die."""
+    """Start single-threaded worker processes on this machine that restart whenever they die."""
     import dask
 
-    # 15 s after a worker died Dask takes it away for good if it is not there, be it that it came
-    # back meanwhile, died once more and is starting
+    # by default Dask removes a worker for good that is not running 15 s after it died, even if it
+    # restarted meanwhile and died again
     dask.config.set({"distributed.deploy.lost-worker-timeout": "24h"})
-    return _distributed().LocalCluster(
+    return _import_distributed().LocalCluster(
         n_workers=workers,
         threads_per_worker=1,
         processes=True,
@@ -103,7 +101,7 @@ def start_local(workers: int, **options: Any) -> Any:
     )
 
 
-def _distributed() -> Any:
+def _import_distributed() -> Any:
     try:
         import distributed
     except ImportError as error:
@@ -114,150 +112,149 @@ def _distributed() -> Any:
 
 
 def task(function: F) -> F:
-    """Mark what workers run: with as many threads as the worker has."""
+    """Decorate a function that runs on workers: it uses as many threads as its worker has."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
-        with machine.limited(_threads()):
+        from distributed import get_worker
+
+        threads: int | None
+        try:
+            threads = int(get_worker().state.nthreads)
+        except ValueError:  # not on a worker
+            threads = None
+        with machine.limited(threads):
             return function(*args, **options)
 
     return run  # type: ignore[return-value]
 
 
-def _threads() -> int | None:
-    from distributed import get_worker
-
-    try:
-        return int(get_worker().state.nthreads)
-    except ValueError:  # not on a worker
-        return None
-
-
-def submit(client: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Let a worker call a function; what it returns stays there."""
-    with watched(client), warnings.catch_warnings():
-        # data in the arguments stay with the scheduler, from where a lost worker's are sent again
+def submit(client: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Return the future of a function call on a worker; its result stays there."""
+    with translate_errors(client), warnings.catch_warnings():
+        # the scheduler keeps the arguments, to send them again when a worker is lost
         warnings.filterwarnings("ignore", "Sending large graph")
         if client.status == "closed":
             raise asyncio.CancelledError
-        return client.submit(function, *args, pure=False, **options)
+        return client.submit(function, *args, pure=False)
 
 
-def same(value: Any) -> Any:
-    """Keep a value on a worker, for tasks that all need it."""
+def submit_each(
+    client: Any, function: Callable[..., Any], inputs: Iterable[Any], *args: Any
+) -> list[Any]:
+    """Return the futures of one call for each input, all with the same further arguments."""
+    return [submit(client, function, value, *args) for value in inputs]
+
+
+def identity(value: Any) -> Any:
+    """Return the value."""
     return value
 
 
-def results(client: Any, futures: Any) -> Any:
-    """Fetch what workers hold; an error of a task is raised as it was there."""
-    with watched(client):
-        _wait(client, _distributed().futures_of(futures), "ALL_COMPLETED")
+def send(client: Any, value: Any) -> Any:
+    """Return the future of a value, which is sent once for all tasks that need it."""
+    return submit(client, identity, value)
+
+
+def fetch(client: Any, futures: Any) -> Any:
+    """Return the results of futures; an error of a task is raised as it was there."""
+    with translate_errors(client):
+        _wait(client, _import_distributed().futures_of(futures), "ALL_COMPLETED")
         return client.gather(futures)
 
 
 def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
-    """Wait for all futures, or one, as long as there are workers; return those not done."""
-    wait = _distributed().wait
-    alone = None  # since when there is no worker
+    """Wait for all futures, or one, as long as there are workers; return the unfinished ones."""
+    wait = _import_distributed().wait
+    without_workers_since = None
 
-    async def waited() -> set[Any] | None:
-        # an error that came to this thread would keep its frames, and with them all futures
-        # and what workers hold for them, until the garbage is collected
+    async def wait_once() -> set[Any] | None:
+        # an exception that reached this thread would keep its frames alive, and with them all
+        # futures and their results on the workers, until the next garbage collection
         try:
-            with client.as_current():  # `wait` knows no other way
-                return set((await wait(futures, SECONDS, until)).not_done)
+            with client.as_current():  # `wait` takes no client
+                return set((await wait(futures, TIMEOUT, until)).not_done)
         except TimeoutError:
             return None
 
     while True:
-        left: set[Any] | None = client.sync(waited)
-        if left is not None:
-            return left
-        if any(each.status == "error" for each in futures):
-            return set()  # the caller finds it, and others need not be waited for
+        unfinished: set[Any] | None = client.sync(wait_once)
+        if unfinished is not None:
+            return unfinished
+        if any(future.status == "error" for future in futures):
+            return set()  # the caller raises the error without waiting for the remaining futures
         if client.nthreads():
-            alone = None
-        elif alone is None:
-            alone = time.monotonic()
-            logger.warning("no worker is there; waiting %d s for one", PATIENCE)
-        elif time.monotonic() - alone > PATIENCE:
+            without_workers_since = None
+        elif without_workers_since is None:
+            without_workers_since = time.monotonic()
+            logger.warning(
+                "the cluster has no worker; waiting %s s for one to start", NO_WORKER_TIMEOUT
+            )
+        elif time.monotonic() - without_workers_since > NO_WORKER_TIMEOUT:
             raise ClusterError(
-                f"there has been no worker for {PATIENCE} s; start some, look into their log for "
-                "why they ended, and run again"
+                f"the cluster had no worker for {NO_WORKER_TIMEOUT} s; read the logs of the "
+                "workers for why they ended, start some and run again"
             )
 
 
-def reduced(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
-    """Put results together in a tree of fixed shape; a worker holds a few of them at a time."""
+def reduce_tree(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
+    """Return the future of all results merged, a few at a time in a tree of fixed shape."""
     level = list(futures)
-    while True:
-        groups = [level[at : at + FAN_IN] for at in range(0, len(level), FAN_IN)]
-        level = [submit(client, merge, group) for group in groups]
-        if len(level) == 1:
-            return level[0]
+    while len(level) > 1:
+        groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
+        level = submit_each(client, merge, groups)
+    return level[0]
 
 
-def in_order(client: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield what calls of functions give, which are made a few tasks ahead of each worker.
+def run_in_order(client: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the results of calls (function, *arguments) in their order.
 
-    So the scheduler has the arguments of a few of them at a time.
+    A few calls per worker are submitted ahead, so that the scheduler holds few arguments.
     """
-    room, begun = _room(client, 4), deque[Any]()
+    limit, pending = _limit_tasks(client, 4), deque[Any]()
     for call in calls:
-        begun.append(submit(client, *call))
-        if len(begun) == room:
-            yield results(client, begun.popleft())
-    while begun:
-        yield results(client, begun.popleft())
+        pending.append(submit(client, *call))
+        if len(pending) == limit:
+            yield fetch(client, pending.popleft())
+    while pending:
+        yield fetch(client, pending.popleft())
 
 
-def _room(client: Any, tasks: int) -> int:
-    """Return a number of tasks for each worker in that of all."""
-    return tasks * max(len(client.nthreads()), 1)
+def _limit_tasks(client: Any, per_worker: int) -> int:
+    return per_worker * max(len(client.nthreads()), 1)
 
 
-class Ahead:
-    """Lets a caller be only a few tasks ahead of each worker, which fetches what they need.
+class Throttle:
+    """Limits the unfinished tasks: workers copy the inputs of a task before it runs."""
 
-    Parameters
-    ----------
-    client
-        Client of the cluster.
-    tasks
-        So many for each worker.
-    """
+    def __init__(self, client: Any, per_worker: int = 2) -> None:
+        self.client, self._limit = client, _limit_tasks(client, per_worker)
+        self._unfinished: set[Any] = set()
 
-    def __init__(self, client: Any, tasks: int = 2) -> None:
-        self.client = client
-        self._room = _room(client, tasks)
-        self._under_way: set[Any] = set()
-
-    def begun(self, future: Any) -> Any:
-        """Return a future, when few enough are not done."""
-        self._under_way.add(future)
-        if len(self._under_way) >= self._room:
-            with watched(self.client):
-                self._under_way = _wait(self.client, self._under_way, "FIRST_COMPLETED")
-        return future
+    def add(self, future: Any) -> None:
+        """Count a future; at the limit, wait until one of them is finished."""
+        self._unfinished.add(future)
+        if len(self._unfinished) >= self._limit:
+            with translate_errors(self.client):
+                self._unfinished = _wait(self.client, self._unfinished, "FIRST_COMPLETED")
 
 
-def forget(client: Any, drop: Callable[[], object]) -> None:
-    """Let every worker drop what it keeps between tasks; one that is lost has."""
-    with watched(client):
-        client.run(drop, on_error="ignore")
+def run_on_all(client: Any, function: Callable[[], object]) -> None:
+    """Call a function on every worker; workers that are lost are left out."""
+    with translate_errors(client):
+        client.run(function, on_error="ignore")
 
 
-def least_memory(client: Any) -> float:
-    """Bytes of the worker with the least memory; endless where none has a limit."""
-    held = client.scheduler_info(n_workers=-1)["workers"].values()
-    return min((each["memory_limit"] or float("inf") for each in held), default=float("inf"))
+def smallest_memory(client: Any) -> float:
+    """Return the memory limit of the smallest worker in bytes; infinite without limits."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    limits = (worker["memory_limit"] or float("inf") for worker in workers)
+    return min(limits, default=float("inf"))
 
 
 @contextmanager
-def watched(client: Any) -> Iterator[None]:
-    """Turn what the cluster itself does wrong into one error that says what to do."""
-    from concurrent.futures import CancelledError
-
+def translate_errors(client: Any) -> Iterator[None]:
+    """Raise Dask's errors as `ClusterError` that names the remedy."""
     from distributed import KilledWorker
     from distributed.comm.core import CommClosedError
 
@@ -266,7 +263,7 @@ def watched(client: Any) -> Iterator[None]:
     except KilledWorker as error:
         raise ClusterError(
             f"several workers died on the same task, the last at {error.last_worker.address}; "
-            "give workers more memory, or the data in more and smaller parts"
+            "give workers more memory, or split the data into more and smaller parts"
         ) from error
     except (CommClosedError, CancelledError, asyncio.CancelledError, TimeoutError) as error:
         address = getattr(getattr(client, "scheduler", None), "address", "its address")

@@ -1,4 +1,4 @@
-"""equipoise's models in the pipelines of other libraries: `wrappers.rectools`, `wrappers.lenskit`.
+"""Adapters that use equipoise's models in RecTools and LensKit.
 
 Each module needs its library; nothing else in the package imports them.
 """

@@ -1,4 +1,4 @@
-"""Any model of equipoise as a scorer of LensKit: its pipelines, splits, metrics and commands."""
+"""Scorer for LensKit pipelines that wraps any equipoise model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from equipoise.data.interactions import Interactions
 
 
 class EquipoiseConfig(BaseModel):
-    """Which model, and its settings; what is left out is taken from the data."""
+    """Name and settings of the model; missing settings are chosen from the data."""
 
     model: str = "EASE"
     settings: dict[str, Any] = {"normalizer": "dan"}
 
 
 class EquipoiseScorer(Component[ItemList], Trainable):
-    """A scorer for `topn_pipeline`, which scores any history, of known and of new users.
+    """Scorer for `topn_pipeline`; scores histories of known and of new users.
 
     Examples
     --------
@@ -38,18 +38,18 @@ class EquipoiseScorer(Component[ItemList], Trainable):
     config: EquipoiseConfig
 
     def is_trained(self) -> bool:
-        """Whether there is a fitted model."""
+        """Return whether there is a fitted model."""
         return hasattr(self, "model_")
 
     def train(self, data: Dataset, options: TrainingOptions | None = None) -> None:
-        """Fit the model on which user has which item."""
+        """Fit the model on the user-item pairs of a data set, without their values."""
         kind = getattr(models, choice("model", self.config.model, models.__all__))
         matrix = data.interactions().matrix().scipy(layout="csr")
         pairs = Interactions((matrix != 0).astype(np.float32))
         self.items_, self.model_ = data.items, kind(**self.config.settings).fit(pairs)
 
     def __call__(self, query: RecQuery, items: ItemList) -> ItemList:
-        """Score items for a history; those it does not know get NaN."""
+        """Score items for a history; unknown items get NaN."""
         history = self._positions(query.query_items or ItemList())
         history = history[history >= 0]
         if not len(history):
@@ -58,6 +58,8 @@ class EquipoiseScorer(Component[ItemList], Trainable):
         return ItemList(items, scores=scores[self._positions(items)])
 
     def _positions(self, items: ItemList) -> npt.NDArray[np.int64]:
-        """Return where items stand in the model; -1, the last, where they do not."""
-        found: npt.NDArray[np.int64] = items.numbers(vocabulary=self.items_, missing="negative")
-        return found
+        """Return the positions of items in the model, -1 for unknown ones."""
+        positions: npt.NDArray[np.int64] = items.numbers(
+            vocabulary=self.items_, missing="negative"
+        )
+        return positions

@@ -1,4 +1,4 @@
-"""Any model of equipoise as a model of RecTools: its datasets, splitters and metrics."""
+"""RecTools model that wraps any equipoise model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Triplet = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class EquipoiseModel(ModelBase):
-    """A model for `cross_validate` and everything else that takes a model of RecTools.
+    """Model for `cross_validate` and all other functions that take a RecTools model.
 
     Parameters
     ----------
     model
-        With its settings; each `fit` fits a copy, which is `model_`.
+        Model to copy and fit; the fitted copy is `model_`.
     verbose
         As in RecTools; has no effect.
 
@@ -42,7 +42,7 @@ class EquipoiseModel(ModelBase):
         self.model_ = self.model.clone().fit(self._rows(dataset))
 
     def _rows(self, dataset: Dataset, users: npt.NDArray[Any] | None = None) -> Interactions:
-        """Return users of a data set; ids are the positions in it, which RecTools works with."""
+        """Return users of a data set; ids are RecTools' internal positions."""
         matrix = dataset.get_user_item_matrix(include_weights=True)
         return Interactions(matrix if users is None else matrix[users])
 
@@ -54,13 +54,13 @@ class EquipoiseModel(ModelBase):
         filter_viewed: bool,
         sorted_item_ids_to_recommend: npt.NDArray[Any] | None,
     ) -> Triplet:
-        found = self.model_.recommend(
+        recommended = self.model_.recommend(
             self._rows(dataset, user_ids),
             k,
             exclude_seen=filter_viewed,
             candidates=sorted_item_ids_to_recommend,
         )
-        return _triplet(user_ids, found)
+        return _triplet(user_ids, recommended)
 
     def _recommend_i2i(
         self,
@@ -69,17 +69,17 @@ class EquipoiseModel(ModelBase):
         k: int,
         sorted_item_ids_to_recommend: npt.NDArray[Any] | None,
     ) -> Triplet:
-        found = self.model_.recommend(
+        recommended = self.model_.recommend(
             [[item] for item in target_ids.tolist()],
             k,
             exclude_seen=False,
             candidates=sorted_item_ids_to_recommend,
         )
-        return _triplet(target_ids, found)
+        return _triplet(target_ids, recommended)
 
 
-def _triplet(targets: npt.NDArray[Any], found: Recommendations) -> Triplet:
-    lengths = np.array([len(items) for items in found.items], np.int64)
-    items = np.fromiter((item for row in found.items for item in row), np.int64)
-    scores = np.concatenate([*found.scores, np.empty(0, np.float32)])
+def _triplet(targets: npt.NDArray[Any], recommended: Recommendations) -> Triplet:
+    lengths = np.array([len(items) for items in recommended.items], np.int64)
+    items = np.fromiter((item for row in recommended.items for item in row), np.int64)
+    scores = np.concatenate([*recommended.scores, np.empty(0, np.float32)])
     return np.repeat(targets, lengths), items, scores
