@@ -310,7 +310,7 @@ def test_it_takes_no_options_of_other_engines(data: Interactions, tmp_path: Path
     with pytest.raises(SettingError, match=r"scratch is for the tiled .*, not for dual"):
         eq.EASE(l2=1.0).fit(data, engine="dual", scratch=tmp_path)
     with pytest.raises(SettingError, match="precision is for the gpu engine"):
-        eq.EASE(l2=1.0).fit(data, engine="dual", precision="tf32")
+        eq.EASE(l2=1.0).fit(data, engine="dual", precision="float32")
     model = eq.EASE(l2=1.0).fit(data, engine="dual")
     assert model.to("cpu") is model
     with pytest.raises(SettingError, match=r"ranks on device='cpu'"):

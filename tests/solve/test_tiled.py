@@ -333,10 +333,10 @@ def test_model_fits_in_less_memory_than_its_inverse(
             id="scratch of the dense engine",
         ),
         pytest.param(
-            lambda _: {"precision": "tf32"},
+            lambda _: {"precision": "float32"},
             SettingError,
             "precision is for the gpu engine",
-            id="tf32 without a card",
+            id="precision without a card",
         ),
     ],
 )

@@ -17,7 +17,13 @@ from equipoise.data.matrix import segments
 from equipoise.errors import TooBigError
 from equipoise.runtime.kernels import Offsets, Positions
 from equipoise.runtime.machine import gigabytes
-from equipoise.solve.torch_backend import find_device, free_memory, load_torch, precision, send
+from equipoise.solve.torch_backend import (
+    find_device,
+    free_memory,
+    full_precision,
+    load_torch,
+    send,
+)
 
 ENTRIES = 1 << 28  # of rows that are looked through together, at most
 ENTRY_BYTES = 40  # for each of them
@@ -121,7 +127,7 @@ class Batches:
         members = np.full(filled.shape, self._n_items, np.int64)
         members[filled] = supports[places]
         members[:, -1] = targets
-        with precision(False):
+        with full_precision():
             N = send(members, self._device)
             A = self._systems(N)
             L, fault = torch.linalg.cholesky_ex(A)

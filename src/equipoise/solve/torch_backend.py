@@ -87,7 +87,7 @@ def product_rate(name: str, dtype: str) -> float:
     n, best = 4096, 0.0
     A = torch.ones((n, n), dtype=getattr(torch, dtype), device=device)
     half, pairs = A.half(), dtype == "float32" and multiplies_pairs(device)
-    with precision(False):
+    with full_precision():
         for _ in range(3):
             torch.cuda.synchronize(device)
             start = time.perf_counter()
@@ -122,11 +122,11 @@ def sparse_rows(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[in
 
 
 @contextmanager
-def precision(tf32: bool) -> Iterator[None]:
-    """Products of float32 in full precision, or in TF32 where the card has it."""
+def full_precision() -> Iterator[None]:
+    """Multiply float32 matrices without rounding their entries to TF32 inside the block."""
     torch = load_torch()
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
