@@ -188,7 +188,7 @@ def test_an_array_that_is_gone_does_not_count_as_done(tmp_path: Path) -> None:
         assert journal.has("rows", 0)
         journal.array("later", 4, "float32")  # one that no earlier try had begun
     (tmp_path / "neighbourhood-values.npy").unlink()
-    with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is gone; remove"):
+    with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is missing; remove"):
         journal.array("values", 4, "float32")
 
 
@@ -204,7 +204,7 @@ def test_a_killed_solve_goes_on(stripe: int, rng: np.random.Generator, tmp_path:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status)
-        with pytest.raises(DataError, match="holds another solve"):
+        with pytest.raises(DataError, match="holds another fit"):
             neighbourhood.solve(*problem, 9, scratch=tmp_path)
         steps: list[float] = []
         found = neighbourhood.solve(

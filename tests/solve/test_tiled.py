@@ -20,7 +20,8 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.solve import dense, tiled
-from equipoise.solve.tiled import all_tasks, locked
+from equipoise.solve.journal import locked
+from equipoise.solve.tiled import all_tasks
 
 Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and resource limits")
@@ -253,14 +254,14 @@ def test_damaged_state_is_noticed(problem: Problem, tmp_path: Path) -> None:
 def test_folder_of_another_problem_is_refused(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
-    with pytest.raises(DataError, match="holds the tiles of another fit"):
+    with pytest.raises(DataError, match="holds another fit"):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, problem={"data": "other"})
 
 
 def test_going_on_takes_the_tiles_as_they_are(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
-    with pytest.raises(DataError, match="holds the tiles of another fit"):
+    with pytest.raises(DataError, match="holds another fit"):
         tiled.invert(*problem, tile_rows=20, scratch=tmp_path)  # less memory than it had
     steps: list[tiled.SolveProgress] = []
     tiled.invert(*problem, tile_rows=60, scratch=tmp_path, progress=steps.append)

@@ -13,7 +13,6 @@ thread in a fixed order, so the bits depend on neither threads nor stripes.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -319,7 +318,7 @@ def _journal(what: dict[str, Any], *, on_disk: bool, scratch: Path | None) -> Jo
     if scratch is not None:
         return Journal(scratch, what)
     if on_disk:
-        return Journal(Path(tempfile.mkdtemp(prefix="equipoise-")), what, temporary=True)
+        return Journal(None, what, temporary=True)
     return Journal()
 
 
@@ -446,7 +445,7 @@ def solved_targets(
         room = batches.size(widest)
         with machine.limited(1):
             _in_stripes("columns", together, journal, report)
-    values, indices, diagonal = (journal.taken(part) for part in (values, indices, diagonal))
+    values, indices, diagonal = (journal.in_memory(part) for part in (values, indices, diagonal))
     return _unchecked(sp.csc_array, values, indices, offsets, (n_items, n_items)), diagonal
 
 
