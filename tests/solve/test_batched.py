@@ -39,8 +39,8 @@ def test_supports_are_the_same_and_numbers_equal_to_rounding(
 ) -> None:
     problem = system(rng)
     # all entries are kept: both solve the same positive definite systems
-    one_by_one = neighbourhood.solve(*problem, neighbours, kept=59, dtype=dtype)
-    together = neighbourhood.solve(*problem, neighbours, kept=59, dtype=dtype, card="cpu")
+    one_by_one = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype)
+    together = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype, card="cpu")
     np.testing.assert_array_equal(together.indptr, one_by_one.indptr)
     np.testing.assert_array_equal(together.indices, one_by_one.indices)
     # n roundings of a system, carried over by its condition number, on either side
@@ -76,8 +76,8 @@ def test_systems_that_lost_too_much_are_solved_one_by_one(
         return *found, np.zeros_like(sound)
 
     monkeypatch.setattr(batched.Batches, "solve", watched)
-    one_by_one = neighbourhood.solve(*problem, 12, kept=12)
-    together = neighbourhood.solve(*problem, 12, kept=12, card="cpu")
+    one_by_one = neighbourhood.solve(*problem, 12, row_entries=12)
+    together = neighbourhood.solve(*problem, 12, row_entries=12, card="cpu")
     assert np.concatenate(refused).any()
     for name in ("data", "indices", "diagonal_"):
         np.testing.assert_array_equal(getattr(together, name), getattr(one_by_one, name))

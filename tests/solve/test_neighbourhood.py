@@ -103,7 +103,7 @@ def test_a_column_solves_the_system_of_its_support(
     neighbours: int, rng: np.random.Generator
 ) -> None:
     problem = system(rng)
-    found = neighbourhood.solve(*problem, neighbours, kept=39, dtype="float64")
+    found = neighbourhood.solve(*problem, neighbours, row_entries=39, dtype="float64")
     np.testing.assert_allclose(dense(found), by_hand(formed(*problem), neighbours), atol=1e-13)
 
 
@@ -120,7 +120,7 @@ def test_entries_that_no_row_kept_count_as_nothing(alike: bool, rng: np.random.G
         mine = np.flatnonzero((np.diag(A) >= A[j, j]) & (np.arange(len(A)) != j))
         kept[j, mine[np.argsort(-size[mine], kind="stable")[:9]]] = True
     kept |= kept.T
-    found = neighbourhood.solve(X, weights, penalty, 6, kept=9, dtype="float64")
+    found = neighbourhood.solve(X, weights, penalty, 6, row_entries=9, dtype="float64")
     expected = np.zeros_like(A)
     for j in range(len(A)):
         N = [*np.flatnonzero(found.by_target()[:, [j]].toarray().ravel()), j]

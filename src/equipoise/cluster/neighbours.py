@@ -217,7 +217,7 @@ def add_rows(
     found = strongest_entries(system, items, *limits, dtype, Journal())
     lengths = found.lengths[low:high].copy()
     places, _ = segments(found.starts[low:high], lengths)
-    return Strip(lengths, found.others[low:high], found.items[places], found.values[places])
+    return Strip(lengths, found.n_foreign[low:high], found.items[places], found.values[places])
 
 
 def _system(before: Strip | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
