@@ -54,11 +54,11 @@ def test_batches_do_not_change_what_a_target_gets(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = system(rng)
-    whole = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
+    batched_columns = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
     monkeypatch.setattr(batched, "ENTRIES", 1)  # one target at a time
     single = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
-    np.testing.assert_array_equal(single.indices, whole.indices)
-    np.testing.assert_allclose(single.data, whole.data, rtol=1e-12, atol=1e-16)
+    np.testing.assert_array_equal(single.indices, batched_columns.indices)
+    np.testing.assert_allclose(single.data, batched_columns.data, rtol=1e-12, atol=1e-16)
 
 
 def test_systems_that_lost_too_much_are_solved_one_by_one(
@@ -70,10 +70,10 @@ def test_systems_that_lost_too_much_are_solved_one_by_one(
     refused = []
     solve = batched.Batches.solve
 
-    def watched(self: Any, *what: Any) -> Any:
-        *found, sound = solve(self, *what)
-        refused.append(~sound)
-        return *found, np.zeros_like(sound)
+    def watched(self: Any, *arguments: Any) -> Any:
+        *solution, is_solved = solve(self, *arguments)
+        refused.append(~is_solved)
+        return *solution, np.zeros_like(is_solved)
 
     monkeypatch.setattr(batched.Batches, "solve", watched)
     one_by_one = neighbourhood.solve(*problem, 12, row_entries=12)

@@ -113,18 +113,18 @@ class Killed(BaseException):
     """The process ends here: what is in the files stays, nothing else does."""
 
 
-def spy(patch: pytest.MonkeyPatch, told: Callable[[str], object], *, after: bool = True) -> None:
-    """Be told of each call that makes or changes the file of the result."""
+def spy(patch: pytest.MonkeyPatch, notify: Callable[[str], object], *, after: bool = True) -> None:
+    """Call `notify` at each system call that makes or changes the file of the result."""
 
     def watched(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
 
         def call(*arguments: Any) -> Any:
             if not after:
-                told(name)
+                notify(name)
             result = real(*arguments)
             if after:
-                told(name)
+                notify(name)
             return result
 
         return call
@@ -155,13 +155,13 @@ def test_killed_at_any_moment_of_making_its_result_it_goes_on(
             spy(patch, count, after=after)
             with pytest.raises(Killed):
                 tiled.invert(*problem, tile_rows=40, scratch=folder)
-        found, _, _ = tiled.invert(*problem, tile_rows=40, scratch=folder)
-        np.testing.assert_array_equal(found, expected)
+        resumed, _, _ = tiled.invert(*problem, tile_rows=40, scratch=folder)
+        np.testing.assert_array_equal(resumed, expected)
 
 
-@pytest.mark.parametrize("rest", [b"", b"\x00" * 100, None])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, None])
 def test_what_a_killed_process_left_of_the_result_is_made_again(
-    problem: Problem, rest: bytes | None, tmp_path: Path
+    problem: Problem, content: bytes | None, tmp_path: Path
 ) -> None:
     expected, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "whole")
     size = (tmp_path / "whole" / "inverse.npy").stat().st_size
@@ -169,9 +169,9 @@ def test_what_a_killed_process_left_of_the_result_is_made_again(
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it", progress=stop_after(before))
     # made at its full length, without the head
-    (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if rest is None else rest)
-    found, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
-    np.testing.assert_array_equal(found, expected)
+    (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if content is None else content)
+    resumed, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
+    np.testing.assert_array_equal(resumed, expected)
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "head", "missing"])

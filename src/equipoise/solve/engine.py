@@ -136,11 +136,6 @@ class Solver:
         self._P: Any = None
         self._last_folder: Path | None = None
 
-    @property
-    def seconds(self) -> float:
-        """Expected time of a solve."""
-        return self.plan.seconds
-
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
         """Return P for these weights and this penalty; the last result is overwritten."""
         if self.engine == "tiled":
