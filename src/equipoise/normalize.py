@@ -70,12 +70,8 @@ class Normalizer:
     ) -> tuple[Vector, Vector]:
         """Return the scales of source and target items, d_i^alpha and d_i^-(alpha + gamma).
 
-        Parameters
-        ----------
-        item_counts
-            Number of training users of each item.
-        alpha
-            Replaces the normalizer's alpha: the popularity dial.
+        `item_counts` are the training users of each item; `alpha`, the popularity dial, replaces
+        the normalizer's alpha.
         """
         own_alpha, _, gamma = self.exponents()
         alpha = own_alpha if alpha is None else number("alpha", alpha)

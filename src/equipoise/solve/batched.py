@@ -57,15 +57,8 @@ def _target_bytes(n_items: int, widest: int, longest: int, itemsize: int) -> int
 class Batches:
     """The strongest entries of A on a GPU, and the systems that are made of them there.
 
-    Parameters
-    ----------
-    starts, lengths, n_foreign, items, values
-        The entries of each row, without the diagonal; the first `n_foreign` count only in the
-        system of the item itself.
-    diagonal, penalty
-        Of A, in the precision of the solve.
-    device
-        "cuda" or "cuda:1"; "cpu" runs the same steps without a GPU.
+    The arrays are those of `neighbourhood.Lists`, and the diagonal and the penalty of A in the
+    precision of the solve. The device "cpu" runs the same steps without a GPU.
     """
 
     def __init__(

@@ -46,14 +46,8 @@ class Step(NamedTuple):
 def steps(size: int, block: int, strip: int) -> Iterator[Step]:
     """Yield the steps that turn the lower triangle of A into that of its inverse.
 
-    Parameters
-    ----------
-    size
-        Rows of A.
-    block
-        Rows of a diagonal block.
-    strip
-        Columns of a symmetric product formed at a time; a multiple of `block`.
+    A has `size` rows and a diagonal block `block` rows; `strip` columns of a symmetric product, a
+    multiple of `block`, are formed at a time.
     """
     all_rows = (0, size)
     yield from cholesky(all_rows, block, strip)
@@ -123,15 +117,7 @@ def _triangular(kind: str, triangle: Span, beside: Span, block: int) -> Iterator
 
 
 class Blocks:
-    """Carries out the steps on views of an array.
-
-    Parameters
-    ----------
-    A
-        The lower triangle is the matrix; C-ordered.
-    block, strip
-        As for `steps`.
-    """
+    """Carries out the steps on views of a C-ordered array whose lower triangle is the matrix."""
 
     def __init__(self, A: Any, block: int, strip: int) -> None:
         self.A, self.block, self.strip = A, block, strip

@@ -42,14 +42,7 @@ Vector = npt.NDArray[np.float64]
 class System:
     """The matrices of C = M^-1 R; CSR with int64 offsets, int32 columns and float64 values.
 
-    Parameters
-    ----------
-    inputs, targets
-        A and T.
-    diagonal
-        d, all > 0.
-    right
-        S.
+    `inputs` is A, `targets` T, `diagonal` d > 0 and `right` S.
     """
 
     inputs: Any
@@ -79,18 +72,9 @@ class System:
 class _Local:
     """The system with a diagonal of ones and with items that occur together stored together.
 
-    This improves cache locality: a pass takes half the time.
-
-    Parameters
-    ----------
-    place
-        New position of each item.
-    scale
-        Root of the diagonal of M.
-    inputs, targets, right
-        A / scale, T and S / scale in the new order, their values by precision.
-    diagonal
-        d / scale^2, by precision.
+    This improves cache locality: a pass takes half the time. `place` is the new position of each
+    item and `scale` the root of the diagonal of M. `inputs`, `targets` and `right` are A / scale,
+    T and S / scale in the new order, `diagonal` is d / scale^2; all of them by precision.
     """
 
     place: npt.NDArray[np.int64]

@@ -41,17 +41,7 @@ REFINE_COLUMNS = 512
 
 
 class Gram:
-    """G = X^T W X, and the inverse of A = G + diag(penalty).
-
-    Parameters
-    ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W.
-    dtype
-        "float32" or "float64", of the matrices.
-    """
+    """G = X^T W X for X, users x items, and the inverse of G + diag(penalty)."""
 
     def __init__(self, X: Csr, user_weights: Vector, dtype: str = "float32") -> None:
         self.X, self.user_weights, self.dtype = X, user_weights, dtype
@@ -97,16 +87,9 @@ def fill_gram(
 ) -> None:
     """Fill a span of rows of G from the diagonal on.
 
-    Parameters
-    ----------
-    parts
-        Rows of X and the weights of their users, in the order of the users.
-    span
-        Rows of G.
-    out
-        C-ordered; its first column is that of the first row's diagonal.
-    before
-        Sums of earlier users, shaped like `out`.
+    `parts` are rows of X and the weights of their users, in the order of the users. `out` is
+    C-ordered; its first column is that of the first row's diagonal. `before` has the sums of
+    earlier users, in the shape of `out`.
     """
     n_rows, width = span[1] - span[0], out.shape[1]
     prepared = [_gram_arrays(X, weights, span) for X, weights in parts]

@@ -32,18 +32,9 @@ STRIPES = 64  # parts of the items that threads take in turn
 class DualMatrix:
     """The symmetric n x n matrix P = L^-1 - L^-1 Y^T C Y L^-1, stored as its parts.
 
-    Parameters
-    ----------
-    core
-        C, users x users, float64; may be a read-only memory map.
-    items
-        Y^T as CSR, float64: a row for each item, a column for each user of nonzero weight.
-    penalty
-        Diagonal of L.
-    inner_diagonal
-        Diagonal of Y^T C Y.
-    dtype
-        Precision of the scores.
+    `core` is C, users x users, and may be a read-only memory map. `items` is Y^T as CSR: a row for
+    each item, a column for each user of nonzero weight. `penalty` is the diagonal of L,
+    `inner_diagonal` that of Y^T C Y, and `dtype` the precision of the scores.
     """
 
     core: npt.NDArray[np.float64]
@@ -88,14 +79,7 @@ class DualMatrix:
 class Dual:
     """Solves the users x users systems of one penalty after another.
 
-    Parameters
-    ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W; users without weight or without items are left out.
-    device
-        Device of the solve, "cpu" or a GPU; the result is in host memory.
+    Users without weight or without items are left out. The result is in host memory.
     """
 
     def __init__(self, X: Csr, user_weights: Vector, device: str = "cpu") -> None:

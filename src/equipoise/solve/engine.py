@@ -30,18 +30,11 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Solved:
-    """P = (X^T W X + diag(penalty))^-1 and how accurate it is.
+    """P = (X^T W X + diag(penalty))^-1, its diagonal, and how accurate it is.
 
-    Parameters
-    ----------
-    P
-        Symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix` or
-        the `Columns` of the neighbourhood engine.
-    diagonal
-        Diagonal of P.
-    residual
-        Relative size of (A P - I) v for random vectors v; for `Columns` that of sampled targets,
-        on their supports.
+    P is a symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix`
+    or the `Columns` of the neighbourhood engine. The residual is the relative size of (A P - I) v
+    for random vectors v; for `Columns` that of sampled targets, on their supports.
     """
 
     P: Any
@@ -66,16 +59,9 @@ class Solver:
     P has the same bits either way. The tiled engine starts from scratch each time, and the Gram
     matrix of the dual engine depends on the penalty.
 
-    Parameters
-    ----------
-    train
-        Training data.
-    keep_gram
-        Whether there will be more than one solve.
-    lowpass_rank
-        Rank of a low-pass companion, which has to fit into the budget too.
-
-    The other parameters are those of `LinearAutoencoder.fit`.
+    `keep_gram` says whether there will be more than one solve. A low-pass companion of rank
+    `lowpass_rank` has to fit into the budget too. The other parameters are those of
+    `LinearAutoencoder.fit`.
     """
 
     def __init__(

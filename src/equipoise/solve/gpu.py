@@ -58,13 +58,8 @@ Vector = npt.NDArray[np.float64]
 class DeviceMatrix:
     """An n x n matrix on a device; its diagonal is stored separately.
 
-    Parameters
-    ----------
-    values
-        The tensor; taken over, not copied.
-    zero_diagonal
-        Whether to set the diagonal of `values` to zero: ranking sums its rows, and an item of the
-        history may not contribute to its own score.
+    The tensor is taken over, not copied. `zero_diagonal` sets its diagonal to zero: ranking sums
+    its rows, and an item of the history may not contribute to its own score.
     """
 
     def __init__(self, values: Tensor, *, zero_diagonal: bool = True) -> None:
@@ -138,15 +133,9 @@ class DeviceMatrix:
 class Gram(dense.Gram):
     """`dense.Gram` on a device: only vectors are copied between host and device.
 
-    Parameters
-    ----------
-    X, user_weights, dtype
-        As for `dense.Gram`.
-    device
-        "cuda" or "cuda:1"; "cpu" runs the same steps without a GPU.
-    precision
-        Precision of float32 products. "auto" multiplies pairs of float16 numbers where the GPU
-        can, and solves again in "float32" where the residual is then too large.
+    The device "cpu" runs the same steps without a GPU. The precision "auto" multiplies pairs of
+    float16 numbers where the GPU can, and solves again in "float32" where the residual is then too
+    large.
     """
 
     block = BLOCK
@@ -258,15 +247,7 @@ class Gram(dense.Gram):
 
 
 class CardBlocks(Blocks):
-    """The steps of `blocked` on views of a tensor; every product is one call.
-
-    Parameters
-    ----------
-    A
-        The matrix; its rows may be longer in memory than the view.
-    block, strip
-        As for `blocked.steps`.
-    """
+    """The steps of `blocked` on views of a tensor; every product is one call."""
 
     def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
         super().__init__(A, block, strip or block * max(1, STRIP // block))

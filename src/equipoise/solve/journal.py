@@ -107,14 +107,9 @@ def write_error(file: Path, error: OSError) -> DataError:
 class Journal:
     """Arrays by name, and the parts of them that are done.
 
-    Parameters
-    ----------
-    folder
-        Folder of the array files; None keeps the arrays in memory and records nothing.
-    problem
-        JSON values that identify what is solved; a folder of another problem is refused.
-    temporary
-        Whether to make a temporary folder, which is removed with the journal.
+    The arrays are files of a folder, which may be temporary; without a folder they are in memory
+    and nothing is recorded. `problem` has JSON values that identify what is solved; a folder of
+    another problem is refused.
     """
 
     def __init__(

@@ -184,27 +184,11 @@ def solve(
 ) -> Columns:
     """Return P for all targets, each from its strongest neighbours.
 
-    Parameters
-    ----------
-    X, user_weights, penalty
-        A = X^T diag(user_weights) X + diag(penalty).
-    neighbours
-        K, the items of a support beside the target.
-    row_entries
-        T, the entries of a row of A that are stored; by default twice the neighbours.
-    dtype
-        "float32" or "float64".
-    on_disk
-        Whether to store the entries in a file instead of memory.
-    scratch
-        Folder for that file, and for the state from which an interrupted solve is resumed.
-    problem
-        JSON values that identify this problem in the scratch folder.
-    progress
-        Called after each stripe.
-    card
-        Device on which torch solves the systems in batches, such as "cuda"; None solves them one
-        by one on the processor.
+    A support has K = `neighbours` items beside the target; T = `row_entries` entries of a row of A
+    are stored, by default twice as many, in memory or on disk. The folder `scratch` has the state
+    from which an interrupted solve is resumed, and JSON values, `problem`, that identify it.
+    `progress` is called after each stripe. On a `card` such as "cuda" torch solves the systems in
+    batches; without one they are solved one by one on the processor.
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))

@@ -46,16 +46,11 @@ CACHED_BYTES = 1 << 30  # of spectra that later models on the same data can use
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The largest singular values of a matrix A and their right singular vectors.
+    """The largest singular values of a matrix A, largest first, and their right singular vectors.
 
-    Parameters
-    ----------
-    values
-        Singular values, largest first.
-    right
-        One singular vector per row, q x n_columns; its largest entry by absolute value is
-        positive. The left ones are ``A @ right.T / values``. A singular value of 0 has a vector of
-        zeros, as any other would be arbitrary.
+    `right` has a vector per row, q x n_columns, whose largest entry by absolute value is positive.
+    The left ones are ``A @ right.T / values``. A singular value of 0 has a vector of zeros, as any
+    other would be arbitrary.
     """
 
     values: Array
@@ -77,23 +72,11 @@ def truncated_svd(
 ) -> Spectrum:
     """Return the `rank` largest singular values of a matrix and their right vectors.
 
-    The same matrix, rank, seed and dtype give the same result, up to the rounding of BLAS.
-
-    Parameters
-    ----------
-    matrix
-        Sparse, or anything whose products ``matrix @ B`` and ``matrix.T @ B`` are arrays.
-    rank
-        Number of singular values; at most the shorter side of the matrix.
-    seed
-        Seed of the starting block.
-    dtype
-        "float32" or "float64".
-    tolerance
-        Bound on ``||A^T A v - s^2 v||``, as a share of the largest s^2.
-    power_iterations
-        Number of rounds of a plain randomised method without extra vectors, in place of the
-        tolerance: for models whose authors used it.
+    The matrix is sparse, or anything whose products ``matrix @ B`` and ``matrix.T @ B`` are
+    arrays. The same matrix, rank, seed and dtype give the same result, up to the rounding of BLAS.
+    The tolerance bounds ``||A^T A v - s^2 v||``, as a share of the largest s^2. With
+    `power_iterations`, a plain randomised method without extra vectors runs this many rounds
+    instead: for models whose authors used it.
     """
     shorter = min(matrix.shape)
     count("rank", rank, 1, shorter)

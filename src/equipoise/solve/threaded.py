@@ -32,12 +32,7 @@ SIDES = {
 class ThreadedBlocks(Blocks):
     """Inverts an array in memory, in place, on all threads.
 
-    Parameters
-    ----------
-    A, block
-        As for `Blocks`.
-    leaf
-        Rows of a diagonal block of a symmetric product that is computed in full.
+    Diagonal blocks of a symmetric product with up to `leaf` rows are computed in full.
     """
 
     def __init__(self, A: Any, block: int, leaf: int) -> None:

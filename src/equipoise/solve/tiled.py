@@ -57,16 +57,9 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SolveProgress:
-    """Progress of a solve.
+    """Progress of a solve: steps done and in all, share of the operations, seconds left.
 
-    Parameters
-    ----------
-    step, steps
-        Steps done, and in all.
-    share
-        Share of the operations that are done.
-    seconds_left
-        Expected time to the end; None after the first step, which may have compiled kernels.
+    `seconds_left` is None after the first step, which may have compiled kernels.
     """
 
     step: int
@@ -88,21 +81,10 @@ def invert(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float]:
     """Return P = (X^T W X + diag(penalty))^-1 as a read-only memory map, diagonal and residual.
 
-    Parameters
-    ----------
-    X, user_weights, dtype
-        As for `dense.Gram`.
-    penalty
-        Diagonal added to the Gram matrix, one number per item.
-    tile_rows
-        Rows of a tile; three tiles are in memory.
-    scratch
-        Folder for the tiles and the result, needed to resume after a crash and as long as the
-        result is used; None takes a temporary one that is removed at once.
-    problem
-        JSON values that identify this problem.
-    progress
-        Called after each step.
+    Three tiles of `tile_rows` rows are in memory. The folder `scratch` holds the tiles and the
+    result: it is needed to resume after a crash, and as long as the result is used. None takes a
+    temporary folder that is removed at once. `problem` has JSON values that identify the solve,
+    and `progress` is called after each step.
     """
     with ExitStack() as stack:
         if scratch is None:
@@ -154,16 +136,10 @@ def stored_rows(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """One change of a tile.
+    """One change of the tile at `target`, given by row and column.
 
-    Parameters
-    ----------
-    kind
-        "gram", a kind of `blocked.Step`, or "place": write the tile into the result.
-    target
-        Row and column of the tile that changes.
-    inputs
-        Tiles that are read; for a sum of products, one factor after the other.
+    `kind` is "gram", a kind of `blocked.Step`, or "place", which writes the tile into the result.
+    `inputs` are the tiles that are read; for a sum of products, one factor after the other.
     """
 
     kind: str
@@ -211,20 +187,10 @@ def _inputs(kind: str, target: Place, inner: Span) -> tuple[Place, ...]:
 
 
 class TileFolder:
-    """The lower triangle of an n x n matrix as files of tiles, and the number of steps done.
+    """The lower triangle of a size x size matrix as files of tiles, and the number of steps done.
 
-    Parameters
-    ----------
-    folder
-        Folder of the files; it exists.
-    problem
-        JSON values that identify what is solved; a folder of another problem is refused.
-    size
-        Rows of the matrix.
-    rows
-        Rows of a tile; the last ones may have fewer.
-    dtype
-        Type of the numbers.
+    Tiles have `rows` rows; the last ones may have fewer. `problem` has JSON values that identify
+    what is solved; a folder of another problem is refused.
     """
 
     def __init__(
