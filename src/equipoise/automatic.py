@@ -75,16 +75,10 @@ def penalty_from_counts(
 def neighbourhood_from_counts(item_count: float, user_count: float) -> tuple[int, float]:
     """Return the automatic number of neighbours and the shrink of an item-kNN.
 
-    In longer histories more items support the same recommendation, so more neighbours help before
-    unrelated ones outweigh them: sqrt(k) for k items per user. Shrink is a share of the mean count
-    of an item, so that it has little effect on data whose counts are all small.
-
-    Parameters
-    ----------
-    item_count
-        Mean number of users of an item, over items that have any.
-    user_count
-        Mean number of items of a user, over users who have any.
+    The arguments are those of `penalty_from_counts`. In longer histories more items support the
+    same recommendation, so more neighbours help before unrelated ones outweigh them: sqrt(k) for k
+    items per user. Shrink is a share of the mean count of an item, so that it has little effect on
+    data whose counts are all small.
 
     >>> neighbourhood_from_counts(30, 100)
     (10, 5.0)

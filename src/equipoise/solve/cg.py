@@ -36,6 +36,7 @@ LARGEST = 1e15  # value whose square, summed over all events, single precision c
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]
+_ByPrecision = dict[str, tuple[Any, Any, Any]]  # dtype -> offsets, columns and values of a CSR
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +80,9 @@ class _Local:
 
     place: npt.NDArray[np.int64]
     scale: npt.NDArray[np.float64]
-    inputs: _Values
-    targets: _Values
-    right: _Values
+    inputs: _ByPrecision
+    targets: _ByPrecision
+    right: _ByPrecision
     diagonal: dict[str, npt.NDArray[Any]]
 
     @classmethod
@@ -90,8 +91,7 @@ class _Local:
         if any(np.abs(matrix.data).max(initial=0) > LARGEST for matrix in (A, T, S)):
             raise SolveError("the values of the sessions are too large; scale them down")
         order = local_order(A)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = np.argsort(order)
         squares = np.bincount(A.indices, A.data**2, minlength=len(order))
         scale = np.sqrt(system.diagonal + squares)
         used = np.flatnonzero(np.diff(A.indptr))
@@ -104,9 +104,9 @@ class _Local:
         return cls(
             place,
             scale[order],
-            _Values.of(_with_values(A, A.data / scale[A.indices])[rows], place),
-            _Values.of(T[rows], place),
-            _Values.of(_with_values(S, S.data / of_row)[order], place),
+            _by_precision(_with_values(A, A.data / scale[A.indices])[rows], place),
+            _by_precision(T[rows], place),
+            _by_precision(_with_values(S, S.data / of_row)[order], place),
             {dtype: diagonal.astype(dtype) for dtype in TOLERANCE},
         )
 
@@ -119,8 +119,8 @@ class _Local:
             else self._solve(places, TOLERANCE[dtype])
         )
         out = np.zeros_like(Y)
-        _add_through(*self.inputs.csr(dtype), *self.targets.csr(dtype), Y, out)
-        _add_scattered(*self.right.csr(dtype), Y, out)
+        _add_through(*self.inputs[dtype], *self.targets[dtype], Y, out)
+        _add_scattered(*self.right[dtype], Y, out)
         return np.ascontiguousarray(out[self.place].T)
 
     def _solve_single(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -129,7 +129,7 @@ class _Local:
         unit = np.zeros((len(self.scale), len(items)), np.float32)
         unit[items, lanes] = 1.0
         Y, reached = np.zeros_like(unit), np.empty(len(items))
-        system = *self.inputs.csr("float32"), self.diagonal["float32"]
+        system = *self.inputs["float32"], self.diagonal["float32"]
         _conjugate(*system, unit, Y, np.full(len(items), tolerance), reached, FEW_STEPS)
         Y *= (1 / self.scale[items]).astype(np.float32)
         slow = reached > 0
@@ -181,36 +181,22 @@ class _Local:
         step = np.zeros(residual.shape, dtype)
         right = (residual / size).astype(dtype)
         reached = np.empty(len(size))
-        system = *self.inputs.csr(dtype), self.diagonal[dtype]
+        system = *self.inputs[dtype], self.diagonal[dtype]
         _conjugate(*system, right, step, share, reached, MOST_STEPS)
         return step * size, reached
 
     def _subtract_product(self, residual: Matrix, change: Matrix) -> None:
         """Subtract K times the change from the residual, in double precision."""
-        A = self.inputs.csr("float64")
+        A = self.inputs["float64"]
         product = self.diagonal["float64"][:, None] * change
         _add_through(*A, *A, change, product)
         residual -= product
 
 
-@dataclass(frozen=True, eq=False)
-class _Values:
-    """A CSR matrix with its values in single and in double precision."""
-
-    indptr: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int32]
-    values: dict[str, npt.NDArray[Any]]
-
-    @classmethod
-    def of(cls, matrix: Any, place: npt.NDArray[np.int64]) -> _Values:
-        """Convert a matrix and move its columns to new positions."""
-        values = {dtype: matrix.data.astype(dtype) for dtype in TOLERANCE}
-        columns = place[matrix.indices].astype(np.int32)
-        return cls(matrix.indptr.astype(np.int64), columns, values)
-
-    def csr(self, dtype: str) -> tuple[Any, Any, Any]:
-        """Return offsets, columns and values."""
-        return self.indptr, self.indices, self.values[dtype]
+def _by_precision(matrix: Any, place: npt.NDArray[np.int64]) -> _ByPrecision:
+    """Return the arrays of a CSR matrix whose columns move to new positions, by precision."""
+    indptr, indices = matrix.indptr.astype(np.int64), place[matrix.indices].astype(np.int32)
+    return {dtype: (indptr, indices, matrix.data.astype(dtype)) for dtype in TOLERANCE}
 
 
 def local_order(rows: Any) -> npt.NDArray[np.int64]:
@@ -226,8 +212,7 @@ def local_order(rows: Any) -> npt.NDArray[np.int64]:
     """
     n = rows.shape[1]
     common = np.argsort(-np.bincount(rows.indices, minlength=n), kind="stable")
-    rank = np.empty(n, np.int64)
-    rank[common] = np.arange(n)
+    rank = np.argsort(common)
     row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     key = np.sort(row * n + rank[rows.indices])  # the columns of a row, common ones first
     same = key[1:] // n == key[:-1] // n

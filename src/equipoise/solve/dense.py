@@ -108,7 +108,9 @@ def fill_gram(
     machine.run(fill, stripes)
 
 
-def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
+def _gram_arrays(
+    X: Csr, user_weights: Vector, span: Span
+) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
     """Return the rows of X, the columns of the span, and the weights."""
     indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
     weights = np.ascontiguousarray(user_weights, np.float64)

@@ -141,8 +141,7 @@ class System(Numbering):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Lists:
+class Lists(NamedTuple):
     """The strongest entries of rows of A, the K neighbours first, without the diagonal.
 
     The first `n_foreign` entries of a row belong to the rows of other items, which store them too
@@ -154,10 +153,6 @@ class Lists:
     n_foreign: Positions
     items: Positions
     values: npt.NDArray[Any]
-
-    def arrays(self) -> tuple[Any, ...]:
-        """Return all arrays, in the order of the kernels' arguments."""
-        return self.starts, self.lengths, self.n_foreign, self.items, self.values
 
 
 class Supports(NamedTuple):
@@ -249,13 +244,13 @@ def solve_again(
     entries, solved = old.off_diagonal.tocoo(), columns.tocoo()
     stays = ~changed[entries.coords[1]]
     data = np.concatenate([entries.data[stays], solved.data])
-    places = [
+    coordinates = [
         np.concatenate([before[stays].astype(np.int32), after])
         for before, after in zip(entries.coords, solved.coords, strict=True)
     ]
     unchanged = np.flatnonzero(~changed)
     diagonal[unchanged] = old.diagonal_[unchanged]
-    merged = sp.csc_array((data, tuple(places)), shape=columns.shape)
+    merged = sp.csc_array((data, tuple(coordinates)), shape=columns.shape)
     return columns_of(merged, diagonal, neighbours)
 
 
@@ -353,7 +348,7 @@ def strongest_entries(
             np.empty(n_items + 1, np.int32),
         )
         limits = neighbours, row_entries
-        _strongest(*arrays, items, at, step, *limits, *buffers, *lists.arrays())
+        _strongest(*arrays, items, at, step, *limits, *buffers, *lists)
 
     _in_stripes("lists", stripe, journal, report)
     return lists
@@ -383,7 +378,7 @@ def solved_targets(
     widest = int(supports.lengths.max(initial=0)) + 1
     longest = int(lists.lengths.max(initial=0))
     vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype)
-    arrays = *lists.arrays(), *supports, *vectors, system.names
+    arrays = *lists, *supports, *vectors, system.names
     out = offsets, indices, values, diagonal
 
     def solve_singly(at: int, step: int, stripe: Positions = targets) -> None:
@@ -403,7 +398,7 @@ def solved_targets(
     if card is None:
         _in_stripes("columns", solve_singly, journal, report)
     else:
-        batches = Batches(*lists.arrays(), *vectors, card)
+        batches = Batches(*lists, *vectors, card)
         batch_size = batches.size(widest)
         with machine.limited(1):
             _in_stripes("columns", solve_in_batches, journal, report)

@@ -93,7 +93,7 @@ class Size:
         vectors, rounds = svd.companion_sketch(shape, rank)
         passes = 2.0 * (svd.ROUNDS if rounds is None else rounds + 1)
         if rounds is None:
-            vectors = svd.restart_vectors(rank)
+            vectors = svd.space_sizes(rank)[1]
         products = SPARSE * passes * vectors * self.n_interactions
         return products + passes * 2.0 * min(shape) * vectors**2
 

@@ -154,14 +154,14 @@ def _by_gradients(A: Any, size: int, lower_bounds: Any, vectors: Any) -> Any:
         inverse[i] = one / A[i, i]
     r[last] = one
     p[last] = inverse[last]
-    size_squared = p[last]
-    enough = eps * eps * size_squared
+    r_dot_z = p[last]
+    enough = eps * eps * r_dot_z
     for _ in range(MOST_STEPS):
         _times(A, p, q, width)
         curve = _dot(p, q, width)
         if not curve > 0:
             return False
-        step = size_squared / curve
+        step = r_dot_z / curve
         for i in range(width):
             x[i] += step * p[i]
             r[i] -= step * q[i]
@@ -169,8 +169,8 @@ def _by_gradients(A: Any, size: int, lower_bounds: Any, vectors: Any) -> Any:
         after = _dot(r, z, width)
         if after <= enough:
             return bool(x[last] > 0 and x[last] * lower_bounds[last] <= one + 64 * eps)
-        turn = after / size_squared
-        size_squared = after
+        turn = after / r_dot_z
+        r_dot_z = after
         for i in range(width):
             p[i] = z[i] + turn * p[i]
     return False

@@ -131,7 +131,7 @@ def needed_bytes(
         return result + itemsize * rank * 4 * shape[1] + 3 * 8 * ROW_NUMBERS
     if _is_dense(shorter, rank):
         return result + 3 * 8 * shorter**2  # the Gram matrix, a copy for LAPACK and the vectors
-    depth = _space(rank)[1] + BLOCK
+    depth = space_sizes(rank)[1] + BLOCK
     blocks = shorter * (depth + 8 * BLOCK) + sum(shape) * 2 * BLOCK
     return result + itemsize * blocks + 4 * 8 * depth**2
 
@@ -169,22 +169,17 @@ def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tu
     return squares[::-1], Q @ S[:, ::-1].astype(dtype)
 
 
-def _space(rank: int) -> tuple[int, int]:
+def space_sizes(rank: int) -> tuple[int, int]:
     """Return the number of vectors after a restart, and of a full space."""
     n_restart = rank + max(rank // 8, 2 * BLOCK)  # more than needed: the last ones converge faster
     return n_restart, n_restart + max(n_restart, 8 * BLOCK)
-
-
-def restart_vectors(rank: int) -> int:
-    """Return the number of vectors of a space of full accuracy before it is restarted."""
-    return _space(rank)[1]
 
 
 def _krylov(
     gram: Callable[[Array], Array], size: int, rank: int, seed: int, dtype: str, tolerance: float
 ) -> tuple[Array, Array]:
     """Return the largest eigenpairs of a Gram matrix from a restarted block Krylov space."""
-    n_restart, depth = _space(rank)
+    n_restart, depth = space_sizes(rank)
     rng = np.random.default_rng(seed)
     Q = np.empty((size, depth + BLOCK), dtype)
     Q[:, :BLOCK] = qr(rng.standard_normal((size, BLOCK)), mode="economic")[0]

@@ -17,8 +17,8 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -189,6 +189,8 @@ def _inputs(kind: str, target: Place, inner: Span) -> tuple[Place, ...]:
 class TileFolder:
     """The lower triangle of a size x size matrix as files of tiles, and the number of steps done.
 
+    After an exception, make a new one: a tile in memory may be half changed.
+
     Tiles have `rows` rows; the last ones may have fewer. `problem` has JSON values that identify
     what is solved; a folder of another problem is refused.
     """
@@ -222,23 +224,12 @@ class TileFolder:
         if place in self._buffered:
             return self.fresh(place)
         tile = self._buffer(place, 0)
-        self._buffered[-1] = None  # until it has been read completely
         self._read(tile, *self._files[place])
-        self._buffered[-1] = place
         return tile
 
     def fresh(self, place: Place) -> Tile:
         """Return the buffer of a tile without reading its file."""
         return self._buffer(place, self._buffered.index(place) if place in self._buffered else 0)
-
-    @contextmanager
-    def changing(self, place: Place) -> Iterator[None]:
-        """Drop a tile from the buffers where changing it fails half-way."""
-        try:
-            yield
-        except BaseException:
-            self._buffered = [None if other == place else other for other in self._buffered]
-            raise
 
     def put(self, place: Place, tile: Tile) -> None:
         """Store the changed tile and count the step that changed it as done."""
@@ -419,8 +410,7 @@ class _Solve:
         if tiles.done:
             logger.info("resuming after step %d of %d", tiles.done, len(tasks))
         while tiles.done < len(tasks):
-            with tiles.changing(tasks[tiles.done].target):
-                self._do(tasks[tiles.done])
+            self._do(tasks[tiles.done])
             now, done = time.perf_counter(), cost[tiles.done - 1]
             share, left = float(done / cost[-1]), pace.left(float(done), float(cost[-1]))
             if progress is not None:
