@@ -7,7 +7,9 @@ compared with those of the engine. P is compared in the form of EASE, B_ij = -P_
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,20 +63,17 @@ class Audit:
 
         It is 0 up to rounding where the stored entries of A hold all pairs of a support.
         """
-        groups = self._groups()
-        columns = [self._solved_columns(group) for group in groups]
-        sizes: list[Any] = [None] * len(groups)
 
-        def check(number: int) -> None:
-            group, (x, support) = groups[number], columns[number]
+        def error_sizes(group: npt.NDArray[np.int64]) -> list[Any]:
+            x, support = self._solved_columns(group)
             error = np.empty_like(x)
             self._product(x[self._names], error)
             error = error[self._rank]
             error[group, np.arange(len(group))] -= 1
-            sizes[number] = [np.linalg.norm(error[support[:, at], at]) for at in range(len(group))]
+            return [np.linalg.norm(error[support[:, at], at]) for at in range(len(group))]
 
-        machine.run(check, len(groups))
-        mean_size = float(np.mean(np.concatenate(sizes))) if sizes else 0.0
+        sizes = self._for_all_targets(error_sizes)
+        mean_size = float(np.mean(sizes)) if sizes else 0.0
         if not mean_size <= LIMIT:
             raise SolveError(
                 f"the solve is not accurate (residual {mean_size:.1e}, limit {LIMIT}); raise l2 "
@@ -89,18 +88,12 @@ class Audit:
         1,000 of its users; `overlap@20` is the mean overlap of the lists recommended to a user
         who has only the sampled item.
         """
-        groups = self._groups()
-        results: list[Any] = [None] * len(groups)
 
-        def compare(number: int) -> None:
-            group = groups[number]
+        def compare(group: npt.NDArray[np.int64]) -> list[Any]:
             exact = self._exact(group).T
-            results[number] = [
-                self._compared(int(j), row) for j, row in zip(group, exact, strict=True)
-            ]
+            return [self._compared(int(j), row) for j, row in zip(group, exact, strict=True)]
 
-        machine.run(compare, len(groups))
-        rows = np.array([row for group in results for row in group]).reshape(-1, 3)
+        rows = np.array(self._for_all_targets(compare)).reshape(-1, 3)
         names = ("weights", "scores", f"overlap@{LENGTH}")
         means = rows.mean(axis=0) if len(rows) else np.ones(3)
         result = {"targets": float(len(rows)), **dict(zip(names, map(float, means), strict=True))}
@@ -143,8 +136,17 @@ class Audit:
             f"exact columns did not converge in {MOST_STEPS} steps; raise l2 or dropout"
         )
 
-    def _groups(self) -> list[npt.NDArray[np.int64]]:
-        return [self.targets[at : at + LANES] for at in range(0, len(self.targets), LANES)]
+    def _for_all_targets(self, measure: Callable[[npt.NDArray[np.int64]], list[Any]]) -> list[Any]:
+        """Return a measurement of each target; groups of targets are measured on all threads."""
+        groups = [self.targets[at : at + LANES] for at in range(0, len(self.targets), LANES)]
+        results: list[Any] = [None] * len(groups)
+        _ = self._entries  # cached before the threads need it
+
+        def measure_group(number: int) -> None:
+            results[number] = measure(groups[number])
+
+        machine.run(measure_group, len(groups))
+        return list(chain.from_iterable(results))
 
     @cached_property
     def _entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Vector]:

@@ -29,20 +29,13 @@ ENTRY_BYTES = 40
 SHARE = 0.5  # of the free memory that a batch may take
 
 
-def needed_bytes(n_items: int, widest: int, row_entries: int, itemsize: int) -> int:
-    """Return the GPU memory of the strongest entries and of a batch of one target."""
-    entries = n_items * (row_entries * (4 + itemsize) + 12 + 2 * itemsize)
-    return entries + int(_target_bytes(n_items, widest, row_entries, itemsize) / SHARE)
-
-
 def require_room(
     device: str, n_items: int, neighbours: int, row_entries: int, itemsize: int
 ) -> None:
-    """Raise `TooBigError` where the GPU has no room for the entries."""
-    needed, free = (
-        needed_bytes(n_items, neighbours + 1, row_entries, itemsize),
-        free_memory(device),
-    )
+    """Raise `TooBigError` where the GPU has no room for the entries and a batch of one target."""
+    entries = n_items * (row_entries * (4 + itemsize) + 12 + 2 * itemsize)
+    batch = int(_target_bytes(n_items, neighbours + 1, row_entries, itemsize) / SHARE)
+    needed, free = entries + batch, free_memory(device)
     if needed > free:
         raise TooBigError(
             f"{n_items:,} items with {neighbours:,} neighbours need {gigabytes(needed)} of "

@@ -189,12 +189,6 @@ def neighbourhood_cost(
     )
 
 
-def gpu_cost(size: Size) -> Cost:
-    """Return the cost of one n x n array on the GPU, and of strips beside it."""
-    peak = gpu.needed_bytes(size.n_users, size.n_items, size.n_interactions, size.dtype)
-    return Cost(peak, CARD_SHARE)
-
-
 @dataclass(frozen=True)
 class Plan:
     """Engine and cost of a fit.
@@ -371,7 +365,8 @@ def plan(
         # tests run the steps of the GPU engine on the processor
         free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
         budget = free if memory is None else min(free, parse_memory(memory))
-        full = _plan("gpu", size, gpu_cost(size), budget, device=device)
+        peak = gpu.needed_bytes(n_users, n_items, n_interactions, dtype)
+        full = _plan("gpu", size, Cost(peak, CARD_SHARE), budget, device=device)
     else:
         budget = parse_memory(memory) if memory is not None else free_memory()
         full = _plan("dense", size, dense_cost(size), budget)

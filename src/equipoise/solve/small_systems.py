@@ -195,12 +195,6 @@ def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
 
 
 @compiled
-def _subtract_one(total: Any, row: Any, weight: Any) -> None:
-    for j in range(len(total)):
-        total[j] = total[j] - weight * row[j]
-
-
-@compiled
 def _factor(A: Any, size: int, lower_bounds: Any) -> None:
     """Replace the upper triangle of A by U with U^T U = A.
 
@@ -214,7 +208,9 @@ def _factor(A: Any, size: int, lower_bounds: Any) -> None:
             _subtract_eight(row, A, above, i, size)
             above += 8
         while above < i:
-            _subtract_one(row, A[above, i:size], A[above, i])
+            weight, upper_row = A[above, i], A[above, i:size]
+            for j in range(len(row)):
+                row[j] = row[j] - weight * upper_row[j]
             above += 1
         row[0] = max(row[0], lower_bounds[i])
         factor = A.dtype.type(1) / np.sqrt(row[0])
