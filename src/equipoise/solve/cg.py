@@ -119,8 +119,8 @@ class _Local:
             else self._solve(places, TOLERANCE[dtype])
         )
         out = np.zeros_like(Y)
-        _add_through(*self.inputs[dtype], *self.targets[dtype], Y, out)
-        _add_scattered(*self.right[dtype], Y, out)
+        _add_through(self.inputs[dtype], self.targets[dtype], Y, out)
+        _add_scattered(self.right[dtype], Y, out)
         return np.ascontiguousarray(out[self.place].T)
 
     def _solve_single(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -129,7 +129,7 @@ class _Local:
         unit = np.zeros((len(self.scale), len(items)), np.float32)
         unit[items, lanes] = 1.0
         Y, reached = np.zeros_like(unit), np.empty(len(items))
-        system = *self.inputs["float32"], self.diagonal["float32"]
+        system = self.inputs["float32"], self.diagonal["float32"]
         _conjugate(*system, unit, Y, np.full(len(items), tolerance), reached, FEW_STEPS)
         Y *= (1 / self.scale[items]).astype(np.float32)
         slow = reached > 0
@@ -181,7 +181,7 @@ class _Local:
         step = np.zeros(residual.shape, dtype)
         right = (residual / size).astype(dtype)
         reached = np.empty(len(size))
-        system = *self.inputs[dtype], self.diagonal[dtype]
+        system = self.inputs[dtype], self.diagonal[dtype]
         _conjugate(*system, right, step, share, reached, MOST_STEPS)
         return step * size, reached
 
@@ -189,7 +189,7 @@ class _Local:
         """Subtract K times the change from the residual, in double precision."""
         A = self.inputs["float64"]
         product = self.diagonal["float64"][:, None] * change
-        _add_through(*A, *A, change, product)
+        _add_through(A, A, change, product)
         residual -= product
 
 
@@ -266,8 +266,9 @@ def _add_squares(columns: Any, sums: Any) -> None:
 
 
 @compiled
-def _add_scattered(indptr: Any, indices: Any, values: Any, V: Any, out: Any) -> None:
+def _add_scattered(S: Any, V: Any, out: Any) -> None:
     """Add S^T V to out."""
+    indptr, indices, values = S
     for row in range(len(indptr) - 1):
         for entry in range(indptr[row], indptr[row + 1]):
             column, value = indices[entry], values[entry]
@@ -276,17 +277,10 @@ def _add_scattered(indptr: Any, indices: Any, values: Any, V: Any, out: Any) -> 
 
 
 @compiled
-def _add_through(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    target_indptr: Any,
-    target_indices: Any,
-    target_values: Any,
-    V: Any,
-    out: Any,
-) -> None:
+def _add_through(A: Any, T: Any, V: Any, out: Any) -> None:
     """Add T^T A V to out, row by row of A and T."""
+    indptr, indices, values = A
+    target_indptr, target_indices, target_values = T
     lanes = V.shape[1]
     total = np.empty(lanes, V.dtype)
     for row in range(len(indptr) - 1):
@@ -302,8 +296,9 @@ def _add_through(
 
 
 @compiled
-def _add_product(indptr: Any, indices: Any, values: Any, live: Any, V: Any, out: Any) -> None:
+def _add_product(A: Any, live: Any, V: Any, out: Any) -> None:
     """Add A^T A V to out; other rows of V than live ones are 0; rows it reaches become live."""
+    indptr, indices, values = A
     lanes = V.shape[1]
     total = np.empty(lanes, V.dtype)
     before = live.copy()
@@ -328,15 +323,7 @@ def _add_product(indptr: Any, indices: Any, values: Any, live: Any, V: Any, out:
 
 @compiled
 def _conjugate(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    diagonal: Any,
-    residual: Any,
-    X: Any,
-    share: Any,
-    reached: Any,
-    most: int,
+    A: Any, diagonal: Any, residual: Any, X: Any, share: Any, reached: Any, most: int
 ) -> None:
     """Solve (A^T A + d) X = residual, which is overwritten, each lane to a share of it.
 
@@ -362,7 +349,7 @@ def _conjugate(
             running += size[lane] > goal[lane]
         if running == 0:
             break
-        _add_product(indptr, indices, values, live, P, Q)
+        _add_product(A, live, P, Q)
         curve[:] = 0.0
         for i in range(n):
             if live[i]:

@@ -42,12 +42,13 @@ def strongest(X: Csr, keep: int, scale: npt.NDArray[np.float64], shrink: float =
     items = np.empty(starts[-1], np.int32)
     values = np.empty(starts[-1], np.float32)
     bits = values.view(np.int32)
-    factors = *_parts(renamed.tocsc()), *_parts(renamed)
+    columns, rows = _parts(renamed.tocsc()), _parts(renamed)
     numbers = names.astype(np.int32), scale[names], float(shrink), keep
     most = int(partners.max(initial=0)) + 1
+    out = starts, lengths, items, bits
 
     def stripe(number: int) -> None:
-        _strongest(*factors, *numbers, number, STRIPES, most, starts, lengths, items, bits)
+        _strongest(columns, rows, *numbers, number, STRIPES, most, out)
 
     run(stripe, STRIPES)
     filled = np.arange(len(items)) - np.repeat(starts[:-1], room) < np.repeat(lengths, room)
@@ -118,12 +119,8 @@ def _keep_largest(
 
 @compiled
 def _strongest(
-    item_starts: Offsets,
-    item_users: Positions,
-    item_values: Floats,
-    user_starts: Offsets,
-    user_items: Positions,
-    user_values: Floats,
+    columns: Any,
+    rows: Any,
     names: Positions,
     scale: Floats,
     shrink: float,
@@ -131,12 +128,12 @@ def _strongest(
     first: int,
     step: int,
     most: int,
-    starts: Offsets,
-    lengths: Offsets,
-    out_names: Positions,
-    out_bits: Positions,
+    out: Any,
 ) -> None:
     """Sum the rows first, first + step, ... of X^T X and write the largest entries of each."""
+    item_starts, item_users, item_values = columns
+    user_starts, user_items, user_values = rows
+    starts, lengths, out_names, out_bits = out
     row = np.zeros(len(names))
     touched = np.empty(most + 1, np.int32)
     values = np.empty(most + 1, np.float32)
@@ -162,7 +159,7 @@ def _strongest(
             values[size] = value / (scale[i] * scale[j] + shrink)
             row[j] = 0
             size += value != 0
-        out = starts[names[i]]
+        start = starts[names[i]]
         lengths[names[i]] = _keep_largest(
             bits[:size],
             names,
@@ -170,6 +167,6 @@ def _strongest(
             keep,
             counts,
             keys,
-            out_bits[out:],
-            out_names[out:],
+            out_bits[start:],
+            out_names[start:],
         )

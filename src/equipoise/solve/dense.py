@@ -101,16 +101,14 @@ def fill_gram(
             totals = sums[: rows.stop - first]
             totals[:] = 0.0 if before is None else before[rows]
             for arrays in prepared:
-                _add_rows(*arrays, span[0], first, totals)
+                _add_rows(arrays, span[0], first, totals)
             _put_rows(totals, first, out)
 
     stripes = min(STRIPES * machine.count(), -(-n_rows // SUMS))
     machine.run(fill, stripes)
 
 
-def _gram_arrays(
-    X: Csr, user_weights: Vector, span: Span
-) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
+def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
     """Return the rows of X, the columns of the span, and the weights."""
     indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
     weights = np.ascontiguousarray(user_weights, np.float64)
@@ -148,19 +146,9 @@ def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, 
 
 
 @compiled
-def _add_rows(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    column_start: Any,
-    column_user: Any,
-    column_place: Any,
-    weights: Any,
-    low: int,
-    first: int,
-    sums: Any,
-) -> None:
+def _add_rows(arrays: Any, low: int, first: int, sums: Any) -> None:
     """Add rows of a span, from `first` on, to sums of earlier users."""
+    indptr, indices, values, column_start, column_user, column_place, weights = arrays
     for i in range(len(sums)):
         row = sums[i]
         for entry in range(column_start[first + i], column_start[first + i + 1]):

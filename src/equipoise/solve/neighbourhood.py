@@ -332,7 +332,7 @@ def strongest_entries(
         journal.array("values", int(starts[-1]), dtype),
     )
     scale = 1 / np.sqrt(system.diagonal)
-    arrays = (*system.users, *system.items, system.weights, scale, system.names)
+    arrays = system.users, system.items, system.weights, scale, system.names
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
@@ -347,8 +347,7 @@ def strongest_entries(
             np.empty(n_items + 1, np.uint8),
             np.empty(n_items + 1, np.int32),
         )
-        limits = neighbours, row_entries
-        _strongest(*arrays, items, at, step, *limits, *buffers, *lists)
+        _strongest(*arrays, items, at, step, neighbours, row_entries, buffers, tuple(lists))
 
     _in_stripes("lists", stripe, journal, report)
     return lists
@@ -378,11 +377,11 @@ def solved_targets(
     widest = int(supports.lengths.max(initial=0)) + 1
     longest = int(lists.lengths.max(initial=0))
     vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype)
-    arrays = *lists, *supports, *vectors, system.names
+    arrays = tuple(lists), tuple(supports), (*vectors, system.names)
     out = offsets, indices, values, diagonal
 
     def solve_singly(at: int, step: int, stripe: Positions = targets) -> None:
-        solve_targets(*arrays, stripe, at, step, widest, longest, *out)
+        solve_targets(*arrays, stripe, at, step, widest, longest, out)
 
     def solve_in_batches(at: int, step: int) -> None:
         stripe = targets[at::step]
@@ -455,12 +454,8 @@ def _last(
 
 @compiled
 def _strongest(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    column_start: Any,
-    column_user: Any,
-    column_value: Any,
+    users: Any,
+    columns: Any,
     weights: Any,
     scale: Any,
     names: Any,
@@ -469,19 +464,14 @@ def _strongest(
     step: int,
     neighbours: int,
     row_entries: int,
-    cells: Any,
-    touched: Any,
-    size: Any,
-    sums: Any,
-    owned: Any,
-    places: Any,
-    starts: Any,
-    lengths: Any,
-    list_n_foreign: Any,
-    list_items: Any,
-    list_values: Any,
+    buffers: Any,
+    lists: Any,
 ) -> None:
     """Sum the rows items[first], items[first + step], ... of A; store their strongest entries."""
+    indptr, indices, values = users
+    column_start, column_user, column_value = columns
+    cells, touched, size, sums, owned, places = buffers
+    starts, lengths, list_n_foreign, list_items, list_values = lists
     # unlike in `cooccurrence`, two limits share a count and sizes are never negative
     cells[1::2] = scale  # beside the sum of the item in memory
     bits = size.view(np.uint32)

@@ -21,31 +21,24 @@ MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as 
 
 @compiled
 def solve_targets(
-    starts: Any,
-    lengths: Any,
-    n_foreign: Any,
-    list_items: Any,
-    list_values: Any,
-    support_starts: Any,
-    support_lengths: Any,
-    support_items: Any,
-    diagonal: Any,
-    penalty: Any,
-    names: Any,
+    lists: Any,
+    supports: Any,
+    item_vectors: Any,
     targets: Any,
     first: int,
     step: int,
     widest: int,
     longest: int,
-    offsets: Any,
-    out_items: Any,
-    out_values: Any,
-    out_diagonal: Any,
+    out: Any,
 ) -> None:
     """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N.
 
     All entries of the target's own row count; of other rows those after the first `n_foreign`.
     """
+    starts, lengths, n_foreign, list_items, list_values = lists
+    support_starts, support_lengths, support_items = supports
+    diagonal, penalty, names = item_vectors
+    offsets, out_items, out_values, out_diagonal = out
     room = _padded(widest)
     A = np.empty((room, room), diagonal.dtype)
     vectors = np.empty((6, room), diagonal.dtype)

@@ -513,33 +513,22 @@ def _copy_back(result: Any, target: Tile) -> None:
 def gram_tile(X: Csr, columns: Any, user_weights: Vector, span: Span, out: Tile) -> None:
     """Fill a tile of X^T W X, from the CSC part of X for its rows and the items of its columns."""
     rows: Any = sp.csr_array(X[:, span[0] : span[1]])
-    arrays = (
-        columns.indptr.astype(np.int64),
-        columns.indices.astype(np.int32),
-        columns.data.astype(np.float64),
-        rows.indptr.astype(np.int64),
-        rows.indices.astype(np.int32),
-        rows.data.astype(np.float64),
-        np.ascontiguousarray(user_weights, np.float64),
+    by_column, by_row = (
+        (part.indptr.astype(np.int64), part.indices.astype(np.int32), part.data.astype(np.float64))
+        for part in (columns, rows)
     )
+    weights = np.ascontiguousarray(user_weights, np.float64)
     stripes = min(dense.STRIPES * machine.count(), len(out))
-    machine.run(lambda stripe: _fill_rows(*arrays, stripe, stripes, out), stripes)
+    machine.run(
+        lambda stripe: _fill_rows(by_column, by_row, weights, stripe, stripes, out), stripes
+    )
 
 
 @compiled
-def _fill_rows(
-    column_start: Any,
-    column_user: Any,
-    column_value: Any,
-    row_start: Any,
-    row_item: Any,
-    row_value: Any,
-    weights: Any,
-    first: int,
-    step: int,
-    out: Any,
-) -> None:
+def _fill_rows(columns: Any, rows: Any, weights: Any, first: int, step: int, out: Any) -> None:
     """Fill the rows first, first + step, ...; summed in float64 in a fixed order."""
+    column_start, column_user, column_value = columns
+    row_start, row_item, row_value = rows
     total = np.empty(out.shape[1], np.float64)
     for i in range(first, out.shape[0], step):
         total[:] = 0.0
