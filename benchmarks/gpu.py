@@ -26,7 +26,7 @@ from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import top_k
 from equipoise.solve import gpu
 from equipoise.solve.gpu import DeviceMatrix, Gram
-from equipoise.solve.torch_backend import find_device, precision, send
+from equipoise.solve.torch_backend import find_device, full_precision, send
 
 SIZES = (40_981, 91_599, 180_000)
 CARD_24GB = 70_000  # items that a card with 24 GB must hold
@@ -71,10 +71,8 @@ def main() -> None:
     for n_items in sizes:
         bench.solve(n_items, "pairs of halves", options.block, options.strip, rank=True)
         bench.solve(n_items, "float32", options.block, options.strip)
-        if n_items <= 100_000:
-            bench.solve(n_items, "TF32", options.block, options.strip)
-            if not options.skip_torch:
-                bench.solve(n_items, "torch", 0, None)
+        if n_items <= 100_000 and not options.skip_torch:
+            bench.solve(n_items, "torch", 0, None)
     if not options.quick and bench.cuda:
         bench.capped(24e9)
     bench.report(options.out)
@@ -130,8 +128,7 @@ class Bench:
         weights = np.diff(X.indptr) ** -0.3
         penalty = 20 + np.bincount(X.indices, minlength=X.shape[1]).astype(np.float64)
         row["interactions"] = int(X.nnz)
-        tf32 = row["method"] == "TF32"
-        with precision(tf32):
+        with full_precision():
             row["sgemm_tflops"] = self.product_rate()
             if self.cuda:
                 torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""Settings from the data: what "auto" stands for.
+"""Rules that choose the settings called "auto" from the data.
 
 `benchmarks/calibrate_auto.py` fits the constants of these rules to real data sets; docs/tuning.md
-says how far the rules are from tuning on data they were not fitted to.
+compares them with tuning on other data sets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ L2_PER_ROOT, ODDS_PER_FOURTH_ROOT, LARGEST_DROPOUT = 8.0, 8.0, 0.9
 
 
 def alpha_from_gini(gini: float) -> float:
-    """Return the automatic alpha: falls as popularity concentrates.
+    """Return the automatic alpha, which falls as popularity concentrates.
 
     >>> alpha_from_gini(0.4) > alpha_from_gini(0.8) >= 0
     True
@@ -33,7 +33,7 @@ def alpha_from_gini(gini: float) -> float:
 
 
 def beta_from_homophily(homophily: float) -> float:
-    """Return the automatic beta: grows with the homophily of the items.
+    """Return the automatic beta, which grows with the homophily of the items.
 
     >>> 0 <= beta_from_homophily(0.05) < beta_from_homophily(0.1) < 1
     True
@@ -47,11 +47,11 @@ def penalty_from_counts(
 ) -> tuple[float, float]:
     """Return the automatic l2 and dropout.
 
-    With mean counts m of items and k of users, l2 = c1 w sqrt(k) and p/(1-p) = c2 w / m^(1/4).
-    A ridge penalty is the noise of one user divided by the variance of a weight. Neither depends
-    on the number of users, so l2 does not either. The longer the histories, the more items share
-    a score and the smaller the weights are. The dropout, in proportion to an item's count, falls
-    as counts become reliable. w brings both to the scale of user weights.
+    With mean counts m of items and k of users, and the mean user weight w, l2 = c1 w sqrt(k) and
+    p/(1-p) = c2 w / m^(1/4). A ridge penalty is the noise of one user divided by the variance of a
+    weight. Neither depends on the number of users, so l2 does not either. Longer histories spread
+    a score over more items, so weights are smaller. The dropout penalty, which is proportional to
+    an item's count, falls as counts become reliable.
 
     Parameters
     ----------
@@ -75,16 +75,10 @@ def penalty_from_counts(
 def neighbourhood_from_counts(item_count: float, user_count: float) -> tuple[int, float]:
     """Return the automatic number of neighbours and the shrink of an item-kNN.
 
-    The longer the histories, the more of their items speak for the same item, and the more
-    neighbours can be kept before unrelated ones drown them: sqrt(k) for k items per user. Shrink
-    is a share of the mean count m of an item, so that it spares data whose counts are all small.
-
-    Parameters
-    ----------
-    item_count
-        Mean number of users of an item, over items that have any.
-    user_count
-        Mean number of items of a user, over users who have any.
+    The arguments are those of `penalty_from_counts`. In longer histories more items support the
+    same recommendation, so more neighbours help before unrelated ones outweigh them: sqrt(k) for k
+    items per user. Shrink is a share of the mean count of an item, so that it has little effect on
+    data whose counts are all small.
 
     >>> neighbourhood_from_counts(30, 100)
     (10, 5.0)
@@ -101,7 +95,7 @@ def penalty_numbers(
 ) -> tuple[float, float]:
     """Return l2 and dropout as numbers, "auto" replaced by the rule.
 
-    A dropout of None is "auto" where l2 is, and 0 where l2 is a number.
+    A dropout of None means "auto" if l2 is "auto", and 0 if l2 is a number.
     """
     if dropout is None:
         dropout = "auto" if l2 == "auto" else 0.0
@@ -119,15 +113,15 @@ def penalty_numbers(
         for counts in (interactions.item_counts, interactions.user_counts)
     )
     mean_weight = float(square @ user_weights) / total if total > 0 else 1.0
-    found = penalty_from_counts(total / n_items, total / n_users, mean_weight)
+    automatic = penalty_from_counts(total / n_items, total / n_users, mean_weight)
     return (
-        found[0] if l2 == "auto" else float(l2),
-        found[1] if dropout == "auto" else float(dropout),
+        automatic[0] if l2 == "auto" else float(l2),
+        automatic[1] if dropout == "auto" else float(dropout),
     )
 
 
 def check_penalty(l2: Any, dropout: Any) -> None:
-    """Refuse an l2 or dropout that is neither "auto" nor a number in its range (nor None)."""
+    """Raise `SettingError` for an l2 or dropout that is neither "auto" nor a valid number."""
     if l2 != "auto":
         non_negative("l2", l2)
     if dropout not in (None, "auto"):

@@ -1,4 +1,4 @@
-"""Checks of settings: each returns a sound value, or raises an error that names the setting."""
+"""Checks of settings: each returns a valid value or raises an error that names the setting."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise SettingError(f"{name} must be a number, got {value!r}")
     try:
-        found = float(value)
-    except OverflowError:  # a whole number that no float can hold
-        found = math.inf
-    if not math.isfinite(found):
+        result = float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        result = math.inf
+    if not math.isfinite(result):
         raise SettingError(f"{name} must be finite, got {value}")
-    return found
+    return result
 
 
 def non_negative(name: str, value: Any) -> float:
     """Return a number that is 0 or more."""
-    found = number(name, value)
-    if found < 0:
+    result = number(name, value)
+    if result < 0:
         raise SettingError(f"{name} must be >= 0, got {value}")
-    return found
+    return result
 
 
 def positive(name: str, value: Any) -> float:
     """Return a number above 0."""
-    found = number(name, value)
-    if found <= 0:
+    result = number(name, value)
+    if result <= 0:
         raise SettingError(f"{name} must be > 0, got {value}")
-    return found
+    return result
 
 
 def fraction(name: str, value: Any, *, zero: bool = True, one: bool = True) -> float:
-    """Return a number between 0 and 1; `zero` and `one` say whether the ends are allowed.
+    """Return a number between 0 and 1; `zero` and `one` allow the ends.
 
     >>> fraction("dropout", 0.5, one=False)
     0.5
     """
-    found = number(name, value)
-    if not 0 <= found <= 1 or (found == 0 and not zero) or (found == 1 and not one):
+    result = number(name, value)
+    if not 0 <= result <= 1 or (result == 0 and not zero) or (result == 1 and not one):
         ends = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         raise SettingError(f"{name} must lie in {ends}, got {value}")
-    return found
+    return result
 
 
 def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
@@ -76,13 +76,13 @@ def count(name: str, value: Any, least: int = 1, most: int | None = None) -> int
     20
     """
     try:
-        found = least - 1 if isinstance(value, bool) else operator.index(value)
+        result = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = least - 1
-    if found < least or (most is not None and found > most):
+        result = least - 1
+    if result < least or (most is not None and result > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
         raise SettingError(f"{name} must be a whole number {bounds}, got {value!r}")
-    return found
+    return result
 
 
 def choice(name: str, value: Any, allowed: Collection[Any]) -> Any:
@@ -137,29 +137,29 @@ def instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
 
 
 def period(name: str, value: Any) -> float:
-    """Return a time span in seconds, given as a number of them or as text such as "30m" or "1.5h".
+    """Return a time span in seconds, from a number of seconds or text such as "30m" or "1.5h".
 
-    A text needs a unit: "14" may mean seconds or days.
+    Text needs a unit: "14" may mean seconds or days.
 
     >>> period("gap", "30m"), period("gap", "1.5h"), period("gap", 90)
     (1800.0, 5400.0, 90.0)
     """
     if not isinstance(value, str):
         return positive(name, value)
-    found = PERIOD.fullmatch(value)
-    if found is None:
+    match = PERIOD.fullmatch(value)
+    if match is None:
         raise SettingError(f"{name} must look like '10m', '90s' or '30d', got {value!r}")
-    if not found[2]:
+    if not match[2]:
         number_text = value.strip()
         raise SettingError(
             f"{name}={number_text!r} has no unit; write {number_text}d for days, {number_text}s "
             "for seconds"
         )
-    return positive(name, float(found[1]) * UNITS[found[2].lower()])
+    return positive(name, float(match[1]) * UNITS[match[2].lower()])
 
 
 def moment(name: str, value: Moment) -> float:
-    """Return a number, an ISO text or a date as seconds since 1970; UTC where no zone is given.
+    """Return a number, an ISO text or a date as seconds since 1970; UTC without a time zone.
 
     >>> moment("test_from", "1970-01-02")
     86400.0

@@ -1,6 +1,6 @@
-"""Short names of normalizers, the same in Python and on the command line.
+"""Short names of normalizers in Python and on the command line.
 
-This module imports nothing heavy, so that the command can show them without loading the library.
+This module imports nothing heavy, so that the command line can list them quickly.
 """
 
 from typing import Literal, get_args
@@ -8,5 +8,5 @@ from typing import Literal, get_args
 NormalizerName = Literal["none", "rw", "sym", "col", "user", "item", "dan"]
 _CLASSES = "NoNorm RandomWalk Symmetric ColumnNorm UserNorm ItemNorm DAN"
 
-# the class of each name, in `normalize`
+# name -> class in `normalize`
 NORMALIZERS = dict(zip(get_args(NormalizerName), _CLASSES.split(), strict=True))

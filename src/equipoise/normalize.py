@@ -1,6 +1,6 @@
-"""Normalizers: how much each user weighs in the solve, and how each item is scaled around it.
+"""Normalizers: the weight of each user in the solve, and the scales of each item around it.
 
-A normalizer yields vectors and nothing else. With counts d_u and d_i of the training matrix X,
+A normalizer only yields vectors. With counts d_u and d_i of the training matrix X,
 
     G = X^T diag(d_u^-beta) X                      user weights, inside the solve
     W = diag(d_i^alpha) B diag(d_i^-(alpha+gamma))   item scales, around its solution B
@@ -37,8 +37,8 @@ def power(counts: npt.NDArray[Any], exponent: float) -> Vector:
 class Normalizer:
     """Base of all normalizers: a point (alpha, beta, gamma) that a subclass names.
 
-    A subclass has fields of these names, or sets the point. One that weights by something else
-    than powers of counts has its own `user_weights` and `item_scales`.
+    A subclass has fields of these names, or sets `_point`. A subclass whose weights are not powers
+    of counts overrides `user_weights` and `item_scales`.
     """
 
     _point: ClassVar[tuple[float, float, float]] = (0.0, 0.0, 0.0)
@@ -48,7 +48,7 @@ class Normalizer:
             number(name, getattr(self, name, 0.0))
 
     def exponents(self) -> tuple[float, float, float]:
-        """Alpha (items, both sides), beta (users) and gamma (target items only)."""
+        """Return alpha (items, both sides), beta (users) and gamma (target items only)."""
         named = zip(EXPONENTS, self._point, strict=True)
         alpha, beta, gamma = (float(getattr(self, name, fixed)) for name, fixed in named)
         return alpha, beta, gamma
@@ -58,7 +58,7 @@ class Normalizer:
         return self
 
     def user_weights(self, interactions: Interactions) -> Vector:
-        """Weight of each user in the Gram matrix, d_u^-beta."""
+        """Return the weight of each user in the Gram matrix, d_u^-beta."""
         return power(interactions.user_counts, -self.exponents()[1])
 
     def penalty_scale(self, n_items: int) -> Vector:
@@ -68,32 +68,28 @@ class Normalizer:
     def item_scales(
         self, item_counts: npt.NDArray[Any], alpha: float | None = None
     ) -> tuple[Vector, Vector]:
-        """Scales of source and target items, d_i^alpha and d_i^-(alpha + gamma).
+        """Return the scales of source and target items, d_i^alpha and d_i^-(alpha + gamma).
 
-        Parameters
-        ----------
-        item_counts
-            Number of training users of each item.
-        alpha
-            Takes the place of the normalizer's own alpha: the popularity dial.
+        `item_counts` are the training users of each item; `alpha`, the popularity dial, replaces
+        the normalizer's alpha.
         """
-        own, _, gamma = self.exponents()
-        alpha = own if alpha is None else number("alpha", alpha)
+        own_alpha, _, gamma = self.exponents()
+        alpha = own_alpha if alpha is None else number("alpha", alpha)
         return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
 
 
-def as_normalizer(given: Any) -> Any:
-    """Return a normalizer, which may be given by its name; None is no normalization.
+def as_normalizer(normalizer: Any) -> Any:
+    """Return a normalizer from a normalizer, its name, or None for no normalization.
 
     >>> as_normalizer("dan")
     DAN(alpha='auto', beta='auto')
     """
-    if isinstance(given, str):
-        name = choice("normalizer", given.lower(), NORMALIZERS)
+    if isinstance(normalizer, str):
+        name = choice("normalizer", normalizer.lower(), NORMALIZERS)
         return globals()[NORMALIZERS[name]]()
-    if not isinstance(given, Normalizer | None):
-        raise SettingError(f"normalizer must be a Normalizer or its name, got {given!r}")
-    return NoNorm() if given is None else given
+    if not isinstance(normalizer, Normalizer | None):
+        raise SettingError(f"normalizer must be a Normalizer or its name, got {normalizer!r}")
+    return NoNorm() if normalizer is None else normalizer
 
 
 @dataclass(frozen=True)
@@ -200,7 +196,7 @@ class DAN(Normalizer):
 
 @dataclass(frozen=True, eq=False)
 class CustomNorm(Normalizer):
-    """The paper's generalised objective, with given weights.
+    """The paper's generalised objective, with explicit weights.
 
     Minimises ||W_U (X W_1 - X W_1 B)||^2 + l2 ||W_2 B||^2 with diagonal W_U, W_1, W_2.
 
@@ -221,11 +217,11 @@ class CustomNorm(Normalizer):
 
     def __post_init__(self) -> None:
         for name in self._names:
-            given = getattr(self, name)
-            if given is None:
+            weights = getattr(self, name)
+            if weights is None:
                 continue
             try:
-                array = np.array(given, np.float64)
+                array = np.array(weights, np.float64)
             except (OverflowError, TypeError, ValueError) as error:
                 raise SettingError(f"{name} must be a list of finite numbers > 0") from error
             if array.ndim != 1 or not np.isfinite(array).all() or (array <= 0).any():
@@ -234,12 +230,12 @@ class CustomNorm(Normalizer):
             object.__setattr__(self, name, array)
 
     def _vector(self, name: str, size: int) -> Vector:
-        given = getattr(self, name)
-        if given is None:
+        weights = getattr(self, name)
+        if weights is None:
             return np.ones(size)
-        if len(given) != size:
-            raise DataError(f"{name} has {len(given)} weights for {size}; give one each")
-        return np.asarray(given)
+        if len(weights) != size:
+            raise DataError(f"{name} has {len(weights)} weights for {size}; give one each")
+        return np.asarray(weights)
 
     def user_weights(self, interactions: Interactions) -> Vector:
         """Return W_U squared, as it stands in the Gram matrix."""

@@ -88,7 +88,7 @@ OTHER = {
     "scratch": "folder",
     "neighbours": 5,
     "refine": True,
-    "precision": "tf32",
+    "precision": "float32",
     "progress": print,
     "valid": "part",
     "checkpoint": "folder",

@@ -50,10 +50,10 @@ def test_a_kernel_without_a_place_for_its_cache_compiles_in_memory() -> None:
 def test_a_kernel_of_a_file_is_found_again_where_nothing_can_be_written(tmp_path: Path) -> None:
     module = tmp_path / "kernel.py"
     module.write_text(KERNEL)
-    kept = tmp_path / "kept"
-    assert from_the_cache(module, kept) == 0
-    assert from_the_cache(module, kept) == 1
-    assert from_the_cache(module, kept, "EROFS") == 1
+    cache = tmp_path / "cache"
+    assert from_the_cache(module, cache) == 0
+    assert from_the_cache(module, cache) == 1
+    assert from_the_cache(module, cache, "EROFS") == 1
     assert from_the_cache(module, tmp_path / "none", "EROFS") == 0
 
 

@@ -59,9 +59,9 @@ def main(folder: Path, moment: str) -> int:
             if not os.WIFSIGNALED(status):
                 break
             kills += 1
-        found, _, _ = tiled.invert(*problem(), tile_rows=9, scratch=folder / "killed")
+        resumed, _, _ = tiled.invert(*problem(), tile_rows=9, scratch=folder / "killed")
     assert os.waitstatus_to_exitcode(status) == 0
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(resumed, expected)
     assert sorted(f.name for f in (folder / "killed").iterdir()) == ["inverse.npy", "state.json"]
     return kills
 

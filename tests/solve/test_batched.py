@@ -39,8 +39,8 @@ def test_supports_are_the_same_and_numbers_equal_to_rounding(
 ) -> None:
     problem = system(rng)
     # all entries are kept: both solve the same positive definite systems
-    one_by_one = neighbourhood.solve(*problem, neighbours, kept=59, dtype=dtype)
-    together = neighbourhood.solve(*problem, neighbours, kept=59, dtype=dtype, card="cpu")
+    one_by_one = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype)
+    together = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype, card="cpu")
     np.testing.assert_array_equal(together.indptr, one_by_one.indptr)
     np.testing.assert_array_equal(together.indices, one_by_one.indices)
     # n roundings of a system, carried over by its condition number, on either side
@@ -54,11 +54,11 @@ def test_batches_do_not_change_what_a_target_gets(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = system(rng)
-    whole = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
+    batched_columns = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
     monkeypatch.setattr(batched, "ENTRIES", 1)  # one target at a time
     single = neighbourhood.solve(*problem, 9, dtype="float64", card="cpu")
-    np.testing.assert_array_equal(single.indices, whole.indices)
-    np.testing.assert_allclose(single.data, whole.data, rtol=1e-12, atol=1e-16)
+    np.testing.assert_array_equal(single.indices, batched_columns.indices)
+    np.testing.assert_allclose(single.data, batched_columns.data, rtol=1e-12, atol=1e-16)
 
 
 def test_systems_that_lost_too_much_are_solved_one_by_one(
@@ -70,14 +70,14 @@ def test_systems_that_lost_too_much_are_solved_one_by_one(
     refused = []
     solve = batched.Batches.solve
 
-    def watched(self: Any, *what: Any) -> Any:
-        *found, sound = solve(self, *what)
-        refused.append(~sound)
-        return *found, np.zeros_like(sound)
+    def watched(self: Any, *arguments: Any) -> Any:
+        *solution, is_solved = solve(self, *arguments)
+        refused.append(~is_solved)
+        return *solution, np.zeros_like(is_solved)
 
     monkeypatch.setattr(batched.Batches, "solve", watched)
-    one_by_one = neighbourhood.solve(*problem, 12, kept=12)
-    together = neighbourhood.solve(*problem, 12, kept=12, card="cpu")
+    one_by_one = neighbourhood.solve(*problem, 12, row_entries=12)
+    together = neighbourhood.solve(*problem, 12, row_entries=12, card="cpu")
     assert np.concatenate(refused).any()
     for name in ("data", "indices", "diagonal_"):
         np.testing.assert_array_equal(getattr(together, name), getattr(one_by_one, name))

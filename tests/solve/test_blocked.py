@@ -63,11 +63,11 @@ def test_parts_of_a_step_do_each_product_of_the_lower_triangle_once(
             for part in blocks.parts(step):
                 assert (part.kind, part.inner) == (step.kind, step.inner)
                 done[slice(*part.rows), slice(*part.columns)] += 1
-            asked = np.zeros((37, 37), int)
-            asked[slice(*step.rows), slice(*step.columns)] = 1
+            expected = np.zeros((37, 37), int)
+            expected[slice(*step.rows), slice(*step.columns)] = 1
             below = np.tri(37, dtype=bool) | (step.rows != step.columns)
-            np.testing.assert_array_equal(done[below], asked[below])
-            assert (done <= asked).all()
+            np.testing.assert_array_equal(done[below], expected[below])
+            assert (done <= expected).all()
 
 
 def test_work_is_the_cube_of_the_size_and_little_more() -> None:

@@ -28,12 +28,12 @@ def expected(X: Any, keep: int, scale: Any, shrink: float) -> Any:
     product = dense.T @ dense
     np.fill_diagonal(product, 0)
     similar = (product / (np.outer(scale, scale) + shrink)).astype(np.float32)
-    kept = np.zeros_like(similar)
+    strongest_values = np.zeros_like(similar)
     for i, row in enumerate(similar):
         present = np.flatnonzero(row)
         best = present[np.lexsort((present, -row[present]))][:keep]
-        kept[i, best] = row[best]
-    return kept
+        strongest_values[i, best] = row[best]
+    return strongest_values
 
 
 @pytest.mark.parametrize("kind", ["ones", "counts", "signed"])
@@ -42,18 +42,18 @@ def expected(X: Any, keep: int, scale: Any, shrink: float) -> Any:
 def test_the_largest_of_each_row_are_kept(kind: str, keep: int, shrink: float) -> None:
     X = drawn(kind)
     scale = 1 + np.arange(X.shape[1]) % 5 / 4
-    found = strongest(X, keep, scale, shrink)
-    assert np.array_equal(found.toarray(), expected(X, keep, scale, shrink))
-    assert found.has_sorted_indices
-    assert found.dtype == np.float32
-    assert found.data.all()
+    similar = strongest(X, keep, scale, shrink)
+    assert np.array_equal(similar.toarray(), expected(X, keep, scale, shrink))
+    assert similar.has_sorted_indices
+    assert similar.dtype == np.float32
+    assert similar.data.all()
 
 
 def test_equal_values_keep_the_lowest_positions() -> None:
     X = sp.csr_array(np.ones((3, 12), np.float32))
-    found = strongest(X, 4, np.ones(12))
-    assert found[[0]].indices.tolist() == [1, 2, 3, 4]
-    assert found[[11]].indices.tolist() == [0, 1, 2, 3]
+    similar = strongest(X, 4, np.ones(12))
+    assert similar[[0]].indices.tolist() == [1, 2, 3, 4]
+    assert similar[[11]].indices.tolist() == [0, 1, 2, 3]
 
 
 def test_the_bits_do_not_depend_on_threads_or_empty_users() -> None:

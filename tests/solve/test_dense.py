@@ -55,14 +55,14 @@ def test_rows_summed_chunk_of_users_by_chunk_have_the_bits_of_the_whole(
     X = sp.random_array((300, 40), density=0.2, rng=rng, dtype=np.float32, format="csr")
     X.sort_indices()
     w = rng.random(300)
-    whole = weighted_gram(X, w, np.zeros((40, 40)))
+    gram = weighted_gram(X, w, np.zeros((40, 40)))
     for low, high in ((0, 1), (1, 17), (17, 40)):
         sums = None
         for chunk in ([slice(0, 7)], [slice(7, 200), slice(200, 300)]):
             out = np.zeros((high - low, 40 - low))
             fill_gram([(X[users], w[users]) for users in chunk], (low, high), out, sums)
             sums = out
-        np.testing.assert_array_equal(sums, whole[low:high, low:])
+        np.testing.assert_array_equal(sums, gram[low:high, low:])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -93,7 +93,7 @@ def test_lists_and_explanations_are_those_of_the_dense_engine(
     for alpha in (None, 0.0, 0.6):
         expected = here.score(data, alpha=alpha)
         assert_close(there.score(data, alpha=alpha), expected, dtype, scale=np.abs(expected).max())
-        lists = (each.rank(data, 10, alpha=alpha) for each in (there, here))
+        lists = (model.rank(data, 10, alpha=alpha) for model in (there, here))
         assert_same_lists(*lists, expected, dtype)
     one, two = there.explain("u3", "i5"), here.explain("u3", "i5")
     assert_close(one.score, two.score, dtype, scale=scale)
@@ -101,20 +101,20 @@ def test_lists_and_explanations_are_those_of_the_dense_engine(
     assert parts[0].keys() == parts[1].keys()
     for item, value in parts[1].items():
         assert_close(parts[0][item], value, dtype, scale=scale)
-    similar = [each.similar("i5", k=5) for each in (there, here)]
+    similar = [model.similar("i5", k=5) for model in (there, here)]
     assert_close(similar[0].scores, similar[1].scores, dtype, scale=scale)
 
 
 def test_users_that_weigh_nothing_are_as_if_absent(data: Interactions) -> None:
     weights, penalty = np.linspace(0.5, 2.0, data.n_users), np.linspace(1.0, 3.0, data.n_items)
     weights[[1, 5, 6]] = 0.0
-    found, _ = Dual(data.matrix, weights).solve(penalty, "float64")
+    P_dual, _ = Dual(data.matrix, weights).solve(penalty, "float64")
     X = data.matrix.toarray().astype(np.float64)
     A = X.T @ (weights[:, None] * X) + np.diag(penalty)
     P, bound = np.linalg.inv(A), rounding(A)
-    assert np.abs(found.rows(0, data.n_items) - P).max() < bound * np.abs(P).max()
+    assert np.abs(P_dual.rows(0, data.n_items) - P).max() < bound * np.abs(P).max()
     users = (data.user_counts > 0) & (weights > 0)
-    assert found.core.shape == (users.sum(),) * 2
+    assert P_dual.core.shape == (users.sum(),) * 2
 
 
 def test_a_list_does_not_depend_on_the_other_users_or_threads(
@@ -138,9 +138,9 @@ def test_a_list_does_not_depend_on_the_other_users_or_threads(
 
 def test_items_of_the_history_add_nothing_to_their_own_score(data: Interactions) -> None:
     model = eq.LAE(l2=3.0).fit(data, engine="dual", dtype="float64")
-    own = np.diag(model.score([[item] for item in data.items.tolist()]))
-    scale = np.abs(model.inverse_.own).max() / 3.0
-    assert np.abs(own).max() < 100 * data.n_users * UNIT * scale
+    self_scores = np.diag(model.score([[item] for item in data.items.tolist()]))
+    scale = np.abs(model.inverse_.inner_diagonal).max() / 3.0
+    assert np.abs(self_scores).max() < 100 * data.n_users * UNIT * scale
 
 
 def test_models_share_the_solve(data: Interactions) -> None:
@@ -154,17 +154,17 @@ def test_models_share_the_solve(data: Interactions) -> None:
 
 
 def test_a_search_finds_what_it_finds_with_the_dense_engine(data: Interactions) -> None:
-    kept = data.rows(data.user_counts > 0)
-    split = eq.split.strong(Interactions(kept.matrix != 0), valid=0.3, test=0.2)
+    active = data.rows(data.user_counts > 0)
+    split = eq.split.strong(Interactions(active.matrix != 0), valid=0.3, test=0.2)
     grid = {"l2": [1.0, 10.0], "dropout": [0.0, 0.3], "alpha": [0.0, 0.3]}
-    found = [
+    results = [
         eq.tune([eq.EASE, eq.LAE], split, grid=grid, engine=name, dtype="float64")
         for name in ("dual", "dense")
     ]
-    assert isinstance(found[0].model.inverse_, DualMatrix)
-    assert found[0].solves == found[1].solves
+    assert isinstance(results[0].model.inverse_, DualMatrix)
+    assert results[0].solves == results[1].solves
     # the valid users have different scores for all items, so rounding moves no list
-    assert found[0].trials.equals(found[1].trials)
+    assert results[0].trials.equals(results[1].trials)
 
 
 def test_it_is_saved_small_and_mapped(data: Interactions, tmp_path: Path) -> None:
@@ -237,13 +237,13 @@ def test_it_is_pruned_like_the_dense_one(data: Interactions) -> None:
 
 
 def test_it_is_evaluated(data: Interactions) -> None:
-    kept = Interactions(data.rows(data.user_counts > 0).matrix != 0)
-    split = eq.split.weak(kept)
+    active = Interactions(data.rows(data.user_counts > 0).matrix != 0)
+    split = eq.split.weak(active)
     here, there = (
         eq.EASE(l2=3.0).fit(split.train, engine=name, dtype="float64")
         for name in ("dense", "dual")
     )
-    one, two = (eq.evaluate(each, split.test, bootstrap=0) for each in (here, there))
+    one, two = (eq.evaluate(model, split.test, bootstrap=0) for model in (here, there))
     for metric in ("ndcg@20", "recall@20", "tail_ndcg@20"):
         assert two[metric] == pytest.approx(one[metric], rel=1e-12)
 
@@ -276,11 +276,11 @@ def test_the_plan_takes_it_where_users_are_few(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planning, "free_memory", lambda: 8 * 10**9)
     monkeypatch.setattr(planning, "solve_rate", lambda _: 1e11)
     grocery = {"n_users": 2_469, "n_items": 68_509, "n_interactions": 1_300_000}
-    found = eq.plan(**grocery)
-    assert found.engine == "dual"
-    assert found.peak_bytes < 1.5e9
-    assert found.seconds < 1
-    assert str(found).startswith("dual engine, 68,509 items, float32: ")
+    plan = eq.plan(**grocery)
+    assert plan.engine == "dual"
+    assert plan.peak_bytes < 1.5e9
+    assert plan.seconds < 1
+    assert str(plan).startswith("dual engine, 68,509 items, float32: ")
     few = {"n_users": 5_000, "n_interactions": 10**5}
     limit = planning.DUAL_ITEMS_PER_USER * 5_000
     assert eq.plan(**few, n_items=limit).engine == "dual"
@@ -310,7 +310,7 @@ def test_it_takes_no_options_of_other_engines(data: Interactions, tmp_path: Path
     with pytest.raises(SettingError, match=r"scratch is for the tiled .*, not for dual"):
         eq.EASE(l2=1.0).fit(data, engine="dual", scratch=tmp_path)
     with pytest.raises(SettingError, match="precision is for the gpu engine"):
-        eq.EASE(l2=1.0).fit(data, engine="dual", precision="tf32")
+        eq.EASE(l2=1.0).fit(data, engine="dual", precision="float32")
     model = eq.EASE(l2=1.0).fit(data, engine="dual")
     assert model.to("cpu") is model
     with pytest.raises(SettingError, match=r"ranks on device='cpu'"):
@@ -335,6 +335,6 @@ def test_the_small_system_can_be_solved_on_a_device(data: Interactions) -> None:
     here, _ = Dual(data.matrix, weights).solve(penalty, "float64")
     there = Dual(data.matrix, weights)
     there.device = "cpu:0"  # torch's processor, in the place of a card
-    found, _ = there.solve(penalty, "float64")
+    solved, _ = there.solve(penalty, "float64")
     allowed = rounding(here.core) * np.abs(here.core).max()
-    assert np.abs(found.core - here.core).max() < allowed
+    assert np.abs(solved.core - here.core).max() < allowed

@@ -34,28 +34,28 @@ def test_each_solve_of_a_solver_has_the_bits_of_a_solve_alone(
     one, other = np.ones(synthetic.n_users), rng.random(synthetic.n_users)
     for weights, l2 in ((one, 5.0), (one, 9.0), (other, 9.0), (one, 5.0)):
         penalty = np.full(synthetic.n_items, l2)
-        found, alone = (
+        solved, alone = (
             solver.solve(weights, penalty),
             solve(synthetic, weights, penalty, **options),
         )
-        P, expected = (p.toarray() if engine == "gpu" else p for p in (found.P, alone.P))
+        P, expected = (p.toarray() if engine == "gpu" else p for p in (solved.P, alone.P))
         np.testing.assert_array_equal(P, expected)
-        np.testing.assert_array_equal(found.diagonal, expected.diagonal())
-        assert found.residual == alone.residual
+        np.testing.assert_array_equal(solved.diagonal, expected.diagonal())
+        assert solved.residual == alone.residual
     assert len(list(tmp_path.iterdir())) == (engine == "tiled")  # the last result alone
 
 
 def test_gram_matrix_is_made_anew_where_memory_is_short(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
+    calls: list[int] = []
     real = dense.weighted_gram
-    monkeypatch.setattr(dense, "weighted_gram", lambda *a: (made.append(1), real(*a))[1])
+    monkeypatch.setattr(dense, "weighted_gram", lambda *a: (calls.append(1), real(*a))[1])
     peak = eq.plan(synthetic).peak_bytes
     weights, n_items = np.ones(synthetic.n_users), synthetic.n_items
     for memory, times in ((None, 1), (peak + n_items**2, 3)):
-        made.clear()
+        calls.clear()
         solver = Solver(synthetic, memory=memory)
-        found = [solver.solve(weights, np.full(n_items, l2)).P.copy() for l2 in (1.0, 2.0, 1.0)]
-        assert len(made) == times
-        np.testing.assert_array_equal(found[0], found[2])
+        inverses = [solver.solve(weights, np.full(n_items, l2)).P.copy() for l2 in (1.0, 2.0, 1.0)]
+        assert len(calls) == times
+        np.testing.assert_array_equal(inverses[0], inverses[2])

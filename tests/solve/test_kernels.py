@@ -25,7 +25,7 @@ def test_kernel_that_was_asked_for_is_the_one_that_runs() -> None:
     if ASKED in NEEDS and flags.exists() and NEEDS[ASKED] not in flags.read_text():
         pytest.skip(f"this processor cannot run the kernel {ASKED}")
     lapack.dpotrf(np.eye(2) @ np.eye(2))  # both numpy's library and scipy's are loaded
-    libraries = [each for each in threadpool_info() if each["internal_api"] == "openblas"]
+    libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     if not libraries:
         pytest.skip("numpy and scipy do not use OpenBLAS here")
-    assert {each["architecture"] for each in libraries} == {NAMES.get(ASKED, ASKED)}
+    assert {library["architecture"] for library in libraries} == {NAMES.get(ASKED, ASKED)}

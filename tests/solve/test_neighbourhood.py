@@ -48,8 +48,8 @@ def formed(X: Any, weights: Vector, penalty: Vector) -> Vector:
     return np.asarray((dense.T * weights) @ dense + np.diag(penalty))
 
 
-def dense(found: Columns) -> Vector:
-    return np.asarray(found.off_diagonal.toarray() + np.diag(found.diagonal()))
+def dense(columns: Columns) -> Vector:
+    return np.asarray(columns.off_diagonal.toarray() + np.diag(columns.diagonal()))
 
 
 def by_hand(A: Vector, neighbours: int) -> Vector:
@@ -59,8 +59,8 @@ def by_hand(A: Vector, neighbours: int) -> Vector:
     for j in range(n_items):
         # the engine compares in single precision, without the factor that all have in common
         size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
-        others = [i for i in np.argsort(-size, kind="stable") if i != j and A[i, j] != 0]
-        N = [*others[:neighbours], j]
+        partners = [i for i in np.argsort(-size, kind="stable") if i != j and A[i, j] != 0]
+        N = [*partners[:neighbours], j]
         P[N, j] = np.linalg.solve(A[np.ix_(N, N)], np.eye(len(N))[-1])
     return P
 
@@ -70,7 +70,9 @@ def assert_same_bits(a: Columns, b: Columns) -> None:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "normalizer", NORMALIZERS, ids=lambda normalizer: type(normalizer).__name__
+)
 def test_with_all_items_it_is_the_exact_engine(normalizer: Any, synthetic: Interactions) -> None:
     # l2 large enough for a condition number below 1e4: twelve digits are left
     first = eq.LAE(l2=5.0, dropout=0.3, normalizer=normalizer)
@@ -80,11 +82,13 @@ def test_with_all_items_it_is_the_exact_engine(normalizer: Any, synthetic: Inter
     np.testing.assert_allclose(near.solution_.toarray(), exact, rtol=0, atol=1e-12)
     assert near.audit_["weights"] == pytest.approx(1, abs=1e-8)
     for family in FAMILIES:
-        mine, theirs = (
-            family(l2=5.0, dropout=0.3, normalizer=normalizer).reuse(each).weights_
-            for each in (near, first)
+        near_weights, exact_weights = (
+            family(l2=5.0, dropout=0.3, normalizer=normalizer).reuse(model).weights_
+            for model in (near, first)
         )
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-10 * np.abs(theirs).max())
+        np.testing.assert_allclose(
+            near_weights, exact_weights, rtol=0, atol=1e-10 * np.abs(exact_weights).max()
+        )
 
 
 def test_in_single_precision_it_is_the_exact_engine_to_rounding(synthetic: Interactions) -> None:
@@ -103,8 +107,8 @@ def test_a_column_solves_the_system_of_its_support(
     neighbours: int, rng: np.random.Generator
 ) -> None:
     problem = system(rng)
-    found = neighbourhood.solve(*problem, neighbours, kept=39, dtype="float64")
-    np.testing.assert_allclose(dense(found), by_hand(formed(*problem), neighbours), atol=1e-13)
+    columns = neighbourhood.solve(*problem, neighbours, row_entries=39, dtype="float64")
+    np.testing.assert_allclose(dense(columns), by_hand(formed(*problem), neighbours), atol=1e-13)
 
 
 @pytest.mark.parametrize("alike", [False, True])
@@ -114,26 +118,26 @@ def test_entries_that_no_row_kept_count_as_nothing(alike: bool, rng: np.random.G
         X, weights, penalty = abs(X) > 0, np.ones(len(weights)), np.full(len(penalty), 3.0)
         X = sp.csr_array(X.astype(np.float32))
     A = formed(X, weights, penalty)
-    kept = np.eye(len(A), dtype=bool)
+    is_stored = np.eye(len(A), dtype=bool)
     for j in range(len(A)):  # each row has a say about items with at least its own A_jj
         size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
-        mine = np.flatnonzero((np.diag(A) >= A[j, j]) & (np.arange(len(A)) != j))
-        kept[j, mine[np.argsort(-size[mine], kind="stable")[:9]]] = True
-    kept |= kept.T
-    found = neighbourhood.solve(X, weights, penalty, 6, kept=9, dtype="float64")
+        candidates = np.flatnonzero((np.diag(A) >= A[j, j]) & (np.arange(len(A)) != j))
+        is_stored[j, candidates[np.argsort(-size[candidates], kind="stable")[:9]]] = True
+    is_stored |= is_stored.T
+    columns = neighbourhood.solve(X, weights, penalty, 6, row_entries=9, dtype="float64")
     expected = np.zeros_like(A)
     for j in range(len(A)):
-        N = [*np.flatnonzero(found.by_target()[:, [j]].toarray().ravel()), j]
-        cut = np.where(kept, A, 0)
+        N = [*np.flatnonzero(columns.by_target()[:, [j]].toarray().ravel()), j]
+        cut = np.where(is_stored, A, 0)
         cut[j], cut[:, j] = A[j], A[:, j]  # but for the target with its neighbours
         expected[N, j] = np.linalg.solve(cut[np.ix_(N, N)], np.eye(len(N))[-1])
-    np.testing.assert_allclose(dense(found), expected, atol=1e-12)
+    np.testing.assert_allclose(dense(columns), expected, atol=1e-12)
 
 
 def test_an_item_without_users_stands_alone(rng: np.random.Generator) -> None:
     problem = system(rng)
-    found = neighbourhood.solve(*problem, 10, dtype="float64")
-    P = dense(found)
+    columns = neighbourhood.solve(*problem, 10, dtype="float64")
+    P = dense(columns)
     assert not np.any(np.delete(P[7], 7))
     assert not np.any(np.delete(P[:, 7], 7))
     assert P[7, 7] == pytest.approx(1 / problem[2][7], rel=1e-15)
@@ -141,8 +145,8 @@ def test_an_item_without_users_stands_alone(rng: np.random.Generator) -> None:
 
 def test_few_partners_make_a_small_support() -> None:
     X = sp.csr_array(np.array([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]], np.float32))
-    found = neighbourhood.solve(X, np.ones(3), np.ones(4), 2, dtype="float64")
-    support = [set(column.nonzero()[0]) for column in found.by_target().toarray().T]
+    columns = neighbourhood.solve(X, np.ones(3), np.ones(4), 2, dtype="float64")
+    support = [set(column.nonzero()[0]) for column in columns.by_target().toarray().T]
     assert support == [{1}, {0, 2}, {1}, set()]
 
 
@@ -150,18 +154,18 @@ def test_equal_correlations_are_taken_by_position() -> None:
     # items 1 to 5 go with item 0 alike; two of them fit
     rows = [[1, *(i == j for j in range(5))] for i in range(5)]
     X = sp.csr_array(np.array(rows, np.float32))
-    found = neighbourhood.solve(X, np.ones(5), np.ones(6), 2)
-    np.testing.assert_array_equal(found.by_target()[:, [0]].nonzero()[0], [1, 2])
+    columns = neighbourhood.solve(X, np.ones(5), np.ones(6), 2)
+    np.testing.assert_array_equal(columns.by_target()[:, [0]].nonzero()[0], [1, 2])
 
 
 def test_permuted_items_give_permuted_weights(rng: np.random.Generator) -> None:
     X, weights, penalty = system(rng)  # weighted entries: no two correlations are equal
     order = rng.permutation(X.shape[1])
-    found = neighbourhood.solve(X, weights, penalty, 8, dtype="float64")
+    columns = neighbourhood.solve(X, weights, penalty, 8, dtype="float64")
     moved = neighbourhood.solve(
         sp.csr_array(X[:, order]), weights, penalty[order], 8, dtype="float64"
     )
-    np.testing.assert_allclose(dense(moved), dense(found)[np.ix_(order, order)], atol=1e-13)
+    np.testing.assert_allclose(dense(moved), dense(columns)[np.ix_(order, order)], atol=1e-13)
 
 
 def test_threads_and_stripes_do_not_change_a_bit(
@@ -188,7 +192,7 @@ def test_an_array_that_is_gone_does_not_count_as_done(tmp_path: Path) -> None:
         assert journal.has("rows", 0)
         journal.array("later", 4, "float32")  # one that no earlier try had begun
     (tmp_path / "neighbourhood-values.npy").unlink()
-    with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is gone; remove"):
+    with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is missing; remove"):
         journal.array("values", 4, "float32")
 
 
@@ -204,13 +208,13 @@ def test_a_killed_solve_goes_on(stripe: int, rng: np.random.Generator, tmp_path:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status)
-        with pytest.raises(DataError, match="holds another solve"):
+        with pytest.raises(DataError, match="holds another fit"):
             neighbourhood.solve(*problem, 9, scratch=tmp_path)
         steps: list[float] = []
-        found = neighbourhood.solve(
+        columns = neighbourhood.solve(
             *problem, 8, scratch=tmp_path, progress=lambda state: steps.append(state.share)
         )
-    assert_same_bits(found, expected)
+    assert_same_bits(columns, expected)
     assert steps == [number / 128 for number in range(1, 129)]
     assert not list(tmp_path.iterdir())
 
@@ -242,12 +246,12 @@ def test_memory_stays_inside_the_plan() -> None:
 
 def test_too_little_memory_is_an_error_with_the_number_that_fits(synthetic: Interactions) -> None:
     sizes = {"n_users": 10**6, "n_items": 10**6, "n_interactions": 3 * 10**7}
-    asked: dict[str, Any] = {"engine": "neighbourhood", "memory": "3GB"}
+    options: dict[str, Any] = {"engine": "neighbourhood", "memory": "3GB"}
     with pytest.raises(TooBigError, match=r"300 neighbours need .* neighbours=\d+ fits") as error:
-        eq.plan(**sizes, **asked, neighbours=300).require()
+        eq.plan(**sizes, **options, neighbours=300).require()
     room = int(str(error.value).rsplit("neighbours=", 1)[1].split()[0])
-    assert eq.plan(**sizes, **asked, neighbours=room).fits
-    assert not eq.plan(**sizes, **asked, neighbours=room + 1).fits
+    assert eq.plan(**sizes, **options, neighbours=room).fits
+    assert not eq.plan(**sizes, **options, neighbours=room + 1).fits
     with pytest.raises(TooBigError, match="give more memory"):
         eq.EASE(l2=1.0).fit(synthetic, engine="neighbourhood", memory="2KB")
 
@@ -292,25 +296,25 @@ def test_options_that_do_not_belong_together_are_refused(synthetic: Interactions
 def test_it_says_how_far_it_agrees_with_exact_columns(synthetic: Interactions) -> None:
     near = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, engine="neighbourhood", neighbours=12)
     exact = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, dtype="float64")
-    found = near.audit(synthetic.n_items)
+    audit = near.audit(synthetic.n_items)
     # by hand, for all targets
-    W, V = (each.solution_.toarray().astype(np.float64) for each in (near, exact))
-    W, V = (-each / np.diag(each) for each in (W, V))
-    for each in (W, V):
-        np.fill_diagonal(each, 0)
+    W, V = (matrix.solution_.toarray().astype(np.float64) for matrix in (near, exact))
+    W, V = (-matrix / np.diag(matrix) for matrix in (W, V))
+    for matrix in (W, V):
+        np.fill_diagonal(matrix, 0)
     cosines = (W * V).sum(axis=0) / np.linalg.norm(W, axis=0) / np.linalg.norm(V, axis=0)
-    assert found["weights"] == pytest.approx(cosines.mean(), abs=1e-4)
-    assert found["targets"] == synthetic.n_items
+    assert audit["weights"] == pytest.approx(cosines.mean(), abs=1e-4)
+    assert audit["targets"] == synthetic.n_items
     # the list of an item: the exact P_ij and ours, both over our P_jj
     diagonal = near.diagonal_
     rows = W, V * exact.diagonal_ / diagonal
-    ours, theirs = (
-        [set(np.argsort(-row, kind="stable")[: min(20, int((row > 0).sum()))]) for row in each]
-        for each in rows
+    lists, exact_lists = (
+        [set(np.argsort(-row, kind="stable")[: min(20, int((row > 0).sum()))]) for row in matrix]
+        for matrix in rows
     )
-    shared = [len(a & b) / len(b) for a, b in zip(ours, theirs, strict=True)]
-    assert found["overlap@20"] == pytest.approx(np.mean(shared), abs=1e-3)
-    assert 0.9 < found["scores"] < 1
+    shared = [len(a & b) / len(b) for a, b in zip(lists, exact_lists, strict=True)]
+    assert audit["overlap@20"] == pytest.approx(np.mean(shared), abs=1e-3)
+    assert 0.9 < audit["scores"] < 1
     assert near.audit_["weights"] == pytest.approx(cosines.mean(), abs=0.1)
     with pytest.raises(SettingError, match="was solved exactly"):
         exact.audit()
@@ -400,30 +404,30 @@ def test_an_update_leaves_targets_alone_that_it_does_not_touch() -> None:
 def test_a_search_shares_its_solves(synthetic: Interactions) -> None:
     split = eq.split.strong(synthetic, valid=0.2, test=0.2)
     grid = {"l2": [5, 50], "alpha": [0, 0.3]}
-    found = eq.tune([eq.EASE, eq.LAE], split, grid=grid, engine="neighbourhood", neighbours=20)
-    assert found.solves == 2
-    assert found.trials.height == 8
-    assert found.model.inverse_.neighbours == 20
-    assert found.model.audit_
-    alone = found.model.vary({}).fit(split.train, engine="neighbourhood", neighbours=20)
-    np.testing.assert_array_equal(alone.inverse_.data, found.model.inverse_.data)
+    result = eq.tune([eq.EASE, eq.LAE], split, grid=grid, engine="neighbourhood", neighbours=20)
+    assert result.solves == 2
+    assert result.trials.height == 8
+    assert result.model.inverse_.neighbours == 20
+    assert result.model.audit_
+    alone = result.model.vary({}).fit(split.train, engine="neighbourhood", neighbours=20)
+    np.testing.assert_array_equal(alone.inverse_.data, result.model.inverse_.data)
 
 
 def test_a_companion_needs_a_number_before_the_solve(synthetic: Interactions) -> None:
-    how: Any = {"engine": "neighbourhood", "neighbours": 9}
+    options: Any = {"engine": "neighbourhood", "neighbours": 9}
 
     def solved(_: Any) -> None:
         pytest.fail("it solved before it refused")
 
     model = eq.EASE(l2=5.0, lowpass=eq.LowPass(rank=4))
     with pytest.raises(SettingError, match=r"give a number, such as LowPass\(strength=0.2\)"):
-        model.fit(synthetic, **how, progress=solved)
+        model.fit(synthetic, **options, progress=solved)
     split = eq.split.strong(synthetic, valid=0.2, test=0.2)
     with pytest.raises(SettingError, match="give a number"):
-        eq.tune(model, split, grid={"l2": [5.0]}, **how)
-    found = eq.tune(model, split, grid={"strength": [0.0, 0.3]}, **how)
-    assert found.solves == 1
-    assert found.trials["strength"].to_list() == [0.0, 0.3]
+        eq.tune(model, split, grid={"l2": [5.0]}, **options)
+    result = eq.tune(model, split, grid={"strength": [0.0, 0.3]}, **options)
+    assert result.solves == 1
+    assert result.trials["strength"].to_list() == [0.0, 0.3]
 
 
 def test_the_command_fits_with_neighbours(synthetic: Interactions, tmp_path: Path) -> None:

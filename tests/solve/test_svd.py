@@ -36,12 +36,12 @@ def always_krylov(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dense_decomposition_agrees_with_lapack(shape: tuple[int, int], dtype: str) -> None:
     A = random_matrix(*shape, 0.2)
-    found = truncated_svd(A, 7, dtype=dtype)
+    result = truncated_svd(A, 7, dtype=dtype)
     _, values, right = np.linalg.svd(A.toarray())
     rtol = 1e-4 if dtype == "float32" else 1e-7
-    assert found.values.dtype == found.right.dtype == dtype
-    np.testing.assert_allclose(found.values, values[:7], rtol=rtol)
-    projection = found.right.T @ found.right
+    assert result.values.dtype == result.right.dtype == dtype
+    np.testing.assert_allclose(result.values, values[:7], rtol=rtol)
+    projection = result.right.T @ result.right
     # entries of a projection are at most 1, so its absolute error is a relative one
     np.testing.assert_allclose(projection, right[:7].T @ right[:7], rtol=rtol, atol=rtol)
 
@@ -50,28 +50,28 @@ def test_dense_decomposition_agrees_with_lapack(shape: tuple[int, int], dtype: s
 @pytest.mark.parametrize("shape", [(400, 300), (300, 400)])
 def test_krylov_restarts_reach_the_values_of_a_flat_spectrum(shape: tuple[int, int]) -> None:
     A = random_matrix(*shape, 0.05)
-    found = truncated_svd(A, 40, dtype="float64", tolerance=1e-8)
+    result = truncated_svd(A, 40, dtype="float64", tolerance=1e-8)
     _, values, right = np.linalg.svd(A.toarray())
-    np.testing.assert_allclose(found.values, values[:40], rtol=1e-7)
-    overlap = np.linalg.norm(right[:40] @ found.right.T)
+    np.testing.assert_allclose(result.values, values[:40], rtol=1e-7)
+    overlap = np.linalg.norm(right[:40] @ result.right.T)
     np.testing.assert_allclose(overlap, np.sqrt(40), rtol=1e-7)
 
 
 @pytest.mark.usefixtures("always_krylov")
 def test_vectors_are_orthonormal_in_single_precision() -> None:
-    found = truncated_svd(random_matrix(500, 300, 0.05), 30)
-    np.testing.assert_allclose(found.right @ found.right.T, np.eye(30), rtol=1e-4, atol=1e-4)
+    result = truncated_svd(random_matrix(500, 300, 0.05), 30)
+    np.testing.assert_allclose(result.right @ result.right.T, np.eye(30), rtol=1e-4, atol=1e-4)
 
 
 def check_low_rank(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     A = sp.csr_array(rng.random((shape[0], 5)) @ rng.random((5, shape[1])))
-    found = truncated_svd(A, 12, dtype="float64")
+    result = truncated_svd(A, 12, dtype="float64")
     exact = np.linalg.svd(A.toarray(), compute_uv=False)
-    np.testing.assert_allclose(found.values[:5], exact[:5], rtol=1e-7)
-    np.testing.assert_allclose(found.right[:5] @ found.right[:5].T, np.eye(5), atol=1e-7)
-    assert not found.values[5:].any()
-    assert not found.right[5:].any()
+    np.testing.assert_allclose(result.values[:5], exact[:5], rtol=1e-7)
+    np.testing.assert_allclose(result.right[:5] @ result.right[:5].T, np.eye(5), atol=1e-7)
+    assert not result.values[5:].any()
+    assert not result.right[5:].any()
 
 
 @pytest.mark.parametrize("shape", [(200, 150), (150, 200)])
@@ -133,11 +133,11 @@ def test_power_iterations_give_the_plain_randomised_method() -> None:
 
 def test_a_randomised_method_takes_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     A = random_matrix(500, 80, 0.1)
-    whole = truncated_svd(A, 10, dtype="float64", power_iterations=3)
+    in_one_block = truncated_svd(A, 10, dtype="float64", power_iterations=3)
     monkeypatch.setattr(svd, "ROW_NUMBERS", 10 * 64)
     blocks = truncated_svd(A, 10, dtype="float64", power_iterations=3)
     # sums of 500 products of numbers below 1, seven times over
-    np.testing.assert_allclose(blocks.values, whole.values, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(blocks.values, in_one_block.values, rtol=0, atol=1e-11)
     planned = svd.needed_bytes(A.shape, 10, "float64", 3)
     tracemalloc.start()
     truncated_svd(A, 10, dtype="float64", power_iterations=3)
@@ -157,12 +157,12 @@ def test_a_companion_of_large_data_keeps_their_large_structure(
     exact = companion.fit(data, "float64").found
     monkeypatch.setattr(svd, "LARGE", 100)
     model = eq.EASE(l2=20.0, lowpass=companion).fit(data, dtype="float64")
-    found = model.companion_.found
-    assert found.right.shape == (6, 120)
+    sketched = model.companion_.found
+    assert sketched.right.shape == (6, 120)
     # every product with the matrix moves the sixth value away from those beyond the 15 vectors
     beyond = np.linalg.svd(normalised(data).toarray(), compute_uv=False)[15]
     bound = 10 * (beyond / exact.values[5]) ** (2 * (2 * svd.ROUNDS + 1))
-    projections = [each.right.T @ each.right for each in (found, exact)]
+    projections = [factors.right.T @ factors.right for factors in (sketched, exact)]
     assert np.linalg.norm(projections[0] - projections[1], 2) ** 2 <= bound < 1e-3
     model.save(tmp_path / "model")
     again = eq.load(tmp_path / "model")
@@ -173,10 +173,10 @@ def test_a_companion_of_large_data_keeps_their_large_structure(
 @pytest.mark.slow
 def test_gowalla_has_its_known_singular_value(shared_data: Path) -> None:
     train = read_weak(shared_data / "gowalla" / "weak")["train"]
-    found = spectrum(train, 256)
+    result = spectrum(train, 256)
     # .489 to the digits that are known; two rounds of a plain randomised method give .467
-    np.testing.assert_allclose(found.values[255], 0.489, atol=5e-4)
-    np.testing.assert_allclose(found.right @ found.right.T, np.eye(256), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result.values[255], 0.489, atol=5e-4)
+    np.testing.assert_allclose(result.right @ result.right.T, np.eye(256), rtol=1e-4, atol=1e-4)
 
 
 def test_normalised_matrix_is_divided_by_powers_of_both_sums(toy: Interactions) -> None:
@@ -200,11 +200,11 @@ def test_old_spectra_leave_the_cache_when_it_is_full(
 ) -> None:
     svd._cache.clear()
     monkeypatch.setattr(svd, "CACHED_BYTES", 3 * 5 * 80 * 4)
-    found = [spectrum(synthetic, 5, shift=float(shift)) for shift in range(5)]
+    spectra = [spectrum(synthetic, 5, shift=float(shift)) for shift in range(5)]
     assert len(svd._cache) == 3
     again = [spectrum(synthetic, 5, shift=float(shift)) for shift in (4, 0)]
-    assert np.shares_memory(again[0].right, found[4].right)
-    assert not np.shares_memory(again[1].right, found[0].right)
+    assert np.shares_memory(again[0].right, spectra[4].right)
+    assert not np.shares_memory(again[1].right, spectra[0].right)
     svd._cache.clear()
 
 

@@ -20,7 +20,8 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.solve import dense, tiled
-from equipoise.solve.tiled import all_tasks, locked
+from equipoise.solve.journal import locked
+from equipoise.solve.tiled import all_tasks
 
 Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and resource limits")
@@ -112,18 +113,18 @@ class Killed(BaseException):
     """The process ends here: what is in the files stays, nothing else does."""
 
 
-def spy(patch: pytest.MonkeyPatch, told: Callable[[str], object], *, after: bool = True) -> None:
-    """Be told of each call that makes or changes the file of the result."""
+def spy(patch: pytest.MonkeyPatch, notify: Callable[[str], object], *, after: bool = True) -> None:
+    """Call `notify` at each system call that makes or changes the file of the result."""
 
     def watched(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
 
         def call(*arguments: Any) -> Any:
             if not after:
-                told(name)
+                notify(name)
             result = real(*arguments)
             if after:
-                told(name)
+                notify(name)
             return result
 
         return call
@@ -154,13 +155,13 @@ def test_killed_at_any_moment_of_making_its_result_it_goes_on(
             spy(patch, count, after=after)
             with pytest.raises(Killed):
                 tiled.invert(*problem, tile_rows=40, scratch=folder)
-        found, _, _ = tiled.invert(*problem, tile_rows=40, scratch=folder)
-        np.testing.assert_array_equal(found, expected)
+        resumed, _, _ = tiled.invert(*problem, tile_rows=40, scratch=folder)
+        np.testing.assert_array_equal(resumed, expected)
 
 
-@pytest.mark.parametrize("rest", [b"", b"\x00" * 100, None])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, None])
 def test_what_a_killed_process_left_of_the_result_is_made_again(
-    problem: Problem, rest: bytes | None, tmp_path: Path
+    problem: Problem, content: bytes | None, tmp_path: Path
 ) -> None:
     expected, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "whole")
     size = (tmp_path / "whole" / "inverse.npy").stat().st_size
@@ -168,9 +169,9 @@ def test_what_a_killed_process_left_of_the_result_is_made_again(
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it", progress=stop_after(before))
     # made at its full length, without the head
-    (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if rest is None else rest)
-    found, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
-    np.testing.assert_array_equal(found, expected)
+    (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if content is None else content)
+    resumed, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
+    np.testing.assert_array_equal(resumed, expected)
 
 
 @pytest.mark.parametrize("damage", ["short", "long", "head", "missing"])
@@ -253,14 +254,14 @@ def test_damaged_state_is_noticed(problem: Problem, tmp_path: Path) -> None:
 def test_folder_of_another_problem_is_refused(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
-    with pytest.raises(DataError, match="holds the tiles of another fit"):
+    with pytest.raises(DataError, match="holds another fit"):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, problem={"data": "other"})
 
 
 def test_going_on_takes_the_tiles_as_they_are(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
-    with pytest.raises(DataError, match="holds the tiles of another fit"):
+    with pytest.raises(DataError, match="holds another fit"):
         tiled.invert(*problem, tile_rows=20, scratch=tmp_path)  # less memory than it had
     steps: list[tiled.SolveProgress] = []
     tiled.invert(*problem, tile_rows=60, scratch=tmp_path, progress=steps.append)
@@ -333,10 +334,10 @@ def test_model_fits_in_less_memory_than_its_inverse(
             id="scratch of the dense engine",
         ),
         pytest.param(
-            lambda _: {"precision": "tf32"},
+            lambda _: {"precision": "float32"},
             SettingError,
             "precision is for the gpu engine",
-            id="tf32 without a card",
+            id="precision without a card",
         ),
     ],
 )

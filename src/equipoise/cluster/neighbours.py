@@ -204,9 +204,9 @@ def add_rows(
     system = _strip_system(before, chunk, numbers, span)
     items = np.arange(low, high, dtype=np.int32)
     lists = strongest_entries(system, items, *limits, dtype, Journal())
-    lengths, others = lists.lengths[low:high].copy(), lists.others[low:high]
+    lengths, n_foreign = lists.lengths[low:high].copy(), lists.n_foreign[low:high]
     places, starts = segments(lists.starts[low:high], lengths)
-    return Lists(starts, lengths, others, lists.items[places], lists.values[places])
+    return Lists(starts, lengths, n_foreign, lists.items[places], lists.values[places])
 
 
 def _strip_system(before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:

@@ -176,8 +176,7 @@ class Recommender(Configured, ABC):
             Improve the solve by one Newton step, at about four times its cost.
         precision
             How a card multiplies float32: "auto" by pairs of halves on its tensor cores, which is
-            as accurate and about three times as fast, where it has them; "float32"; "tf32" with
-            about 3 digits of a weight instead of 6.
+            as accurate and about three times as fast, where it has them; or "float32".
         neighbours
             Of the neighbourhood engine: how many others, 50 to 400, or a time such as "2m" that a
             fit may take. Left out: 200, or as many as the memory has room for.

@@ -261,7 +261,7 @@ class ByUsers(Inverse):
         """Return a term that scores through the training users."""
         P, Y = self.matrix, self.matrix.items
         scales = source / P.penalty, -target / P.penalty  # P = ... - L^-1 Y^T C Y L^-1
-        return Dual(P.core, Y.data, Y.indices, Y.indptr, P.own, *scales, self.dtype)
+        return Dual(P.core, Y.data, Y.indices, Y.indptr, P.inner_diagonal, *scales, self.dtype)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         """Return the rows, made from the parts."""
@@ -281,7 +281,7 @@ class ByUsers(Inverse):
 
     def arrays(self) -> dict[str, Any]:
         """Return the matrix of users and a diagonal; the rest is in the training data."""
-        return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.own}
+        return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.inner_diagonal}
 
     @classmethod
     def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from equipoise.ranking.device import SCORES, best_of_rows
 from equipoise.solve.blocked import strips
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.torch_backend import Tensor, load_torch, precision, send
+from equipoise.solve.torch_backend import Tensor, full_precision, load_torch, send
 
 SMALL = 8  # arrays of the size of P[S,S] that are there at a time
 WIDE = 4  # arrays of the size of the scores, beside a sum for each source
@@ -44,7 +44,7 @@ def rank_left_out_on_device(
     source_of, extra_of, targets, targets_after, _, _ = groups
     starts, outs, of_penalty, of_diagonal = readings
     old, limit, towards = (send(each, device, kind) for each in (diagonal, penalty, targets))
-    with precision(False):
+    with full_precision():
         for mine in _batches(np.diff(offsets)[users], len(P), len(sources), P.dtype.itemsize):
             some = users[mine]
             own = _Own(some, P, entries, of_user, sources, diagonal)

@@ -1,1 +1,1 @@
-"""The machine a program runs on: memory, threads, compiled loops."""
+"""Memory, threads and compiled kernels of the machine."""

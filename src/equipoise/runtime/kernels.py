@@ -1,9 +1,10 @@
-"""How inner loops are compiled, and the types of arrays they work on."""
+"""Compile inner loops with numba, and name the types of arrays they work on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
@@ -22,79 +23,77 @@ Positions = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
 
-# numba's cache, and the same where the folder that it would take first may not be written to
-_Kept: Any = FunctionCache
-_places = [
-    type(place.__name__, (place,), {"ensure_cache_path": lambda _: None})
-    for place in _Kept._impl_class._locator_classes
+# numba's cache, and a variant that also reads folders without write permission
+_FunctionCache: Any = FunctionCache
+_locators = [
+    type(locator.__name__, (locator,), {"ensure_cache_path": lambda _: None})
+    for locator in _FunctionCache._impl_class._locator_classes
 ]
-_Found = type(
-    "Found",
-    (_Kept,),
-    {"_impl_class": type("Impl", (_Kept._impl_class,), {"_locator_classes": _places})},
+_ReadOnlyCache = type(
+    "ReadOnlyCache",
+    (_FunctionCache,),
+    {"_impl_class": type("Impl", (_FunctionCache._impl_class,), {"_locator_classes": _locators})},
 )
 
 
 def compiled(function: F) -> F:
-    """Compile with numba; cached on disk where some directory can be written to."""
+    """Compile with numba; cached on disk where a directory is writable."""
     return _compiled(function)
 
 
 def reordered(function: F) -> F:
-    """Compile like `compiled`, with sums in an order that suits the processor.
+    """Compile like `compiled`, but let the compiler reorder sums for speed.
 
-    The order depends on the length of a sum alone, so one machine gives the same bits every time.
+    The order depends only on the length of a sum, so a machine gives the same bits every time.
     """
     return _compiled(function, fastmath={"reassoc", "contract"})
 
 
-def _compiled(function: F, **how: Any) -> F:
-    kernel: Any = numba.njit(nogil=True, **how)(function)
+def _compiled(function: F, **options: Any) -> F:
+    kernel: Any = numba.njit(nogil=True, **options)(function)
     kernel._cache = _Cache(function)
     return cast(F, kernel)
 
 
 class _Cache:
-    """Kernels that were kept on disk, looked for when the first one is called.
+    """Cache of compiled kernels on disk, opened when the first kernel is called.
 
-    numba passes by a folder that it cannot write to, such as an installation of another user; what
-    lies there is used all the same. A kernel that cannot be kept is compiled in each process.
+    numba ignores folders that it cannot write to, such as an installation of another user; kernels
+    stored there are used all the same. A kernel that cannot be stored is compiled in each process.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
     @cached_property
-    def _places(self) -> list[Any]:
-        found = []
-        for place in (_Kept, _Found):
-            try:
-                found.append(place(self._function))
-            except RuntimeError:  # no such folder
-                continue
-        return found
+    def _caches(self) -> list[Any]:
+        caches = []
+        for kind in (_FunctionCache, _ReadOnlyCache):
+            with suppress(RuntimeError):  # no such folder
+                caches.append(kind(self._function))
+        return caches
 
     @property
     def cache_path(self) -> str | None:
         """Folder of new kernels."""
-        return str(self._places[0].cache_path) if self._places else None
+        return str(self._caches[0].cache_path) if self._caches else None
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        """Return the kernel of these types, None where there is none."""
-        found = (place.load_overload(signature, context) for place in self._places)
-        return next((kernel for kernel in found if kernel is not None), None)
+        """Return the stored kernel of these types, or None."""
+        kernels = (cache.load_overload(signature, context) for cache in self._caches)
+        return next((kernel for kernel in kernels if kernel is not None), None)
 
     def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Keep a kernel; a folder that is full or read-only is no error."""
+        """Store a kernel; a folder that is full or read-only is no error."""
         try:
-            for place in self._places[:1]:
-                place.save_overload(signature, kernel)
+            for cache in self._caches[:1]:
+                cache.save_overload(signature, kernel)
         except OSError as error:
-            logger.debug("a kernel could not be kept: %s", error)
+            logger.debug("a kernel could not be stored: %s", error)
 
 
 def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
-    """Ask for a place of an array in the caches without waiting for it: `prefetch(array, i)`."""
+    """Load an entry of an array into the cache without waiting for it: `prefetch(array, i)`."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -110,7 +109,7 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
 
 
 def _lowest_bit(_typing: Any, word: Any) -> Any:
-    """Return the place of the lowest bit that is set, of 64: `lowest_bit(word)`."""
+    """Return the position of the lowest set bit of 64: `lowest_bit(word)`."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.IntType(1)(1))
@@ -119,7 +118,7 @@ def _lowest_bit(_typing: Any, word: Any) -> Any:
 
 
 def _bits_set(_typing: Any, word: Any) -> Any:
-    """Return how many of 64 bits are set: `bits_set(word)`."""
+    """Return the number of set bits of 64: `bits_set(word)`."""
 
     def code(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -133,11 +132,11 @@ bits_set: Any = intrinsic(_bits_set)
 
 
 @compiled
-def first_at_least(ascending: Any, low: Any, high: Any, wanted: Any) -> Any:
-    """Return the first place from `low` on with no less than what is wanted, `high` for none."""
+def first_at_least(ascending: Any, low: Any, high: Any, value: Any) -> Any:
+    """Return the first place in [low, high) whose entry is >= value, or `high`."""
     while low < high:
         middle = (low + high) // 2
-        if ascending[middle] < wanted:
+        if ascending[middle] < value:
             low = middle + 1
         else:
             high = middle

@@ -1,7 +1,7 @@
-"""What the machine has free, sizes and times in words, time left, and the number of threads.
+"""Free memory, sizes and durations as text, remaining time, and threads.
 
-Kernels are compiled to release the GIL and run on plain Python threads: no second thread pool
-that could clash with the caller's threads or processes.
+Kernels release the GIL and run on plain Python threads: no second thread pool that could clash
+with the caller's threads or processes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from equipoise.errors import ForkError, SettingError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-CGROUPS = (  # limit and use of the container, in the new and in the old layout
+CGROUPS = (  # limit and usage of the container, in cgroup v2 and v1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 
 
 def parse_memory(text: str | float) -> int:
-    """Read a size such as "6GB", "700 MB", "2GiB" or a number of bytes.
+    """Return a size such as "6GB", "700 MB" or "2GiB" in bytes.
 
     >>> parse_memory("1.5GB"), parse_memory("2GiB")
     (1500000000, 2147483648)
@@ -51,7 +51,7 @@ def parse_memory(text: str | float) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can be taken now: free memory, and the container's limit where there is one."""
+    """Return the free memory in bytes, within the limit of the container if there is one."""
     free = meminfo("MemAvailable")
     for names in CGROUPS:
         try:
@@ -63,7 +63,7 @@ def free_memory() -> int:
 
 
 def meminfo(field: str) -> int:
-    """Return a line of the kernel's memory table in bytes; all memory where there is none."""
+    """Return a field of /proc/meminfo in bytes; the installed memory where it does not exist."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith(f"{field}:"):
@@ -74,7 +74,7 @@ def meminfo(field: str) -> int:
 
 
 def gigabytes(size: float) -> str:
-    """Return a size in words.
+    """Return a size as text.
 
     >>> gigabytes(6.7e9), gigabytes(3e6)
     ('6.7 GB', '0.003 GB')
@@ -83,7 +83,7 @@ def gigabytes(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words.
+    """Return a duration as text.
 
     >>> duration(0.4), duration(75), duration(7200)
     ('0.4 s', '1 min 15 s', '2 h 0 min')
@@ -97,16 +97,16 @@ def duration(seconds: float) -> str:
 
 
 class Pace:
-    """How long a work will still take, told by its steps once the first of them is done.
+    """Estimate the remaining time of a job from its steps after the first one.
 
-    The first one says nothing about the others: it also compiles kernels and prepares the data.
+    The first step is ignored because it also compiles kernels and prepares the data.
     """
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
     def left(self, done: float, total: float) -> float | None:
-        """Return the seconds left; None where that cannot be told yet. To be called each step."""
+        """Return the seconds left, or None if unknown yet. Call it after each step."""
         now = time.perf_counter()
         if done >= total:
             return 0.0
@@ -122,7 +122,7 @@ _limit: ContextVar[int | None] = ContextVar("threads", default=None)
 
 @contextmanager
 def limited(threads: int | None) -> Iterator[None]:
-    """Use at most this many threads inside the block; None leaves things as they are."""
+    """Use at most this many threads inside the block; None changes nothing."""
     if threads is None:
         yield
         return
@@ -135,13 +135,13 @@ def limited(threads: int | None) -> Iterator[None]:
         _limit.reset(token)
 
 
-def one_blas_thread(wanted: bool = True) -> AbstractContextManager[Any]:
-    """Keep BLAS on one thread inside the block, where that is wanted.
+def one_blas_thread(condition: bool = True) -> AbstractContextManager[Any]:
+    """Limit BLAS to one thread inside the block, if the condition holds.
 
-    Its threads wait for one another thousands of times in a small factorisation. On a machine
-    that others use too, each wait can take as long as the whole work does on one thread.
+    Its threads wait for one another thousands of times in a small factorisation. On a busy
+    machine each wait can take as long as the factorisation does on one thread.
     """
-    return _blas().limit(limits=1, user_api="blas") if wanted else nullcontext()
+    return _blas().limit(limits=1, user_api="blas") if condition else nullcontext()
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +193,7 @@ def _use_polars() -> None:
 
 
 def count() -> int:
-    """Return the number of threads in force: the limit, or the processors we may use."""
+    """Return the number of threads to use: the limit, or the available processors."""
     limit = _limit.get()
     if limit is not None:
         return limit
@@ -203,7 +203,7 @@ def count() -> int:
 
 
 def run(task: Callable[[int], None], n_tasks: int) -> None:
-    """Call ``task(0)`` ... ``task(n_tasks - 1)`` on the threads in force, in any order."""
+    """Call ``task(0)`` ... ``task(n_tasks - 1)`` on `count` threads, in any order."""
     workers = min(count(), n_tasks)
     if workers <= 1:
         for number in range(n_tasks):

@@ -1,13 +1,15 @@
-"""How close the neighbourhood engine comes to the exact solve, from a sample of targets.
+"""Compare the neighbourhood engine with the exact solve on a sample of targets.
 
-Columns of sampled targets are solved for exactly, by conjugate gradients on the sparse data, and
-compared with what the engine made of them. P is compared in the form of EASE, B_ij = -P_ij / P_jj.
+The columns of sampled targets are solved exactly, by conjugate gradients on the sparse data, and
+compared with those of the engine. P is compared in the form of EASE, B_ij = -P_ij / P_jj.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,12 @@ logger = logging.getLogger(__name__)
 Vector = npt.NDArray[np.float64]
 
 TARGETS = 16
-LANES = 8  # targets that are solved for side by side: a line of the cache for each item
-AHEAD = 8  # places whose numbers are asked for before they are needed
+LANES = 8  # targets that are solved side by side: a cache line for each item
+AHEAD = 8  # places whose numbers are prefetched
 MOST_STEPS = 1000
-USERS = 1000  # of a target, whose scores are compared
+USERS = 1000  # users of a target whose scores are compared
 LENGTH = 20
-PRECISION = 1e-5  # of the exact columns: far below the differences that are looked for
+PRECISION = 1e-5  # of the exact columns: far below the differences of interest
 LIMIT = 0.25  # residual on the supports beyond which a solve is refused
 
 
@@ -41,16 +43,15 @@ def sampled(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:
 
 
 class Audit:
-    """The exact system beside the columns that are to be checked."""
+    """The exact system, and the columns to check against it."""
 
     def __init__(
         self, columns: Columns, X: Csr, user_weights: Vector, penalty: Vector, n_targets: int
     ) -> None:
         counts = np.bincount(X.indices, minlength=X.shape[1])
-        # numbered from the most used item on, so that most numbers lie close together in memory
+        # numbered from the most popular item on, so that most numbers lie close together in memory
         self._names = np.argsort(-counts, kind="stable").astype(np.int32)
-        self._rank = np.empty(len(counts), np.int32)
-        self._rank[self._names] = np.arange(len(counts), dtype=np.int32)
+        self._rank = np.argsort(self._names).astype(np.int32)
         self._data = X.indptr, self._rank[X.indices], X.data, user_weights
         self._penalty = penalty[self._names]
         self._diagonal = self._penalty + _squares(*self._data, len(counts))
@@ -58,52 +59,44 @@ class Audit:
         self.targets = sampled(counts, n_targets)
 
     def residual(self) -> float:
-        """Return the mean size of A x - e_j on the supports of sampled targets; refuse a bad one.
+        """Return the mean size of A x - e_j on the supports of the targets; refuse a large one.
 
-        0 but for rounding where the kept entries of A hold all pairs of a support.
+        It is 0 up to rounding where the stored entries of A hold all pairs of a support.
         """
-        groups, columns = self._groups(), [self._found(some) for some in self._groups()]
-        sizes: list[Any] = [None] * len(groups)
 
-        def check(number: int) -> None:
-            some, (x, support) = groups[number], columns[number]
+        def error_sizes(group: npt.NDArray[np.int64]) -> list[Any]:
+            x, support = self._solved_columns(group)
             error = np.empty_like(x)
             self._product(x[self._names], error)
             error = error[self._rank]
-            error[some, np.arange(len(some))] -= 1
-            sizes[number] = [np.linalg.norm(error[support[:, at], at]) for at in range(len(some))]
+            error[group, np.arange(len(group))] -= 1
+            return [np.linalg.norm(error[support[:, at], at]) for at in range(len(group))]
 
-        machine.run(check, len(groups))
-        found = float(np.mean(np.concatenate(sizes))) if sizes else 0.0
-        if not found <= LIMIT:
+        sizes = self._for_all_targets(error_sizes)
+        mean_size = float(np.mean(sizes)) if sizes else 0.0
+        if not mean_size <= LIMIT:
             raise SolveError(
-                f"the solve is not accurate (residual {found:.1e}, limit {LIMIT}); raise l2 or "
-                "dropout, or take more neighbours"
+                f"the solve is not accurate (residual {mean_size:.1e}, limit {LIMIT}); raise l2 "
+                "or dropout, or take more neighbours"
             )
-        return found
+        return mean_size
 
     def agreement(self) -> dict[str, float]:
         """Compare weights, scores and lists of the sampled targets with exact ones.
 
         `weights` and `scores` are mean cosines, of a target's weights and of its scores for up to
-        1,000 of its users; `overlap@20` is the mean overlap of the lists that follow from a
-        sampled item alone.
+        1,000 of its users; `overlap@20` is the mean overlap of the lists recommended to a user
+        who has only the sampled item.
         """
-        groups = self._groups()
-        found: list[Any] = [None] * len(groups)
 
-        def compare(number: int) -> None:
-            some = groups[number]
-            exact = self._exact(some).T
-            found[number] = [
-                self._compared(int(j), row) for j, row in zip(some, exact, strict=True)
-            ]
+        def compare(group: npt.NDArray[np.int64]) -> list[Any]:
+            exact = self._exact(group).T
+            return [self._compared(int(j), row) for j, row in zip(group, exact, strict=True)]
 
-        machine.run(compare, len(groups))
-        each = np.array([one for group in found for one in group]).reshape(-1, 3)
+        rows = np.array(self._for_all_targets(compare)).reshape(-1, 3)
         names = ("weights", "scores", f"overlap@{LENGTH}")
-        means = each.mean(axis=0) if len(each) else np.ones(3)
-        result = {"targets": float(len(each)), **dict(zip(names, map(float, means), strict=True))}
+        means = rows.mean(axis=0) if len(rows) else np.ones(3)
+        result = {"targets": float(len(rows)), **dict(zip(names, map(float, means), strict=True))}
         words = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
         logger.info("agreement with exact columns: %s", words)
         return result
@@ -116,10 +109,10 @@ class Audit:
         """Return the rows of up to 1,000 users of an item."""
         return histories_with(self.X, j)
 
-    def _exact(self, some: npt.NDArray[np.int64]) -> Vector:
-        """Return columns of the exact P by conjugate gradients, each with its own steps."""
+    def _exact(self, group: npt.NDArray[np.int64]) -> Vector:
+        """Return columns of the exact P by conjugate gradients, with step sizes per column."""
         R = np.zeros((len(self._penalty), LANES))
-        R[self._rank[some], np.arange(len(some))] = 1.0
+        R[self._rank[group], np.arange(len(group))] = 1.0
         inverse = 1 / self._diagonal[:, None]
         X, Q, D = np.zeros_like(R), np.empty_like(R), R * inverse
         size = np.einsum("ij,ij->j", R, D)
@@ -127,7 +120,7 @@ class Audit:
         for _ in range(MOST_STEPS):
             running = size > enough
             if not running.any():
-                return X[self._rank, : len(some)]
+                return X[self._rank, : len(group)]
             self._product(D, Q)
             curve = np.einsum("ij,ij->j", D, Q)
             step = np.divide(size, curve, out=np.zeros_like(size), where=running)
@@ -140,49 +133,59 @@ class Audit:
             D += Q
             size = after
         raise SolveError(
-            f"exact columns did not settle in {MOST_STEPS} steps; raise l2 or dropout"
+            f"exact columns did not converge in {MOST_STEPS} steps; raise l2 or dropout"
         )
 
-    def _groups(self) -> list[npt.NDArray[np.int64]]:
-        return [self.targets[at : at + LANES] for at in range(0, len(self.targets), LANES)]
+    def _for_all_targets(self, measure: Callable[[npt.NDArray[np.int64]], list[Any]]) -> list[Any]:
+        """Return a measurement of each target; groups of targets are measured on all threads."""
+        groups = [self.targets[at : at + LANES] for at in range(0, len(self.targets), LANES)]
+        results: list[Any] = [None] * len(groups)
+        _ = self._entries  # cached before the threads need it
+
+        def measure_group(number: int) -> None:
+            results[number] = measure(groups[number])
+
+        machine.run(measure_group, len(groups))
+        return list(chain.from_iterable(results))
 
     @cached_property
     def _entries(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Vector]:
         """Sources, targets and values of the sampled columns, diagonal included; one pass."""
         P = self.columns
-        wanted = np.zeros(P.shape[0], bool)
-        wanted[self.targets] = True
-        picked = np.flatnonzero(wanted[P.indices])
+        is_sampled = np.zeros(P.shape[0], bool)
+        is_sampled[self.targets] = True
+        picked = np.flatnonzero(is_sampled[P.indices])
         source = np.searchsorted(P.indptr, picked, side="right") - 1
         values = np.concatenate([P.data[picked], P.diagonal_[self.targets]])
         sources = np.concatenate([source, self.targets])
         return sources, np.concatenate([P.indices[picked], self.targets]), values
 
-    def _found(self, some: npt.NDArray[np.int64]) -> tuple[Vector, npt.NDArray[np.bool_]]:
-        """Return columns of the solve, dense, and what belongs to their supports."""
+    def _solved_columns(
+        self, group: npt.NDArray[np.int64]
+    ) -> tuple[Vector, npt.NDArray[np.bool_]]:
+        """Return columns of the solve as a dense matrix, and a mask of their supports."""
         sources, targets, values = self._entries
-        here = np.isin(targets, some)
-        place = sources[here], np.searchsorted(some, targets[here])
+        here = np.isin(targets, group)
+        place = sources[here], np.searchsorted(group, targets[here])
         x = np.zeros((self.columns.shape[0], LANES))
         support = np.zeros(x.shape, bool)
         x[place], support[place] = values[here], True
         return x, support
 
     def _compared(self, j: int, exact: Vector) -> tuple[float, float, float]:
-        mine = self._found(np.array([j]))[0][:, 0]
-        diagonal = self.columns.diagonal_
-        real, made = -exact / exact[j], -mine / mine[j]
-        real[j] = made[j] = 0.0
-        histories = self._histories(j)
-        weights, scores = cosine(made, real), cosine(histories @ made, histories @ real)
+        """Return the cosines of weights and scores, and the overlap of lists, of one target."""
+        P, histories = self.columns, self._histories(j)
+        column = self._solved_columns(np.array([j]))[0][:, 0]
+        weights, exact_weights = -column / column[j], -exact / exact[j]
+        weights[j] = exact_weights[j] = 0.0
+        scores, exact_scores = histories @ weights, histories @ exact_weights
         row = np.zeros(len(exact))
-        P = self.columns
-        own = slice(P.indptr[j], P.indptr[j + 1])
-        row[P.indices[own]] = P.data[own]
+        entries = slice(P.indptr[j], P.indptr[j + 1])
+        row[P.indices[entries]] = P.data[entries]
         exact[j] = row[j] = 0.0
-        ours, theirs = (_top(-each / diagonal) for each in (row, exact))
-        shared = len(np.intersect1d(ours, theirs)) / len(theirs) if len(theirs) else 1.0
-        return weights, scores, shared
+        top, exact_top = (_top(-values / P.diagonal_) for values in (row, exact))
+        overlap = len(np.intersect1d(top, exact_top)) / len(exact_top) if len(exact_top) else 1.0
+        return cosine(weights, exact_weights), cosine(scores, exact_scores), overlap
 
 
 def histories_with(X: Csr, j: int) -> Any:
@@ -192,7 +195,7 @@ def histories_with(X: Csr, j: int) -> Any:
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Return the cosine of two vectors; 1 where both are 0, and 0 where one of them is."""
+    """Return the cosine of two vectors; 1 where both are 0, and 0 where only one is."""
     sizes = float(np.linalg.norm(a)), float(np.linalg.norm(b))
     if not all(sizes):
         return float(not any(sizes))

@@ -1,9 +1,8 @@
-"""The small systems of the neighbourhood engine on a card, many targets at a time.
+"""The small systems of the neighbourhood engine on a GPU, many targets at a time.
 
-The strongest entries of the rows of A lie on the card. For a batch of targets a map from items to
-places in their supports turns those of all members into the systems, which are factored together.
-A system that is no sum of its penalties and a positive matrix, because of entries that were not
-kept, is left to `small_systems`, which knows what to do.
+The strongest entries of the rows of A are on the GPU. For a batch of targets a map from items to
+places in their supports gathers the entries of all members into the systems, which are factored
+together. Missing entries of A can make a system indefinite; `small_systems` solves these.
 """
 
 from __future__ import annotations
@@ -17,22 +16,26 @@ from equipoise.data.matrix import segments
 from equipoise.errors import TooBigError
 from equipoise.runtime.kernels import Offsets, Positions
 from equipoise.runtime.machine import gigabytes
-from equipoise.solve.torch_backend import find_device, free_memory, load_torch, precision, send
+from equipoise.solve.torch_backend import (
+    find_device,
+    free_memory,
+    full_precision,
+    load_torch,
+    send,
+)
 
-ENTRIES = 1 << 28  # of rows that are looked through together, at most
-ENTRY_BYTES = 40  # for each of them
-SHARE = 0.5  # of the free memory that goes into a batch
+ENTRIES = 1 << 28  # entries of rows that are scanned together, at most
+ENTRY_BYTES = 40
+SHARE = 0.5  # of the free memory that a batch may take
 
 
-def needed_bytes(n_items: int, widest: int, kept: int, itemsize: int) -> int:
-    """Memory of the card that the strongest entries, and a batch of one target, take at most."""
-    entries = n_items * (kept * (4 + itemsize) + 12 + 2 * itemsize)
-    return entries + int(_target_bytes(n_items, widest, kept, itemsize) / SHARE)
-
-
-def require_room(device: str, n_items: int, neighbours: int, kept: int, itemsize: int) -> None:
-    """Raise `TooBigError` where the card has no room for the entries."""
-    needed, free = needed_bytes(n_items, neighbours + 1, kept, itemsize), free_memory(device)
+def require_room(
+    device: str, n_items: int, neighbours: int, row_entries: int, itemsize: int
+) -> None:
+    """Raise `TooBigError` where the GPU has no room for the entries and a batch of one target."""
+    entries = n_items * (row_entries * (4 + itemsize) + 12 + 2 * itemsize)
+    batch = int(_target_bytes(n_items, neighbours + 1, row_entries, itemsize) / SHARE)
+    needed, free = entries + batch, free_memory(device)
     if needed > free:
         raise TooBigError(
             f"{n_items:,} items with {neighbours:,} neighbours need {gigabytes(needed)} of "
@@ -45,24 +48,17 @@ def _target_bytes(n_items: int, widest: int, longest: int, itemsize: int) -> int
 
 
 class Batches:
-    """The strongest entries of A on a card, and the systems that are made of them there.
+    """The strongest entries of A on a GPU, and the systems that are made of them there.
 
-    Parameters
-    ----------
-    starts, lengths, others, items, values
-        The entries of each row, without the diagonal; the first `others` count in the system of
-        the item itself alone.
-    diagonal, penalty
-        Of A, in the precision of the solve.
-    device
-        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
+    The arrays are those of `neighbourhood.Lists`, and the diagonal and the penalty of A in the
+    precision of the solve. The device "cpu" runs the same steps without a GPU.
     """
 
     def __init__(
         self,
         starts: Offsets,
         lengths: Positions,
-        others: Positions,
+        n_foreign: Positions,
         items: Positions,
         values: npt.NDArray[Any],
         diagonal: npt.NDArray[Any],
@@ -71,48 +67,40 @@ class Batches:
     ) -> None:
         self._torch, self._device = load_torch(), find_device(device)
         self._n_items, self._longest = len(lengths), max(int(lengths.max(initial=0)), 1)
-        # item n stands in places of a support that are free: it is alone, with a pivot of 1
-        self._starts, self._lengths = send(starts, self._device), self._sent(lengths, 0)
-        self._others = self._sent(others, 0)
-        self._diagonal, self._penalty = self._sent(diagonal, 1), self._sent(penalty, 0)
+        # item n fills the free places of a support: it has no entries, and a pivot of 1
+        self._starts, self._lengths = send(starts, self._device), self._send_padded(lengths, 0)
+        self._n_foreign = self._send_padded(n_foreign, 0)
+        self._diagonal, self._penalty = (
+            self._send_padded(diagonal, 1),
+            self._send_padded(penalty, 0),
+        )
         self._items, self._values = (
-            self._torch.from_numpy(each if len(each) else np.zeros(1, each.dtype)).to(self._device)
-            for each in (items, values)
+            self._torch.from_numpy(array if len(array) else np.zeros(1, array.dtype)).to(
+                self._device
+            )
+            for array in (items, values)
         )
 
-    def _sent(self, vector: npt.NDArray[Any], last: int) -> Any:
+    def _send_padded(self, vector: npt.NDArray[Any], last: int) -> Any:
         return send(np.append(vector, np.array(last, vector.dtype)), self._device)
 
     def size(self, widest: int) -> int:
-        """How many systems of this size there is room for at a time."""
+        """Return how many systems of this size fit into memory at a time."""
         itemsize = self._values.element_size()
-        each = _target_bytes(self._n_items, widest, self._longest, itemsize)
+        target_bytes = _target_bytes(self._n_items, widest, self._longest, itemsize)
         entries = widest * self._longest
         if self._device.type != "cuda":
             return max(1, (ENTRIES >> 8) // entries)
         room = int(SHARE * free_memory(str(self._device)))
-        return max(1, min(room // each, ENTRIES // entries))
+        return max(1, min(room // target_bytes, ENTRIES // entries))
 
     def solve(
         self, targets: Positions, starts: Offsets, lengths: Positions, supports: Positions
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Solve A_NN x = e_j for these targets.
+        """Solve A_NN x = e_j; N of target j is supports[starts[j]:][:lengths[j]], and j itself.
 
-        Parameters
-        ----------
-        targets
-            Items, whose systems are in memory together.
-        starts, lengths, supports
-            N of target j is supports[starts[j]:][:lengths[j]], and j itself.
-
-        Returns
-        -------
-        values
-            x of the members of the supports, one support after the other.
-        diagonal
-            x of the targets.
-        sound
-            Whether their systems were solved; the numbers of others mean nothing.
+        Returns x of the members of the supports, one support after the other; x of the targets;
+        and whether each system was solved. The numbers of an unsolved system mean nothing.
         """
         torch = self._torch
         sizes = lengths[targets].astype(np.int64)
@@ -121,7 +109,7 @@ class Batches:
         members = np.full(filled.shape, self._n_items, np.int64)
         members[filled] = supports[places]
         members[:, -1] = targets
-        with precision(False):
+        with full_precision():
             N = send(members, self._device)
             A = self._systems(N)
             L, fault = torch.linalg.cholesky_ex(A)
@@ -129,13 +117,13 @@ class Batches:
             pivots = L.diagonal(dim1=1, dim2=2)
             diagonal, penalty = self._diagonal[N], self._penalty[N]
             rounding = N.shape[1] * torch.finfo(L.dtype).eps * diagonal
-            sound = (fault == 0) & (pivots**2 >= penalty - rounding).all(1)
+            is_solved = (fault == 0) & (pivots**2 >= penalty - rounding).all(1)
             right = torch.zeros((*N.shape, 1), dtype=L.dtype, device=self._device)
             right[:, -1, 0] = 1 / pivots[:, -1]
             x = torch.linalg.solve_triangular(L.mT, right, upper=True)[..., 0]
-            sound &= x.isfinite().all(1)
-        found = x.cpu().numpy()
-        return found[filled], found[:, -1].astype(np.float64), sound.cpu().numpy()
+            is_solved &= x.isfinite().all(1)
+        solution = x.cpu().numpy()
+        return solution[filled], solution[:, -1].astype(np.float64), is_solved.cpu().numpy()
 
     def _systems(self, N: Any) -> Any:
         """Return A_NN for each row of N."""
@@ -148,11 +136,11 @@ class Batches:
         place.scatter_(1, N, order.expand(n_targets, -1))
         steps = torch.arange(self._longest, device=self._device)
         entry = self._starts[N][..., None] + steps
-        first = self._others[N]
-        first[:, -1] = 0  # of the row of the target all entries count
+        first = self._n_foreign[N]
+        first[:, -1] = 0  # all entries of the target's own row count
         inside = (steps >= first[..., None]) & (steps < self._lengths[N][..., None])
         item = self._items[entry.clamp_(max=len(self._items) - 1)]
-        item.masked_fill_(~inside, self._n_items)  # lists may be shorter than their room
+        item.masked_fill_(~inside, self._n_items)  # lists may be shorter than their space
         other = place.gather(1, item.flatten(1).long()).view(item.shape)
         target, row, at = torch.nonzero(inside & (other >= 0), as_tuple=True)
         column, value = other[target, row, at].long(), self._values[entry[target, row, at]]

@@ -1,10 +1,10 @@
-"""The inverse of a positive definite matrix by blocks, in place.
+"""Invert a positive definite matrix by blocks, in place.
 
-A = L L^T, then L^-1, then A^-1 = L^-T L^-1. Each of the three splits the triangle in two, so
-nearly all work is products of large rectangles, no zero is multiplied and nothing but the lower
-triangle is computed: n^3 operations in all. `steps` says what to do. `Blocks` does it on views of
-one array: `threaded` with the threads of the machine, the GPU engine with tensors. The tiled
-engine does it on tiles in files.
+A = L L^T, then L^-1, then A^-1 = L^-T L^-1. Each of the three recursively splits the triangle in
+two, so nearly all work is products of large rectangles, no zero is multiplied and only the lower
+triangle is computed: n^3 operations in all. `steps` lists the operations. `Blocks` carries them
+out on views of one array: `threaded` on several threads, the GPU engine on tensors. The tiled
+engine and the cluster carry them out on tiles.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TRIANGULAR = ("solve", "left", "left_transposed", "right")
 
 
 class Step(NamedTuple):
-    """One step on C = A[rows, columns]; all spans begin at multiples of the block.
+    """One step on C = A[rows, columns]; all spans begin at multiples of the block size.
 
     With the diagonal block T = A[inner, inner], which no other span overlaps:
 
     - factor: T becomes its Cholesky factor; invert: T^-1; square: T^T T
     - solve: C becomes C T^-T; left: -T C; left_transposed: T^T C; right: C T
 
-    With the blocks between, of which only the lower triangle is needed:
+    With off-diagonal blocks; of a symmetric C only the lower triangle is needed:
 
     - add, subtract: C +- A[rows, inner] A[inner, columns]
     - subtract_outer: C - A[rows, inner] A[columns, inner]^T
@@ -44,25 +44,19 @@ class Step(NamedTuple):
 
 
 def steps(size: int, block: int, strip: int) -> Iterator[Step]:
-    """Yield what turns the lower triangle of A into that of its inverse.
+    """Yield the steps that turn the lower triangle of A into that of its inverse.
 
-    Parameters
-    ----------
-    size
-        Rows of A.
-    block
-        Rows of a diagonal block.
-    strip
-        Columns of a symmetric product formed at a time; a multiple of `block`.
+    A has `size` rows and a diagonal block `block` rows; `strip` columns of a symmetric product, a
+    multiple of `block`, are formed at a time.
     """
-    whole = (0, size)
-    yield from cholesky(whole, block, strip)
-    yield from triangular_inverse(whole, block)
-    yield from square(whole, block, strip)
+    all_rows = (0, size)
+    yield from cholesky(all_rows, block, strip)
+    yield from triangular_inverse(all_rows, block)
+    yield from square(all_rows, block, strip)
 
 
 def cholesky(span: Span, block: int, strip: int) -> Iterator[Step]:
-    """Yield what replaces the triangle of A by that of L, A = L L^T."""
+    """Yield the steps that replace the triangle of A by that of L, A = L L^T."""
     parts = halves(span, block)
     if parts is None:
         yield Step("factor", span, span, span)
@@ -76,7 +70,7 @@ def cholesky(span: Span, block: int, strip: int) -> Iterator[Step]:
 
 
 def triangular_inverse(span: Span, block: int) -> Iterator[Step]:
-    """Yield what replaces L by L^-1: the corner of two halves becomes -L22^-1 L21 L11^-1."""
+    """Yield the steps that replace L by L^-1, whose lower left part is -L22^-1 L21 L11^-1."""
     parts = halves(span, block)
     if parts is None:
         yield Step("invert", span, span, span)
@@ -89,7 +83,7 @@ def triangular_inverse(span: Span, block: int) -> Iterator[Step]:
 
 
 def square(span: Span, block: int, strip: int) -> Iterator[Step]:
-    """Yield what replaces the triangle of L by that of L^T L."""
+    """Yield the steps that replace the triangle of L by that of L^T L."""
     parts = halves(span, block)
     if parts is None:
         yield Step("square", span, span, span)
@@ -102,40 +96,32 @@ def square(span: Span, block: int, strip: int) -> Iterator[Step]:
     yield from square(second, block, strip)
 
 
-def _triangular(kind: str, triangle: Span, other: Span, block: int) -> Iterator[Step]:
-    """Yield a step with all of a triangle, where `other` are the rows or columns beside it."""
+def _triangular(kind: str, triangle: Span, beside: Span, block: int) -> Iterator[Step]:
+    """Yield the steps that multiply the rows or columns `beside` a triangle by that triangle."""
     on_the_left = kind.startswith("left")
     parts = halves(triangle, block)
     if parts is None:
-        rows, columns = (triangle, other) if on_the_left else (other, triangle)
+        rows, columns = (triangle, beside) if on_the_left else (beside, triangle)
         yield Step(kind, rows, columns, triangle)
         return
     first, second = parts
-    # the half that is changed by the other one, which has to be as it was before (left, right,
-    # left_transposed) or done already (solve)
+    # the half that is changed by the other one, which has to be unchanged (left, right,
+    # left_transposed) or finished (solve)
     changed, inner = (second, first) if kind in ("solve", "left") else (first, second)
-    rows, columns = (changed, other) if on_the_left else (other, changed)
+    rows, columns = (changed, beside) if on_the_left else (beside, changed)
     product = {"solve": "subtract_outer", "left": "subtract", "right": "add"}
     begin, end = (second, first) if kind == "left" else (first, second)
-    yield from _triangular(kind, begin, other, block)
+    yield from _triangular(kind, begin, beside, block)
     yield Step(product.get(kind, "add_inner"), rows, columns, inner)
-    yield from _triangular(kind, end, other, block)
+    yield from _triangular(kind, end, beside, block)
 
 
 class Blocks:
-    """Does the steps on views of an array, with its own matrix product.
-
-    Parameters
-    ----------
-    A
-        The lower triangle is the matrix; C-ordered.
-    block, strip
-        As for `steps`.
-    """
+    """Carries out the steps on views of a C-ordered array whose lower triangle is the matrix."""
 
     def __init__(self, A: Any, block: int, strip: int) -> None:
         self.A, self.block, self.strip = A, block, strip
-        self._inverses: dict[int, Any] = {}  # of the factors: products are faster than solves
+        self._inverses: dict[int, Any] = {}  # of diagonal factors: products are faster than solves
 
     def invert(self) -> None:
         """Replace the lower triangle by that of the inverse."""
@@ -165,7 +151,7 @@ class Blocks:
     def inverse_factor(self, T: Any, first: int) -> Any:
         """Return L^-1 of T = L L^T; `first` is the item of its first row."""
         potrf, trtri = lapack("potrf", "trtri", of=T)
-        # the upper triangle as LAPACK sees it: see `dense` for what is wrong with the lower one
+        # the upper triangle as LAPACK sees it: `dense` explains why the lower one is not safe
         U, info = potrf(np.array(T, order="C").T, lower=0, overwrite_a=1)
         if info > 0:
             raise indefinite(first + info - 1)
@@ -192,7 +178,7 @@ def lapack(*names: str, of: Any) -> Any:
 
 
 def indefinite(item: int) -> SolveError:
-    """Return the error for a matrix that has no Cholesky factor from this item on."""
+    """Return the error for a matrix whose Cholesky factor does not exist from this item on."""
     return SolveError(f"the matrix is not positive definite (at item {item}); raise l2 or dropout")
 
 

@@ -4,11 +4,11 @@
 
 Conjugate gradients solve for many items side by side, so that one pass over A serves all of them.
 They run in single precision, which moves half the bytes: with a diagonal of ones and few steps,
-rounding stays in proportion to the entry it is made in, at some 1e-5 of it where an item has ten
-thousand sessions. Rows in double precision, and those that take many steps, are improved: the
-residual is taken in double precision, and what is left of it is solved for again until it is
-small. Every item has its own sums and its own end, so the bits of its row do not depend on its
-neighbours.
+the rounding error of an entry stays in proportion to the entry, at about 1e-5 of it where an item
+has ten thousand sessions. Rows in double precision, and those that take many steps, are refined
+iteratively: the residual is computed in double precision and solved for again until it is small.
+Every item has separate sums and stops separately, so the bits of its row do not depend on the
+items beside it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,25 @@ from equipoise.errors import SolveError
 from equipoise.runtime.kernels import compiled
 
 LANES = 128  # items side by side, at most
-LANE_NUMBERS = 1 << 23  # of items x lanes: what a thread keeps stays within some 400 MB
-
-
-# Of the residual, relative. Far below float32's rounding, for lists also rank scores that are a
-# millionth of the largest one: at 1e-7 some of them changed places.
+LANE_NUMBERS = 1 << 23  # of items x lanes: a thread stays within about 400 MB
+# Relative residual. Far below float32's rounding, because lists also rank scores that are a
+# millionth of the largest one: at 1e-7 some items changed places.
 TOLERANCE = {"float32": 1e-9, "float64": 1e-12}
-FEW_STEPS = 24  # in which rounding in single precision does not add up
-ROUND = 3e-6  # of the residual, what single precision can do in one go of many steps
-
-
+FEW_STEPS = 24  # after which rounding in single precision does not accumulate yet
+ROUND = 3e-6  # relative residual that single precision reaches in one run of many steps
 MOST_STEPS = 1000
 LARGEST = 1e15  # value whose square, summed over all events, single precision can hold
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]
+_ByPrecision = dict[str, tuple[Any, Any, Any]]  # dtype -> offsets, columns and values of a CSR
 
 
 @dataclass(frozen=True, eq=False)
 class System:
     """The matrices of C = M^-1 R; CSR with int64 offsets, int32 columns and float64 values.
 
-    Parameters
-    ----------
-    inputs, targets
-        A and T.
-    diagonal
-        d, all > 0.
-    right
-        S.
+    `inputs` is A, `targets` T, `diagonal` d > 0 and `right` S.
     """
 
     inputs: Any
@@ -63,7 +53,7 @@ class System:
 
     @cached_property
     def lanes(self) -> int:
-        """How many items are solved for side by side."""
+        """Number of items that are solved side by side."""
         return int(np.clip(LANE_NUMBERS // len(self.diagonal), 8, LANES))
 
     @cached_property
@@ -74,34 +64,25 @@ class System:
         """Return the rows of C of these items, items x n."""
         out = np.empty((len(items), len(self.diagonal)), dtype)
         for start in range(0, len(items), self.lanes):
-            some = slice(start, start + self.lanes)
-            out[some] = self._local.rows(items[some], dtype)
+            lanes = slice(start, start + self.lanes)
+            out[lanes] = self._local.rows(items[lanes], dtype)
         return out
 
 
 @dataclass(frozen=True, eq=False)
 class _Local:
-    """The system with a diagonal of ones, items that occur together near one another.
+    """The system with a diagonal of ones and with items that occur together stored together.
 
-    Neighbours in memory are then found in the cache: a pass takes half the time.
-
-    Parameters
-    ----------
-    place
-        Where each item is now.
-    scale
-        Root of the diagonal of M.
-    inputs, targets, right
-        A / scale, T and S / scale in the new order, their values by precision.
-    diagonal
-        d / scale^2, by precision.
+    This improves cache locality: a pass takes half the time. `place` is the new position of each
+    item and `scale` the root of the diagonal of M. `inputs`, `targets` and `right` are A / scale,
+    T and S / scale in the new order, `diagonal` is d / scale^2; all of them by precision.
     """
 
     place: npt.NDArray[np.int64]
     scale: npt.NDArray[np.float64]
-    inputs: _Values
-    targets: _Values
-    right: _Values
+    inputs: _ByPrecision
+    targets: _ByPrecision
+    right: _ByPrecision
     diagonal: dict[str, npt.NDArray[Any]]
 
     @classmethod
@@ -110,8 +91,7 @@ class _Local:
         if any(np.abs(matrix.data).max(initial=0) > LARGEST for matrix in (A, T, S)):
             raise SolveError("the values of the sessions are too large; scale them down")
         order = local_order(A)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = np.argsort(order)
         squares = np.bincount(A.indices, A.data**2, minlength=len(order))
         scale = np.sqrt(system.diagonal + squares)
         used = np.flatnonzero(np.diff(A.indptr))
@@ -124,28 +104,32 @@ class _Local:
         return cls(
             place,
             scale[order],
-            _Values.of(_with_values(A, A.data / scale[A.indices])[rows], place),
-            _Values.of(T[rows], place),
-            _Values.of(_with_values(S, S.data / of_row)[order], place),
+            _by_precision(_with_values(A, A.data / scale[A.indices])[rows], place),
+            _by_precision(T[rows], place),
+            _by_precision(_with_values(S, S.data / of_row)[order], place),
             {dtype: diagonal.astype(dtype) for dtype in TOLERANCE},
         )
 
     def rows(self, items: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[Any]:
         """Return the rows of C of these items."""
         places = self.place[items]
-        Y = self._quick(places) if dtype == "float32" else self._solve(places, TOLERANCE[dtype])
+        Y = (
+            self._solve_single(places)
+            if dtype == "float32"
+            else self._solve(places, TOLERANCE[dtype])
+        )
         out = np.zeros_like(Y)
-        _add_through(*self.inputs.csr(dtype), *self.targets.csr(dtype), Y, out)
-        _add_scattered(*self.right.csr(dtype), Y, out)
+        _add_through(self.inputs[dtype], self.targets[dtype], Y, out)
+        _add_scattered(self.right[dtype], Y, out)
         return np.ascontiguousarray(out[self.place].T)
 
-    def _quick(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return what `_solve` does in single precision, in one go where few steps are enough."""
+    def _solve_single(self, items: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return `_solve` in single precision, from one run where few steps suffice."""
         lanes, tolerance = np.arange(len(items)), TOLERANCE["float32"]
         unit = np.zeros((len(self.scale), len(items)), np.float32)
         unit[items, lanes] = 1.0
         Y, reached = np.zeros_like(unit), np.empty(len(items))
-        system = *self.inputs.csr("float32"), self.diagonal["float32"]
+        system = self.inputs["float32"], self.diagonal["float32"]
         _conjugate(*system, unit, Y, np.full(len(items), tolerance), reached, FEW_STEPS)
         Y *= (1 / self.scale[items]).astype(np.float32)
         slow = reached > 0
@@ -170,22 +154,22 @@ class _Local:
             change, reached = self._improvement(residual, size, share, "float32")
             Y += change
             hard |= reached > share
-            running &= (goal < ROUND * size) | hard  # the others have got to their end
+            running &= (goal < ROUND * size) | hard  # all other lanes have converged
             if not running.any():
                 break
             self._subtract_product(residual, change)
             left = _norms(residual)
-            # a system that is too hard for single precision
+            # such a system is too ill-conditioned for single precision
             hard |= running & (left > 0.1 * size)
             running &= ~hard & (left > goal)
             size = np.where(left > 0, left, size)
         if hard.any():
-            rest, share = np.ascontiguousarray(residual[:, hard]), goal[hard] / size[hard]
-            change, reached = self._improvement(rest, size[hard], share, "float64")
+            remainder, share = np.ascontiguousarray(residual[:, hard]), goal[hard] / size[hard]
+            change, reached = self._improvement(remainder, size[hard], share, "float64")
             if (reached > share).any():
                 raise SolveError(
-                    f"the solve did not settle in {MOST_STEPS} steps; raise l2 or dropout, or fit "
-                    "with engine='dense'"
+                    f"the solve did not converge in {MOST_STEPS} steps; raise l2 or dropout, or "
+                    "fit with engine='dense'"
                 )
             Y[:, hard] += change
         return Y
@@ -193,47 +177,33 @@ class _Local:
     def _improvement(
         self, residual: Matrix, size: Vector, share: Vector, dtype: str
     ) -> tuple[Matrix, Vector]:
-        """Return what to add to the solution, and the share of the residual that it leaves."""
+        """Return the correction of the solution, and the share of the residual that remains."""
         step = np.zeros(residual.shape, dtype)
-        rest = (residual / size).astype(dtype)
+        right = (residual / size).astype(dtype)
         reached = np.empty(len(size))
-        system = *self.inputs.csr(dtype), self.diagonal[dtype]
-        _conjugate(*system, rest, step, share, reached, MOST_STEPS)
+        system = self.inputs[dtype], self.diagonal[dtype]
+        _conjugate(*system, right, step, share, reached, MOST_STEPS)
         return step * size, reached
 
     def _subtract_product(self, residual: Matrix, change: Matrix) -> None:
-        """Take K times the change from the residual, in double precision."""
-        A = self.inputs.csr("float64")
+        """Subtract K times the change from the residual, in double precision."""
+        A = self.inputs["float64"]
         product = self.diagonal["float64"][:, None] * change
-        _add_through(*A, *A, change, product)
+        _add_through(A, A, change, product)
         residual -= product
 
 
-@dataclass(frozen=True, eq=False)
-class _Values:
-    """A CSR matrix with its values in single and in double precision."""
-
-    indptr: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int32]
-    values: dict[str, npt.NDArray[Any]]
-
-    @classmethod
-    def of(cls, matrix: Any, place: npt.NDArray[np.int64]) -> _Values:
-        """Take a matrix whose columns move to other places."""
-        values = {dtype: matrix.data.astype(dtype) for dtype in TOLERANCE}
-        columns = place[matrix.indices].astype(np.int32)
-        return cls(matrix.indptr.astype(np.int64), columns, values)
-
-    def csr(self, dtype: str) -> tuple[Any, Any, Any]:
-        """Return offsets, columns and values."""
-        return self.indptr, self.indices, self.values[dtype]
+def _by_precision(matrix: Any, place: npt.NDArray[np.int64]) -> _ByPrecision:
+    """Return the arrays of a CSR matrix whose columns move to new positions, by precision."""
+    indptr, indices = matrix.indptr.astype(np.int64), place[matrix.indices].astype(np.int32)
+    return {dtype: (indptr, indices, matrix.data.astype(dtype)) for dtype in TOLERANCE}
 
 
 def local_order(rows: Any) -> npt.NDArray[np.int64]:
-    """Return the columns of a sparse matrix in an order that keeps those of a row together.
+    """Return the columns of a sparse matrix in an order that keeps the columns of a row together.
 
-    Every column follows the more common column that most often is the next more common one of a
-    row; the order is that of a walk down these trees.
+    The parent of a column is the more common column that most often precedes it when rows are
+    sorted by how common columns are; the order is a depth-first traversal of these trees.
 
     >>> import scipy.sparse as sp
     >>> rows = sp.csr_array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 0]])
@@ -242,24 +212,23 @@ def local_order(rows: Any) -> npt.NDArray[np.int64]:
     """
     n = rows.shape[1]
     common = np.argsort(-np.bincount(rows.indices, minlength=n), kind="stable")
-    rank = np.empty(n, np.int64)
-    rank[common] = np.arange(n)
+    rank = np.argsort(common)
     row = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     key = np.sort(row * n + rank[rows.indices])  # the columns of a row, common ones first
     same = key[1:] // n == key[:-1] // n
     pairs, times = np.unique((key[1:] % n * n + key[:-1] % n)[same], return_counts=True)
     strongest = np.lexsort((times, pairs // n))
     child, parent = pairs[strongest] // n, np.arange(n)
-    parent[child] = pairs[strongest] % n  # of equal children the last, which is the strongest
+    parent[child] = pairs[strongest] % n  # the last assignment, the strongest, wins
     by_parent = np.argsort(parent, kind="stable")
     starts = np.searchsorted(parent[by_parent], np.arange(n + 1))
     order = np.empty(n, np.int64)
-    _walk_down(parent, starts, by_parent, order)
+    _depth_first(parent, starts, by_parent, order)
     return np.asarray(common[order])
 
 
 @compiled
-def _walk_down(parent: Any, starts: Any, children: Any, order: Any) -> None:
+def _depth_first(parent: Any, starts: Any, children: Any, order: Any) -> None:
     waiting = np.empty(len(parent), np.int64)
     length = 0
     for root in range(len(parent)):
@@ -289,7 +258,7 @@ def _norms(columns: Matrix) -> npt.NDArray[np.float64]:
 
 @compiled
 def _add_squares(columns: Any, sums: Any) -> None:
-    """Add the squares of each column, one after another: no sum depends on the other columns."""
+    """Add the squares of each column; no sum depends on the other columns."""
     for i in range(len(columns)):
         row = columns[i]
         for lane in range(len(sums)):
@@ -297,8 +266,9 @@ def _add_squares(columns: Any, sums: Any) -> None:
 
 
 @compiled
-def _add_scattered(indptr: Any, indices: Any, values: Any, V: Any, out: Any) -> None:
+def _add_scattered(S: Any, V: Any, out: Any) -> None:
     """Add S^T V to out."""
+    indptr, indices, values = S
     for row in range(len(indptr) - 1):
         for entry in range(indptr[row], indptr[row + 1]):
             column, value = indices[entry], values[entry]
@@ -307,17 +277,10 @@ def _add_scattered(indptr: Any, indices: Any, values: Any, V: Any, out: Any) -> 
 
 
 @compiled
-def _add_through(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    target_indptr: Any,
-    target_indices: Any,
-    target_values: Any,
-    V: Any,
-    out: Any,
-) -> None:
+def _add_through(A: Any, T: Any, V: Any, out: Any) -> None:
     """Add T^T A V to out, row by row of A and T."""
+    indptr, indices, values = A
+    target_indptr, target_indices, target_values = T
     lanes = V.shape[1]
     total = np.empty(lanes, V.dtype)
     for row in range(len(indptr) - 1):
@@ -333,16 +296,17 @@ def _add_through(
 
 
 @compiled
-def _add_product(indptr: Any, indices: Any, values: Any, live: Any, V: Any, out: Any) -> None:
-    """Add A^T A V to out; rows of V that are not live are zero, and rows that it reaches live."""
+def _add_product(A: Any, live: Any, V: Any, out: Any) -> None:
+    """Add A^T A V to out; other rows of V than live ones are 0; rows it reaches become live."""
+    indptr, indices, values = A
     lanes = V.shape[1]
     total = np.empty(lanes, V.dtype)
     before = live.copy()
     for row in range(len(indptr) - 1):
-        some = False
+        is_reached = False
         for entry in range(indptr[row], indptr[row + 1]):
-            some |= before[indices[entry]]
-        if not some:
+            is_reached |= before[indices[entry]]
+        if not is_reached:
             continue
         total[:] = 0
         for entry in range(indptr[row], indptr[row + 1]):
@@ -359,20 +323,12 @@ def _add_product(indptr: Any, indices: Any, values: Any, live: Any, V: Any, out:
 
 @compiled
 def _conjugate(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    diagonal: Any,
-    residual: Any,
-    X: Any,
-    share: Any,
-    reached: Any,
-    most: int,
+    A: Any, diagonal: Any, residual: Any, X: Any, share: Any, reached: Any, most: int
 ) -> None:
     """Solve (A^T A + d) X = residual, which is overwritten, each lane to a share of it.
 
-    The diagonal of the matrix is 1. The share that is left goes to `reached`, 0 for a lane that
-    has settled. Items that no step has reached yet are zero in all lanes and passed over.
+    The diagonal of the matrix is 1. `reached` gets the remaining share, 0 for a lane that has
+    converged. Items that no step has reached yet are zero in all lanes and skipped.
     """
     n, lanes = residual.shape
     P, Q = residual.copy(), np.empty_like(residual)
@@ -393,14 +349,14 @@ def _conjugate(
             running += size[lane] > goal[lane]
         if running == 0:
             break
-        _add_product(indptr, indices, values, live, P, Q)
+        _add_product(A, live, P, Q)
         curve[:] = 0.0
         for i in range(n):
             if live[i]:
                 for lane in range(lanes):
                     curve[lane] += P[i, lane] * Q[i, lane]
         for lane in range(lanes):
-            # a lane that has settled takes no more steps
+            # a lane that has converged takes no more steps
             moving = size[lane] > goal[lane]
             alpha[lane] = size[lane] / curve[lane] if moving else 0.0
             curve[lane] = size[lane]

@@ -1,9 +1,8 @@
 """The strongest entries of each row of X^T X, without forming the product.
 
-Items are numbered from the most used one on, so that most of what is added up lies close together
-in memory. One thread sums a row, users in ascending order, and cuts it to its strongest entries,
-so the bits do not depend on threads. Memory is that of the result, and a few numbers for each item
-and thread.
+Items are numbered from the most popular one on, so that most sums lie close together in memory.
+One thread sums a row, users in ascending order, and cuts it to its strongest entries, so the bits
+do not depend on threads. Memory is that of the result, and a few numbers per item and thread.
 """
 
 from __future__ import annotations
@@ -19,56 +18,41 @@ from equipoise.runtime.kernels import Floats, Offsets, Positions, compiled
 from equipoise.runtime.machine import run
 
 STRIPES = 64  # parts that threads take, each with popular and rare items
-SHIFT = 20  # of an ordered float32: its sign, its exponent and three more bits are a bucket
+SHIFT = 20  # a bucket is the sign, the exponent and three more bits of an ordered float32
 BUCKETS = 1 << (32 - SHIFT)
 
 
 def strongest(X: Csr, keep: int, scale: npt.NDArray[np.float64], shrink: float = 0.0) -> Any:
     """Return for each item i the `keep` largest (X^T X)_ij / (scale_i scale_j + shrink), j != i.
 
-    Zeros are left out. Of equal values the one at the lower position counts as larger.
-
-    Parameters
-    ----------
-    X
-        Users x items.
-    keep
-        How many entries a row has at most.
-    scale
-        A positive number for each item.
-    shrink
-        Takes weight from small products.
-
-    Returns
-    -------
-    csr_array
-        Items x items, float32, with sorted columns.
+    The result is a float32 CSR matrix with sorted columns and without zeros. Ties are broken by
+    position. `scale` has a positive number for each item; `shrink` dampens small products.
     """
     n_items = X.shape[1]
     names = np.argsort(-np.bincount(X.indices, minlength=n_items), kind="stable")
-    rank = np.empty(n_items, np.int32)
-    rank[names] = np.arange(n_items)
+    rank = np.argsort(names).astype(np.int32)
     renamed = sp.csr_array((X.data, rank[X.indices], X.indptr), X.shape)
-    # the lengths of an item's users bound how many items share a user with it
-    lengths = np.diff(X.indptr).astype(np.int64)
-    partners = np.bincount(X.indices, np.repeat(lengths - 1, lengths), minlength=n_items)
+    # the history lengths of an item's users bound how many items share a user with it
+    history = np.diff(X.indptr).astype(np.int64)
+    partners = np.bincount(X.indices, np.repeat(history - 1, history), minlength=n_items)
     partners = partners.astype(np.int64)
     room = np.minimum(partners, min(keep, n_items - 1))
     starts = np.concatenate([[0], np.cumsum(room)])
-    found = np.zeros(n_items, np.int64)
+    lengths = np.zeros(n_items, np.int64)
     items = np.empty(starts[-1], np.int32)
     values = np.empty(starts[-1], np.float32)
     bits = values.view(np.int32)
-    factors = *_parts(renamed.tocsc()), *_parts(renamed)
+    columns, rows = _parts(renamed.tocsc()), _parts(renamed)
     numbers = names.astype(np.int32), scale[names], float(shrink), keep
     most = int(partners.max(initial=0)) + 1
+    out = starts, lengths, items, bits
 
     def stripe(number: int) -> None:
-        _strongest(*factors, *numbers, number, STRIPES, most, starts, found, items, bits)
+        _strongest(columns, rows, *numbers, number, STRIPES, most, out)
 
     run(stripe, STRIPES)
-    filled = np.arange(len(items)) - np.repeat(starts[:-1], room) < np.repeat(found, room)
-    ends = np.concatenate([[0], np.cumsum(found)])
+    filled = np.arange(len(items)) - np.repeat(starts[:-1], room) < np.repeat(lengths, room)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
     entries = values[filled], items[filled], ends
     by_row: Any = sp.csr_array(entries, shape=(n_items, n_items))
     return by_row.tocsc().tocsr()  # sorts the columns
@@ -81,7 +65,7 @@ def _parts(matrix: Any) -> tuple[Offsets, Positions, npt.NDArray[np.float32]]:
 
 @compiled
 def _ordered(bits: Any) -> Any:
-    """Turn the bits of a float32, as an int32, into one that grows with it; or back again."""
+    """Map the bits of a float32 to an int32 that grows with it, and back."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
@@ -96,10 +80,10 @@ def _keep_largest(
     out_bits: Positions,
     out_names: Positions,
 ) -> int:
-    """Write out the `keep` largest float32, given by their bits, and the names of their items.
+    """Write the `keep` largest float32, given by their bits, and the names of their items.
 
-    Of equal ones those with the lowest names are taken. `counts` and `keys` are room for a number
-    for each bucket, and for each item. Returns how many were written.
+    Ties are broken by the lowest name. `counts` and `keys` are buffers with a number per bucket
+    and per item. Returns how many were written.
     """
     if len(bits) <= keep:
         for place in range(len(bits)):
@@ -113,34 +97,30 @@ def _keep_largest(
         above += counts[border]
         border -= 1
     border -= BUCKETS // 2
-    kept = inside = 0
+    n_written = inside = 0
     for place in range(len(bits)):
         size = _ordered(bits[place])
         if size >> SHIFT < border:
             continue
         name = names[items[place]]
         if size >> SHIFT > border:
-            out_bits[kept], out_names[kept] = bits[place], name
-            kept += 1
+            out_bits[n_written], out_names[n_written] = bits[place], name
+            n_written += 1
         else:
             keys[inside] = (np.int64(size) << 32) - name
             inside += 1
     largest = np.sort(keys[:inside])[inside - (keep - above) :]
     for key in largest:
         name = -key & 0xFFFFFFFF
-        out_bits[kept], out_names[kept] = _ordered(np.int32((key + name) >> 32)), name
-        kept += 1
-    return kept
+        out_bits[n_written], out_names[n_written] = _ordered(np.int32((key + name) >> 32)), name
+        n_written += 1
+    return n_written
 
 
 @compiled
 def _strongest(
-    item_starts: Offsets,
-    item_users: Positions,
-    item_values: Floats,
-    user_starts: Offsets,
-    user_items: Positions,
-    user_values: Floats,
+    columns: Any,
+    rows: Any,
     names: Positions,
     scale: Floats,
     shrink: float,
@@ -148,12 +128,12 @@ def _strongest(
     first: int,
     step: int,
     most: int,
-    starts: Offsets,
-    lengths: Offsets,
-    out_names: Positions,
-    out_bits: Positions,
+    out: Any,
 ) -> None:
-    """Sum the rows first, first + step, ... of X^T X and write out the largest of each."""
+    """Sum the rows first, first + step, ... of X^T X and write the largest entries of each."""
+    item_starts, item_users, item_values = columns
+    user_starts, user_items, user_values = rows
+    starts, lengths, out_names, out_bits = out
     row = np.zeros(len(names))
     touched = np.empty(most + 1, np.int32)
     values = np.empty(most + 1, np.float32)
@@ -161,25 +141,25 @@ def _strongest(
     keys = np.empty(most + 1, np.int64)
     counts = np.empty(BUCKETS, np.int32)
     for i in range(first, len(names), step):
-        found = 0
+        n_touched = 0
         for entry in range(item_starts[i], item_starts[i + 1]):
             user, weight = item_users[entry], np.float64(item_values[entry])
             for place in range(user_starts[user], user_starts[user + 1]):
                 j = user_items[place]
-                touched[found] = j
-                # what cancels to 0 in between is noted twice, and 0 when it is read again
-                found += row[j] == 0
+                touched[n_touched] = j
+                # an item whose sum returns to 0 is noted twice; the second reading is 0
+                n_touched += row[j] == 0
                 row[j] += weight * user_values[place]
         row[i] = 0
         size = 0
-        for place in range(found):
+        for place in range(n_touched):
             j = touched[place]
             value = row[j]
             touched[size] = j
             values[size] = value / (scale[i] * scale[j] + shrink)
             row[j] = 0
             size += value != 0
-        out = starts[names[i]]
+        start = starts[names[i]]
         lengths[names[i]] = _keep_largest(
             bits[:size],
             names,
@@ -187,6 +167,6 @@ def _strongest(
             keep,
             counts,
             keys,
-            out_bits[out:],
-            out_names[out:],
+            out_bits[start:],
+            out_names[start:],
         )

@@ -1,9 +1,9 @@
-"""The dense engine: Gram matrix, Cholesky factor and inverse in one n x n array in memory.
+"""Dense engine: Gram matrix, Cholesky factor and inverse in one n x n array in memory.
 
 LAPACK works in place up to `LAPACK_ITEMS`. OpenBLAS gives the threads of a symmetric product
 buffers that are too small for larger matrices (OpenMathLib/OpenBLAS#2562): its factorisation of
-30,000 items on two threads ends in a crash of the process. Beyond, `threaded` runs it on one
-thread in each of ours.
+30,000 items on two threads crashes the process. For larger systems `threaded` runs BLAS with one
+thread in each of our threads.
 """
 
 from __future__ import annotations
@@ -28,42 +28,32 @@ Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float64]
 
 TOLERANCE = {"float32": 1e-2, "float64": 1e-8}  # residual beyond which a solve is refused
-# The largest sizes that were seen to work on two threads, with a margin
+# The largest sizes known to work on two threads, with a margin
 LAPACK_ITEMS = {"float32": 20_000, "float64": 10_000}
 SMALL = 2000  # up to this size one thread solves in a fraction of a second
 STRIPES = 16  # row stripes per thread: popular items are spread over all of them
-SUMS = 2  # rows of G that are summed at a time, in the second-level cache
+SUMS = 2  # rows of G that are summed at a time, in the L2 cache
 BLOCK = 1024  # rows of a diagonal block, which one thread factors and inverts
 LEAF = 512  # rows of a triangle that is multiplied in full
-STRIP = 2048  # rows of a product that are held beside the matrix
+STRIP = 2048  # rows of a product that are in memory beside the matrix
 TILE = 64
 REFINE_COLUMNS = 512
 
 
 class Gram:
-    """G = X^T W X of some users' weights, and the inverse of A = G + diag(penalty).
-
-    Parameters
-    ----------
-    X
-        Users x items.
-    user_weights
-        Diagonal of W.
-    dtype
-        "float32" or "float64", of the matrices.
-    """
+    """G = X^T W X for X, users x items, and the inverse of G + diag(penalty)."""
 
     def __init__(self, X: Csr, user_weights: Vector, dtype: str = "float32") -> None:
         self.X, self.user_weights, self.dtype = X, user_weights, dtype
 
     def inverse(self, penalty: Vector, *, refine: bool = False) -> tuple[Any, float]:
-        """Return P = A^-1 in memory of its own, and its residual."""
+        """Return P = A^-1 as a new matrix, and its residual."""
         P = self.empty()
         self.fill(P)
         return self.invert(P, penalty, refine=refine)
 
     def empty(self) -> Any:
-        """Return room for an items x items matrix."""
+        """Return an uninitialised items x items matrix."""
         return np.empty((self.X.shape[1],) * 2, np.dtype(self.dtype))
 
     def fill(self, out: Any) -> None:
@@ -73,7 +63,7 @@ class Gram:
     def invert(self, P: Any, penalty: Vector, *, refine: bool = False) -> tuple[Any, float]:
         """Replace G by P = A^-1; return P and its residual.
 
-        With `refine` a Newton step follows, at about three times the cost of the solve.
+        `refine` adds a Newton step, at about three times the cost of the solve.
         """
         P.flat[:: len(P) + 1] += penalty.astype(P.dtype)
         invert_in_place(P)
@@ -83,10 +73,10 @@ class Gram:
 
 
 def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
-    """Fill the upper triangle of `out` with G = X^T diag(w) X; the rest stays as it is.
+    """Fill the upper triangle of `out` with G = X^T diag(w) X; the lower triangle is not touched.
 
-    X has sorted indices, `out` is C-ordered. Rows are summed in float64 and each by one thread in
-    a fixed order, so the result does not depend on the number of threads.
+    X has sorted indices, `out` is C-ordered. One thread sums each row in float64 and in a fixed
+    order, so the result does not depend on the number of threads.
     """
     fill_gram([(X, user_weights)], (0, X.shape[1]), out)
     return out
@@ -95,18 +85,11 @@ def weighted_gram(X: Csr, user_weights: Vector, out: Array) -> Array:
 def fill_gram(
     parts: Sequence[tuple[Csr, Vector]], span: Span, out: Array, before: Array | None = None
 ) -> None:
-    """Fill the rows of a span of G from their diagonal on; `out` begins at that of the first.
+    """Fill a span of rows of G from the diagonal on.
 
-    Parameters
-    ----------
-    parts
-        Rows of X and the weights of their users, in the order of the users.
-    span
-        Rows of G.
-    out
-        C-ordered.
-    before
-        Sums of earlier users, shaped like `out`.
+    `parts` are rows of X and the weights of their users, in the order of the users. `out` is
+    C-ordered; its first column is that of the first row's diagonal. `before` has the sums of
+    earlier users, in the shape of `out`.
     """
     n_rows, width = span[1] - span[0], out.shape[1]
     prepared = [_gram_arrays(X, weights, span) for X, weights in parts]
@@ -115,31 +98,29 @@ def fill_gram(
         sums = np.empty((SUMS, width))
         for first in range(stripe * SUMS, n_rows, stripes * SUMS):
             rows = slice(first, min(first + SUMS, n_rows))
-            some = sums[: rows.stop - first]
-            some[:] = 0.0 if before is None else before[rows]
+            totals = sums[: rows.stop - first]
+            totals[:] = 0.0 if before is None else before[rows]
             for arrays in prepared:
-                _add_rows(*arrays, span[0], first, some)
-            _put_rows(some, first, out)
+                _add_rows(arrays, span[0], first, totals)
+            _put_rows(totals, first, out)
 
     stripes = min(STRIPES * machine.count(), -(-n_rows // SUMS))
     machine.run(fill, stripes)
 
 
-def _gram_arrays(
-    X: Csr, user_weights: Vector, span: Span
-) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
-    """Return X by rows, and by columns where the span has them."""
+def _gram_arrays(X: Csr, user_weights: Vector, span: Span) -> tuple[Any, ...]:
+    """Return the rows of X, the columns of the span, and the weights."""
     indptr, indices = X.indptr.astype(np.int64, copy=False), X.indices.astype(np.int32, copy=False)
     weights = np.ascontiguousarray(user_weights, np.float64)
-    # values as they are: a product with a weight is float64 in any case
+    # values keep their type: a product with a weight is float64 in any case
     return indptr, indices, X.data, *_columns(indptr, indices, *span), weights
 
 
 @compiled
 def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, Any]:
-    """Return where each column of a span starts, and the user and place of each of its entries.
+    """Return the starts of the columns of a span, and the user and place of each entry.
 
-    Users ascend. From an entry's place on, its user's row holds just the items j >= i.
+    Users ascend. From an entry's place on, its user's row holds exactly the items j >= i.
     """
     n_users = indptr.size - 1
     first = np.empty(n_users, np.int64)
@@ -165,19 +146,9 @@ def _columns(indptr: Any, indices: Any, low: int, high: int) -> tuple[Any, Any, 
 
 
 @compiled
-def _add_rows(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    column_start: Any,
-    column_user: Any,
-    column_place: Any,
-    weights: Any,
-    low: int,
-    first: int,
-    sums: Any,
-) -> None:
+def _add_rows(arrays: Any, low: int, first: int, sums: Any) -> None:
     """Add rows of a span, from `first` on, to sums of earlier users."""
+    indptr, indices, values, column_start, column_user, column_place, weights = arrays
     for i in range(len(sums)):
         row = sums[i]
         for entry in range(column_start[first + i], column_start[first + i + 1]):
@@ -216,9 +187,9 @@ def invert_in_place(A: Array) -> None:
 def _invert_by_lapack(A: Array) -> None:
     """Replace the lower triangle by that of the inverse.
 
-    LAPACK sees the transpose of our C-ordered buffer, hence its upper triangle. It has to be that
-    one: on its lower triangle strtri of OpenBLAS 0.3.30 writes outside of the matrix where the
-    kernel is that of Prescott, which is also the one for processors it does not know.
+    LAPACK sees the transpose of our C-ordered buffer, hence its upper triangle. The lower triangle
+    is not safe: strtri of OpenBLAS 0.3.30 writes outside of the matrix with the Prescott kernel,
+    which also serves unknown processors.
     """
     potrf, potri = lapack("potrf", "potri", of=A)
     factor, info = potrf(A.T, lower=0, clean=0, overwrite_a=1)
@@ -232,25 +203,25 @@ def _invert_by_lapack(A: Array) -> None:
 
 
 def check_residual(P: Array, X: Csr, user_weights: Vector, penalty: Vector) -> float:
-    """Return the relative size of (A P - I) V for four random vectors; refuse a bad solve."""
+    """Return the relative size of (A P - I) V for four random vectors; refuse an inaccurate P."""
     V = probes(len(P), P.dtype)
     residual = relative_error(X, user_weights, penalty, P @ V, V)
     return accepted(residual, P.dtype.name, "fit with dtype='float64'")
 
 
 def probes(n_items: int, dtype: npt.DTypeLike) -> Array:
-    """Return the random vectors V that an inverse is checked with."""
+    """Return the random vectors V for checking an inverse."""
     return np.random.default_rng(0).standard_normal((n_items, 4)).astype(dtype)
 
 
 def relative_error(X: Csr, user_weights: Vector, penalty: Vector, Y: Array, V: Array) -> float:
-    """Return the size of A Y - V beside that of V."""
+    """Return the size of A Y - V relative to V."""
     error = _times_system(X, user_weights, penalty, Y) - V
     return float(np.linalg.norm(error) / np.linalg.norm(V))
 
 
 def accepted(residual: float, dtype: str, remedy: str) -> float:
-    """Return the residual of a solve, unless it is too large for the dtype."""
+    """Return the residual of a solve; raise `SolveError` if it is too large for the dtype."""
     limit = TOLERANCE[dtype]
     if not residual <= limit:
         raise SolveError(
@@ -264,10 +235,10 @@ def accepted(residual: float, dtype: str, remedy: str) -> float:
 def residual_and_level(
     P: Array, X: Csr, user_weights: Vector, penalty: Vector
 ) -> tuple[float, float]:
-    """Return the residual of P, and the residual that rounding each number of P once makes.
+    """Return the residual of P, and the residual due to rounding each number of P once.
 
-    The second is drawn: independent errors of P_ij, of standard size u |P_ij|, are in (P V)_i an
-    error of standard size u sqrt(sum_j P_ij^2 V_j^2).
+    The second is simulated: independent errors of P_ij with standard deviation u |P_ij| give
+    (P V)_i an error with standard deviation u sqrt(sum_j P_ij^2 V_j^2).
     """
     V = probes(len(P), P.dtype)
     spread = np.empty(V.shape)
@@ -275,8 +246,8 @@ def residual_and_level(
         spread[low:high] = np.sqrt(np.square(P[low:high]) @ np.square(V))
     unit = float(np.finfo(P.dtype).eps) / 2
     error = unit * spread * np.random.default_rng(1).standard_normal(V.shape)
-    moved = np.linalg.norm(_times_system(X, user_weights, penalty, error))
-    level = float(moved) / float(np.linalg.norm(V))
+    change = np.linalg.norm(_times_system(X, user_weights, penalty, error))
+    level = float(change) / float(np.linalg.norm(V))
     return relative_error(X, user_weights, penalty, P @ V, V), level
 
 

@@ -1,7 +1,4 @@
-"""One door to all engines: `Solver` solves where the plan says.
-
-It keeps the Gram matrix from one penalty to the next where the memory allows.
-"""
+"""Dispatch a solve to the engine of its plan, and reuse the Gram matrix between penalties."""
 
 from __future__ import annotations
 
@@ -33,18 +30,11 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Solved:
-    """P = (X^T W X + diag(penalty))^-1 and how accurate it is.
+    """P = (X^T W X + diag(penalty))^-1, its diagonal, and how accurate it is.
 
-    Parameters
-    ----------
-    P
-        Symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix` or
-        the `Columns` of the neighbourhood engine.
-    diagonal
-        Diagonal of P.
-    residual
-        Relative size of (A P - I) v over random vectors v; of `Columns` over sampled targets, on
-        their supports.
+    P is a symmetric n x n array, in memory or mapped from a file; a `DeviceMatrix`, a `DualMatrix`
+    or the `Columns` of the neighbourhood engine. The residual is the relative size of (A P - I) v
+    for random vectors v; for `Columns` that of sampled targets, on their supports.
     """
 
     P: Any
@@ -53,7 +43,7 @@ class Solved:
 
 
 class Solving(Protocol):
-    """What solves linear systems of its training data, here or elsewhere."""
+    """A solver of the linear systems of its training data, on this machine or on a cluster."""
 
     train: Interactions
 
@@ -62,23 +52,16 @@ class Solving(Protocol):
 
 
 class Solver:
-    """Solves for one penalty after another, and keeps what can be kept between them.
+    """Solves for one penalty after another, and reuses what it can between them.
 
-    In memory and on a card every P lies where the last one was, so a result is valid until the
-    next solve. The Gram matrix of the last user weights is kept beside it where the budget has
-    room; P has the same bits either way. The tiled engine solves anew each time, and the Gram
+    In memory and on a GPU every P overwrites the last one, so a result is valid until the next
+    solve. The Gram matrix of the last user weights is stored beside it where the budget has room;
+    P has the same bits either way. The tiled engine starts from scratch each time, and the Gram
     matrix of the dual engine depends on the penalty.
 
-    Parameters
-    ----------
-    train
-        Training data.
-    keep_gram
-        Whether there will be more than one solve.
-    lowpass_rank
-        Rank of a low-pass companion, which the budget has to have room for too.
-
-    The other parameters are those of `LinearAutoencoder.fit`.
+    `keep_gram` says whether there will be more than one solve. A low-pass companion of rank
+    `lowpass_rank` has to fit into the budget too. The other parameters are those of
+    `LinearAutoencoder.fit`.
     """
 
     def __init__(
@@ -120,116 +103,110 @@ class Solver:
             )
         if refine and on_disk:
             raise SettingError(f"the {self.engine} engine cannot refine; fit with dtype='float64'")
+        itemsize = np.dtype(dtype).itemsize
         if self.engine == "gpu":
             _require_companion(train, dtype, lowpass_rank)
         if self.engine == "neighbourhood" and device != "cpu":
-            kept = min(neighbourhood.KEPT * self.plan.neighbours, max(train.n_items - 1, 1))
-            sizes = self.plan.neighbours, kept, np.dtype(dtype).itemsize
-            batched.require_room(device, train.n_items, *sizes)
-        self._refine, self._scratch, self._progress = refine, scratch, progress
-        self._card = {"device": device, "precision": precision}
+            number = self.plan.neighbours
+            row_entries = min(neighbourhood.KEPT * number, max(train.n_items - 1, 1))
+            batched.require_room(device, train.n_items, number, row_entries, itemsize)
+        self._refine, self._precision, self._progress = refine, precision, progress
+        self._scratch = None if scratch is None else Path(scratch)
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
-        second = train.n_items * row * np.dtype(dtype).itemsize
-        room = self.plan.peak_bytes + second <= self.plan.budget_bytes
-        self.keeps_gram = keep_gram and room and self.engine in ("dense", "gpu")
+        has_room = self.plan.peak_bytes + train.n_items * row * itemsize <= self.plan.budget_bytes
+        self.keeps_gram = keep_gram and has_room and self.engine in ("dense", "gpu")
         self._repeats = keep_gram
         self._gram: Any = None  # of the last user weights
-        self._numbers: Any = None  # of the Gram matrix, where they are kept
-        self._kept = False
-        self._P: Any = None  # the matrix, or the folder of its tiles
-
-    @property
-    def seconds(self) -> float:
-        """Expected time of a solve."""
-        return self.plan.seconds
+        self._saved_gram: Any = None  # copy of its matrix, where `keeps_gram`
+        self._is_saved = False
+        self._P: Any = None
+        self._last_folder: Path | None = None
 
     def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
         """Return P for these weights and this penalty; the last result is overwritten."""
         if self.engine == "tiled":
-            return self._tiled(user_weights, penalty)
+            return self._solve_tiled(user_weights, penalty)
         if self.engine == "neighbourhood":
-            return self._near(user_weights, penalty)
+            return self._solve_neighbourhood(user_weights, penalty)
+        if self._gram is None or not np.array_equal(self._gram.user_weights, user_weights):
+            self._gram, self._is_saved = None, False  # before the next one takes its memory
+            self._gram = self._new_gram(user_weights)
         if self.engine == "dual":
-            return self._dual(user_weights, penalty)
-        same = self._gram is not None and np.array_equal(self._gram.user_weights, user_weights)
-        if not same:
-            self._gram, self._kept = None, False  # before the next one takes its memory
-            X = self.train.matrix
-            if self.engine == "gpu":
-                self._gram = gpu.Gram(X, user_weights, self.dtype, **self._card)
-            else:
-                self._gram = dense.Gram(X, user_weights, self.dtype)
-        if self._P is None:
-            self._P = self._gram.empty()
-        if self._kept:
-            self._P[...] = self._numbers
+            P, residual = self._gram.solve(penalty, self.dtype, refine=self._refine)
         else:
-            self._gram.fill(self._P)
-            if self.keeps_gram:
-                self._numbers = self._gram.empty() if self._numbers is None else self._numbers
-                self._numbers[...] = self._P
-                self._kept = True
-        P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
+            self._fill_gram()
+            P, residual = self._gram.invert(self._P, penalty, refine=self._refine)
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
-    def _near(self, user_weights: Vector, penalty: Vector) -> Solved:
-        problem: dict[str, Any] | None = None
-        folder: Path | None = None
-        if self._scratch is not None:
-            problem = _problem(self.train, user_weights, penalty)
-            folder = self._folder(problem)
+    def _new_gram(self, user_weights: Vector) -> Any:
         X = self.train.matrix
-        found = neighbourhood.solve(
+        if self.engine == "dual":
+            return dual.Dual(X, user_weights, self.device)
+        if self.engine == "gpu":
+            return gpu.Gram(X, user_weights, self.dtype, self.device, precision=self._precision)
+        return dense.Gram(X, user_weights, self.dtype)
+
+    def _fill_gram(self) -> None:
+        """Write the Gram matrix into the memory of P."""
+        if self._P is None:
+            self._P = self._gram.empty()
+        if self._is_saved:
+            self._P[...] = self._saved_gram
+            return
+        self._gram.fill(self._P)
+        if self.keeps_gram:
+            if self._saved_gram is None:
+                self._saved_gram = self._gram.empty()
+            self._saved_gram[...] = self._P
+            self._is_saved = True
+
+    def _solve_neighbourhood(self, user_weights: Vector, penalty: Vector) -> Solved:
+        X = self.train.matrix
+        problem = _problem(self.train, user_weights, penalty) if self._scratch else {}
+        columns = neighbourhood.solve(
             X,
             user_weights,
             penalty,
             self.plan.neighbours,
             dtype=self.dtype,
             on_disk=self.plan.disk_bytes > 0,
-            scratch=folder,
+            scratch=self._folder(problem),
             problem=problem,
             progress=self._progress,
             card=None if self.device == "cpu" else self.device,
         )
-        # a search has no use for the comparison with exact columns, which takes longer
-        audit = Audit(found, X, user_weights, penalty, TARGETS)
+        audit = Audit(columns, X, user_weights, penalty, TARGETS)
         residual = audit.residual()
-        found = replace(found, audit={} if self._repeats else audit.agreement())
-        return Solved(found, found.diagonal(), residual)
+        # a search does not need the slow comparison with exact columns
+        columns = replace(columns, audit={} if self._repeats else audit.agreement())
+        return Solved(columns, columns.diagonal(), residual)
 
-    def _folder(self, problem: dict[str, Any]) -> Path | None:
-        """Return the scratch folder; where there are more solves, a folder for each problem.
-
-        So a solve that was cut short is found again.
-        """
-        if self._scratch is None or not self._repeats:
-            return None if self._scratch is None else Path(self._scratch)
-        scratch: Path = Path(self._scratch) / str(problem["vectors"])[:16]
-        if self._P not in (None, scratch):
-            shutil.rmtree(self._P, ignore_errors=True)
-        self._P = scratch
-        return scratch
-
-    def _dual(self, user_weights: Vector, penalty: Vector) -> Solved:
-        if self._gram is None or not np.array_equal(self._gram.user_weights, user_weights):
-            self._gram = dual.Dual(self.train.matrix, user_weights, self.device)
-        P, residual = self._gram.solve(penalty, self.dtype, refine=self._refine)
-        return Solved(P, P.diagonal(), residual)
-
-    def _tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
+    def _solve_tiled(self, user_weights: Vector, penalty: Vector) -> Solved:
         problem = _problem(self.train, user_weights, penalty)
-        scratch = self._folder(problem)
         mapped, diagonal, residual = tiled.invert(
             self.train.matrix,
             user_weights,
             penalty,
             tile_rows=self.plan.tile_rows,
             dtype=self.dtype,
-            scratch=scratch,
+            scratch=self._folder(problem),
             problem=problem,
             progress=self._progress,
         )
         return Solved(mapped, diagonal.astype(np.float64), residual)
+
+    def _folder(self, problem: dict[str, Any]) -> Path | None:
+        """Return the scratch folder; where there are more solves, a subfolder for each problem.
+
+        So an interrupted solve of a search is resumed. The folder of the last solve is removed.
+        """
+        if self._scratch is None or not self._repeats:
+            return self._scratch
+        folder = self._scratch / str(problem["vectors"])[:16]
+        if self._last_folder not in (None, folder):
+            shutil.rmtree(str(self._last_folder), ignore_errors=True)
+        self._last_folder = folder
+        return folder
 
 
 def solve(data: Interactions, user_weights: Vector, penalty: Vector, **options: Any) -> Solved:
@@ -238,7 +215,7 @@ def solve(data: Interactions, user_weights: Vector, penalty: Vector, **options: 
 
 
 def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
-    """Refuse a low-pass companion that the machine, not the card, has no memory for."""
+    """Raise `TooBigError` where the host, not the GPU, has no memory for a low-pass companion."""
     size = Size(data.n_users, data.n_items, data.n_interactions, dtype, rank)
     if size.companion_bytes > free_memory():
         raise TooBigError(
@@ -248,7 +225,7 @@ def _require_companion(data: Interactions, dtype: str, rank: int) -> None:
 
 
 def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
-    """Return the matrix in the memory of the machine ("cpu") or of a card."""
+    """Return the matrix in host memory ("cpu") or on a GPU."""
     if isinstance(matrix, DeviceMatrix):
         if device == matrix.device != "cpu":
             return matrix
@@ -263,17 +240,17 @@ def move(matrix: Any, device: str, *, zero_diagonal: bool = True) -> Any:
         return matrix.toarray()
     if isinstance(device, str) and device == "cpu":
         return matrix
-    where = torch_backend.find_device(device)
-    return DeviceMatrix.from_host(matrix, where, zero_diagonal=zero_diagonal)
+    target = torch_backend.find_device(device)
+    return DeviceMatrix.from_host(matrix, target, zero_diagonal=zero_diagonal)
 
 
 def require_host(matrix: Any) -> None:
-    """Refuse a matrix that is on a card, and say how to move it."""
+    """Raise `SettingError` for a matrix on a GPU, with advice on how to move it."""
     np.asarray(matrix)  # a `DeviceMatrix` refuses this
 
 
 def _problem(data: Interactions, user_weights: Vector, penalty: Vector) -> dict[str, Any]:
-    """Return what tells this solve from others, for the folder of its tiles."""
+    """Return JSON values that identify a solve in its scratch folder."""
     vectors = hashlib.sha256()
     for vector in (user_weights, penalty):
         vectors.update(np.ascontiguousarray(vector, np.float64).tobytes())

@@ -1,11 +1,11 @@
-"""The GPU engine: Gram matrix, inverse and residual on the device.
+"""GPU engine: Gram matrix, inverse and residual on the device.
 
-The card holds one n x n array. Nothing of that size goes through the host, neither on the way in
-(the interactions are sent sparse) nor on the way out (the inverse stays where it is).
+The GPU holds one n x n array. Nothing of that size passes through the host: the interactions are
+sent as a sparse matrix, and the inverse stays on the device.
 
-Its tensor cores multiply numbers of 16 bits many times faster than float32. A float32 number is
-the sum of two of float16 to its last bit, so a product in float32 is three products of halves; the
-fourth, small x small, is below rounding (`PairBlocks`).
+Tensor cores multiply float16 numbers many times faster than float32. A float32 number is the sum
+of two float16 numbers to its last bit, so a float32 product is three float16 products; the fourth,
+small x small, is below rounding (`PairBlocks`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from equipoise.solve.torch_backend import (
     Tensor,
     add_halves,
     find_device,
+    full_precision,
     load_torch,
     multiplies_pairs,
-    precision,
     send,
     sparse_rows,
 )
@@ -36,18 +36,18 @@ from equipoise.solve.torch_backend import (
 if TYPE_CHECKING:
     from equipoise.data.matrix import Csr
 
-BLOCK = 512  # of the diagonal: small, because its triangles are multiplied as squares
+BLOCK = 512  # rows of a diagonal block: small, because its triangles are multiplied as squares
 STRIP = 1024
 PAIR_STRIP = 4096
 PAIR_INNER = 4096  # terms of a sum on tensor cores, which round it towards zero at every step
 PAIR_LEAST = 512  # smallest side of a product that repays the splitting
-PAIR_SCALE = 16.0  # halves reach from 6e-8 to 65,504: room for factors up to 4,000
-PAIR_SHARE = 0.04  # of the matrix: room for the pairs of a product
-PAIR_BYTES = 16  # of a number in two pairs, one of them in the making
-PRECISIONS = ("auto", "float32", "tf32")
+PAIR_SCALE = 16.0  # float16 reaches from 6e-8 to 65,504: room for factors up to 4,000
+PAIR_SHARE = 0.04  # memory for the pairs of a product, as a share of the matrix
+PAIR_BYTES = 16  # bytes per number of two pairs, one of them under construction
+PRECISIONS = ("auto", "float32")
 REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
-GRAM_SHARE = 0.03  # of the matrix: room for a strip of the Gram matrix
+GRAM_SHARE = 0.03  # memory for a strip of the Gram matrix, as a share of the matrix
 COPY_ROWS = 512
 
 logger = logging.getLogger(__name__)
@@ -56,15 +56,10 @@ Vector = npt.NDArray[np.float64]
 
 
 class DeviceMatrix:
-    """An n x n matrix on a device; its diagonal is kept apart.
+    """An n x n matrix on a device; its diagonal is stored separately.
 
-    Parameters
-    ----------
-    values
-        The tensor; taken over, not copied.
-    zero_diagonal
-        Whether the diagonal of `values` becomes zero: ranking adds up its rows, and an item of
-        the history may have to add nothing to its own score.
+    The tensor is taken over, not copied. `zero_diagonal` sets its diagonal to zero: ranking sums
+    its rows, and an item of the history may not contribute to its own score.
     """
 
     def __init__(self, values: Tensor, *, zero_diagonal: bool = True) -> None:
@@ -77,9 +72,8 @@ class DeviceMatrix:
     def from_host(
         cls, matrix: npt.NDArray[Any], device: Any, *, zero_diagonal: bool = True
     ) -> DeviceMatrix:
-        """Copy a matrix to the device, some rows at a time."""
-        dtype = getattr(load_torch(), matrix.dtype.name)
-        values = empty_square(len(matrix), dtype, device)
+        """Copy a matrix to the device, a block of rows at a time."""
+        values = empty_square(len(matrix), getattr(load_torch(), matrix.dtype.name), device)
         for low, high in strips((0, len(matrix)), COPY_ROWS):
             values[low:high] = send(matrix[low:high], device)
         return cls(values, zero_diagonal=zero_diagonal)
@@ -94,7 +88,7 @@ class DeviceMatrix:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of the numbers."""
+        """The numpy dtype of the entries."""
         return np.dtype(str(self.values.dtype).removeprefix("torch."))
 
     @property
@@ -103,55 +97,45 @@ class DeviceMatrix:
         return str(self.values.device)
 
     def diagonal(self) -> npt.NDArray[Any]:
-        """Return the diagonal, on the host."""
+        """Return the diagonal on the host."""
         return np.asarray(self._diagonal.cpu().numpy())
 
     def release(self) -> Tensor:
-        """Return the tensor with its diagonal; this object is of no more use."""
+        """Return the tensor with its diagonal; do not use this object afterwards."""
         self.values.diagonal().copy_(self._diagonal)
         return self.values
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return some rows, on the host."""
+        """Return a range of rows on the host."""
         rows = np.array(self.values[low:high].cpu().numpy())
-        own = self._diagonal[low:high].cpu().numpy()
-        rows[np.arange(high - low), np.arange(low, high)] = own
+        rows[np.arange(high - low), np.arange(low, high)] = self._diagonal[low:high].cpu().numpy()
         return rows
 
     def blocks(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows in order, some at a time, on the host."""
+        """Yield blocks of rows in order, on the host."""
         for low, high in strips((0, len(self)), COPY_ROWS):
             yield self.rows(low, high)
 
     def toarray(self) -> npt.NDArray[Any]:
         """Return a copy on the host."""
         matrix = np.empty(self.shape, self.dtype)
-        low = 0
-        for rows in self.blocks():
-            matrix[low : low + len(rows)] = rows
-            low += len(rows)
+        for low, high in strips((0, len(self)), COPY_ROWS):
+            matrix[low:high] = self.rows(low, high)
         return matrix
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
         raise SettingError(
-            f"this needs the model in the memory of the host, it is on {self.device}; "
+            f"this needs the model in host memory, but it is on {self.device}; "
             "move it first with model.to('cpu')"
         )
 
 
 class Gram(dense.Gram):
-    """The same on a device: interactions and matrices are there, only vectors come and go.
+    """`dense.Gram` on a device: only vectors are copied between host and device.
 
-    Parameters
-    ----------
-    X, user_weights, dtype
-        As for `dense.Gram`.
-    device
-        "cuda" or "cuda:1"; "cpu" runs the same steps without a card.
-    precision
-        Of products in float32. "auto": by pairs of halves where the card can, and once more in
-        "float32" where the residual is then too large. "tf32" rounds the factors to 10 bits:
-        weights are right to about 3 digits instead of 6, and hard systems are refused.
+    The device "cpu" runs the same steps without a GPU. The precision "auto" multiplies pairs of
+    float16 numbers where the GPU can, and solves again in "float32" where the residual is then too
+    large.
     """
 
     block = BLOCK
@@ -167,26 +151,26 @@ class Gram(dense.Gram):
     ) -> None:
         super().__init__(X, user_weights, dtype)
         choice("precision", precision, PRECISIONS)
-        self.torch, self.device, self.tf32 = load_torch(), find_device(device), precision == "tf32"
+        self.torch, self.device = load_torch(), find_device(device)
         self.pairs = precision == "auto" and dtype == "float32" and multiplies_pairs(self.device)
         self._type = getattr(self.torch, dtype)
         columns: Any = X.tocsc()
         self._starts = columns.indptr.astype(np.int64)
-        with self._working():
-            self._items = _sent(columns, self.device)
-            self._users = _sent(X, self.device)
+        with self._on_device():
+            self._items = _send_csr(columns, self.device)
+            self._users = _send_csr(X, self.device)
             self._weights = send(user_weights, self.device)
 
     def empty(self) -> Tensor:
-        """Return room for an items x items matrix."""
-        with self._working():
+        """Return an uninitialised items x items matrix."""
+        with self._on_device():
             return empty_square(self.X.shape[1], self._type, self.device)
 
     def fill(self, out: Tensor) -> None:
         """Write the lower triangle of G into a matrix, strip by strip."""
         n_users, n_items = self.X.shape
         indptr, users, values = self._items
-        with self._working():
+        with self._on_device():
             weighted = (values * self._weights[users]).to(self._type)
             values = values.to(self._type)
             for low, high in strips((0, n_items), gram_width(n_users, n_items)):
@@ -203,30 +187,30 @@ class Gram(dense.Gram):
     ) -> tuple[DeviceMatrix, float]:
         """Replace G by P = A^-1; return P and its residual.
 
-        With `refine` a Newton step follows, at about the cost of the solve.
+        `refine` adds a Newton step, at about the cost of the solve.
         """
-        remedy = "fit with " + ("precision='float32'" if self.tf32 else "refine=True")
-        with self._working():
+        with self._on_device():
             if self.pairs:
                 try:
-                    return self._inverted(P, penalty, refine, remedy, pairs=True)
+                    return self._invert(P, penalty, refine, pairs=True)
                 except SolveError as error:
-                    logger.info("by pairs of halves %s; solving again in float32", error)
+                    logger.info("pairs of float16 failed (%s); solving again in float32", error)
                     self.fill(P)
-            return self._inverted(P, penalty, refine, remedy, pairs=False)
+            return self._invert(P, penalty, refine, pairs=False)
 
-    def _inverted(
-        self, P: Tensor, penalty: Vector, refine: bool, remedy: str, *, pairs: bool
+    def _invert(
+        self, P: Tensor, penalty: Vector, refine: bool, *, pairs: bool
     ) -> tuple[DeviceMatrix, float]:
         P.diagonal().add_(send(penalty, self.device, P.dtype))
         invert_in_place(P, self.block, pairs=pairs)
         if refine:
             self.newton_step(P, penalty)
-        residual = dense.accepted(self.residual(P, penalty), self.dtype, remedy)
+        residual = self.residual(P, penalty)
+        dense.accepted(residual, self.dtype, "fit with refine=True")
         return DeviceMatrix(P), residual
 
     def residual(self, P: Tensor, penalty: Vector) -> float:
-        """Relative size of (A P - I) V for four random vectors."""
+        """Return the relative size of (A P - I) V for four random vectors."""
         V = send(dense.probes(len(P), self.dtype), self.device)
         error = self._times_system(P @ V, penalty) - V
         return float(error.norm() / V.norm())
@@ -249,29 +233,21 @@ class Gram(dense.Gram):
         return product + send(penalty, self.device)[:, None] * right
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Multiply in the precision that was asked for; say what to do when memory runs out."""
+    def _on_device(self) -> Iterator[None]:
+        """Multiply in full float32 precision; translate torch's out-of-memory error into ours."""
         try:
-            with precision(self.tf32):
+            with full_precision():
                 yield
         except self.torch.OutOfMemoryError as error:
             raise TooBigError(
                 f"{self.X.shape[1]:,} items did not fit into the free memory of {self.device}; "
-                "free the card, use engine='tiled' or keep fewer items with "
+                "free GPU memory, use engine='tiled' or keep fewer items with "
                 "data.filter(min_item=...)"
             ) from error
 
 
 class CardBlocks(Blocks):
-    """The steps of `blocked` on views of a tensor; every product is one call.
-
-    Parameters
-    ----------
-    A
-        The matrix; rows may be longer than what is seen of them.
-    block, strip
-        As for `blocked.steps`.
-    """
+    """The steps of `blocked` on views of a tensor; every product is one call."""
 
     def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
         super().__init__(A, block, strip or block * max(1, STRIP // block))
@@ -280,7 +256,12 @@ class CardBlocks(Blocks):
     def do(self, step: Step) -> None:
         """Do one step."""
         if step.kind == "invert" and self._faults:
-            self._refuse_indefinite()
+            # all diagonal blocks at once: checking each one would stall the GPU
+            faults = load_torch().stack(self._faults).cpu().numpy()
+            self._faults.clear()
+            if faults.any():
+                failed = int(np.flatnonzero(faults)[0])
+                raise indefinite(failed * self.block + int(faults[failed]) - 1)
         super().do(step)
 
     def inverse_factor(self, T: Tensor, first: int) -> Tensor:
@@ -295,21 +276,13 @@ class CardBlocks(Blocks):
         """Add sign * left @ right to C."""
         C.addmm_(left, right, alpha=sign)
 
-    def _refuse_indefinite(self) -> None:
-        """Look at the outcome of all diagonal blocks at once: asking each would stall the card."""
-        faults = load_torch().stack(self._faults).cpu().numpy()
-        self._faults.clear()
-        if faults.any():
-            wrong = int(np.flatnonzero(faults)[0])
-            raise indefinite(wrong * self.block + int(faults[wrong]) - 1)
-
 
 class PairBlocks(CardBlocks):
-    """The same with products of pairs of halves.
+    """`CardBlocks` with float32 products made of float16 pairs.
 
     The diagonal of A has to be near 1 (`unit_scale`). No factor L of such a matrix has an entry
-    above 1, and those of L^-1 stay below the root of its condition, so one scale brings all of
-    them into the range of float16; what overflows is infinite and the residual shows it.
+    above 1, and those of L^-1 stay below the root of its condition number, so one scale brings all
+    of them into the range of float16. An overflow becomes infinite and shows in the residual.
     """
 
     def __init__(self, A: Tensor, block: int = BLOCK, strip: int | None = None) -> None:
@@ -322,17 +295,21 @@ class PairBlocks(CardBlocks):
             return super().add_product(C, left, right, sign)
         for inner in strips((0, left.shape[1]), PAIR_INNER):
             for columns in strips((0, right.shape[1]), self._width):
-                high, low = _pair(right[slice(*inner), slice(*columns)])
+                right_high, right_low = _pair(right[slice(*inner), slice(*columns)])
                 for rows in strips((0, len(left)), self._width):
-                    higher, lower = _pair(left[slice(*rows), slice(*inner)])
+                    left_high, left_low = _pair(left[slice(*rows), slice(*inner)])
                     part = C[slice(*rows), slice(*columns)]
-                    for a, b in ((lower, high), (higher, low), (higher, high)):
+                    for a, b in (
+                        (left_low, right_high),
+                        (left_high, right_low),
+                        (left_high, right_high),
+                    ):
                         add_halves(part, a, b, sign / PAIR_SCALE**2)
         return None
 
 
 def _pair(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return halves whose sum is PAIR_SCALE * values; columns stay columns in memory."""
+    """Return two float16 tensors whose sum is PAIR_SCALE * values, in the same memory order."""
     if values.stride(0) == 1:
         high, low = _pair(values.T)
         return high.T, low.T
@@ -371,7 +348,7 @@ def _scale(A: Tensor, scale: Tensor) -> None:
 def mirror(A: Tensor) -> None:
     """Copy the lower triangle onto the upper one, a strip at a time.
 
-    Single calls on all of a large matrix would count its elements in 32 bits.
+    A single call on a large matrix would overflow torch's 32-bit element counts.
     """
     for low, high in strips((0, len(A)), COPY_ROWS):
         corner = A[low:high, low:high]
@@ -389,18 +366,19 @@ def symmetrize(A: Tensor) -> None:
 def sparse_like(matrix: Any, like: Tensor) -> Tensor:
     """Return a scipy matrix on the device of a tensor and in its precision."""
     rows = matrix.tocsr()
-    indptr, indices, values = _sent(rows, like.device)
+    indptr, indices, values = _send_csr(rows, like.device)
     return sparse_rows(indptr, indices, values.to(like.dtype), rows.shape)
 
 
-def _sent(matrix: Any, device: Any) -> tuple[Tensor, Tensor, Tensor]:
-    parts = (part.astype(np.int64) for part in (matrix.indptr, matrix.indices))
-    indptr, indices = (send(part, device) for part in parts)
+def _send_csr(matrix: Any, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+    indptr, indices = (
+        send(part.astype(np.int64), device) for part in (matrix.indptr, matrix.indices)
+    )
     return indptr, indices, send(matrix.data.astype(np.float64), device)
 
 
 def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) -> int:
-    """Bytes on the card at the peak of a fit: one n x n array and strips beside it."""
+    """Return the peak GPU memory of a fit: one n x n array and strips beside it."""
     size = np.dtype(dtype).itemsize
     matrix = n_items * row_length(n_items) * size
     gram = (n_users + 2 * n_items) * gram_width(n_users, n_items) * size
@@ -412,19 +390,19 @@ def needed_bytes(n_users: int, n_items: int, n_interactions: int, dtype: str) ->
 
 
 def gram_width(n_users: int, n_items: int) -> int:
-    """Columns of the Gram matrix formed at a time."""
+    """Return how many columns of the Gram matrix are formed at a time."""
     width = int(GRAM_SHARE * n_items**2 / (n_users + 2 * n_items))
     return max(ALIGN, min(width // ALIGN * ALIGN, 1024))
 
 
 def pair_width(n_items: int) -> int:
-    """Rows and columns of a product of pairs at a time: two pairs and their making fit beside."""
+    """Return how many rows and columns of a product of pairs are formed at a time."""
     width = int(PAIR_SHARE * 4 * n_items**2 / (PAIR_BYTES * PAIR_INNER))
     return max(PAIR_LEAST, width // PAIR_LEAST * PAIR_LEAST)
 
 
 def row_length(n_items: int) -> int:
-    """Numbers from one row to the next."""
+    """Return the length of an aligned row, in numbers."""
     return -(-n_items // ALIGN) * ALIGN
 
 

@@ -1,35 +1,115 @@
-"""Arrays that a solve fills part by part, in memory or in files that a later try goes on with."""
+"""Resumable state of a solve: a locked folder, a state file, and arrays filled part by part.
+
+A state file is a sealed JSON document, replaced in one step. It names the problem that it belongs
+to, so that a folder is never resumed with other data or settings.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.data.storage import check_seal, parse, sealed
+from equipoise.data.storage import Fields, check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError
-from equipoise.solve.tiled import locked
 
 STATE = "neighbourhood.json"
+
+T = TypeVar("T")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create a folder and lock it; the system drops the lock of a process that dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be used: {error.strerror}") from error
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise DataError(
+                    f"{folder} is in use by another fit; give another scratch folder"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def read_state(
+    file: Path, problem: dict[str, Any], remedy: str, read: Callable[[Fields], T]
+) -> T | None:
+    """Return what `read` makes of a state file; None where the file does not exist.
+
+    Raises `FileFormatError` with the remedy for a damaged file, and `DataError` for a file that
+    belongs to another problem.
+    """
+    if not file.exists():
+        return None
+    try:
+        state = parse(file.read_bytes())
+        if state.group("problem") == problem:
+            result = read(state)
+            check_seal(state)
+            return result
+    except (OSError, FileFormatError) as error:
+        raise FileFormatError(f"{file} is damaged: {error}; {remedy}") from error
+    raise DataError(
+        f"{file.parent} holds another fit (data, settings or memory differ); give another "
+        "scratch folder, or delete the files of that fit"
+    )
+
+
+def write_state(file: Path, state: dict[str, Any]) -> None:
+    """Replace a state file in one step, after its content is on the disk."""
+    new_file = file.with_name(f"{file.name}.new")
+    write_file(new_file, json.dumps(sealed(state)).encode())
+    os.replace(new_file, file)
+
+
+def write_file(file: Path, content: bytes | memoryview) -> None:
+    """Write a file and wait until it is on the disk."""
+    try:
+        with file.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+        raise write_error(file, error) from error
+
+
+def write_error(file: Path, error: OSError) -> DataError:
+    """Return the error for a file that could not be written."""
+    return DataError(
+        f"could not write {file}: {error.strerror or error}; "
+        "make room and fit again with the same scratch folder to resume"
+    )
 
 
 class Journal:
     """Arrays by name, and the parts of them that are done.
 
-    Parameters
-    ----------
-    folder
-        Where the arrays are files; None keeps them in memory, and forgets what is done.
-    problem
-        What is solved, as plain values; a folder that holds another problem is refused.
-    temporary
-        Whether the folder goes with the journal.
+    The arrays are files of a folder, which may be temporary; without a folder they are in memory
+    and nothing is recorded. `problem` has JSON values that identify what is solved; a folder of
+    another problem is refused.
     """
 
     def __init__(
@@ -39,61 +119,58 @@ class Journal:
         *,
         temporary: bool = False,
     ) -> None:
-        self._folder, self._problem = folder, problem or {}
-        self._temporary, self._mutex = temporary, Lock()
+        self._folder, self._problem, self._temporary = folder, problem or {}, temporary
+        self._resources, self._mutex = ExitStack(), Lock()
         self._done: dict[str, list[int]] = {}
-        self._known: list[str] = []  # arrays that an earlier try had begun
-        self._files: dict[str, npt.NDArray[Any]] = {}
+        self._earlier_arrays: list[str] = []  # of the run that is resumed
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
 
     def __enter__(self) -> Self:
-        if self._folder is not None:
-            self._held = locked(self._folder)
-            self._held.__enter__()
-            try:
-                self._done, self._known = self._read()
-            except BaseException:
-                self.__exit__()
-                raise
+        with ExitStack() as stack:
+            if self._temporary:
+                self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="equipoise-")))
+            if self._folder is not None:
+                stack.enter_context(locked(self._folder))
+                state = read_state(
+                    self._folder / STATE, self._problem, "remove it to start again", _read
+                )
+                self._done, self._earlier_arrays = state or ({}, [])
+            self._resources = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.clear()
-        if self._folder is not None:
-            self._held.__exit__(None, None, None)
-            if self._temporary:
-                shutil.rmtree(self._folder, ignore_errors=True)
+        self._arrays.clear()
+        self._resources.close()
 
     def array(self, name: str, size: int, dtype: str) -> npt.NDArray[Any]:
-        """Return room for an array; with a folder, as an earlier try left it."""
+        """Return an array; with a folder, as an earlier run left it."""
         if self._folder is None:
-            return (
-                np.zeros(size, dtype) if name in ("lengths", "diagonal") else np.empty(size, dtype)
-            )
+            return np.zeros(size, dtype)
         file = self._folder / f"neighbourhood-{name}.npy"
-        fresh = name not in self._known
+        is_new = name not in self._earlier_arrays
         shape = (max(size, 1),)  # an empty file cannot be mapped
         try:
-            found = np.lib.format.open_memmap(
+            array = np.lib.format.open_memmap(
                 file,
-                mode="w+" if fresh else "r+",
-                dtype=np.dtype(dtype) if fresh else None,
-                shape=shape if fresh else None,
+                mode="w+" if is_new else "r+",
+                dtype=np.dtype(dtype) if is_new else None,
+                shape=shape if is_new else None,
             )
         except FileNotFoundError as error:
             raise FileFormatError(
-                f"{file} is gone; remove {STATE} beside it to start anew"
+                f"{file} is missing; remove {STATE} beside it to start again"
             ) from error
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{file} cannot be used: {error}; give another scratch folder"
             ) from error
-        if found.shape != shape or found.dtype != np.dtype(dtype):
-            raise FileFormatError(f"{file} is damaged; remove {STATE} beside it to start anew")
-        self._files[name] = found
-        return np.asarray(found)[:size]
+        if array.shape != shape or array.dtype != np.dtype(dtype):
+            raise FileFormatError(f"{file} is damaged; remove {STATE} beside it to start again")
+        self._arrays[name] = array
+        return np.asarray(array)[:size]
 
-    def taken(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array that stays when the files go."""
+    def in_memory(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array that stays when the files are removed."""
         return array if self._folder is None else np.array(array)
 
     def has(self, stage: str, part: int) -> bool:
@@ -101,47 +178,24 @@ class Journal:
         return part in self._done.get(stage, ())
 
     def add(self, stage: str, part: int) -> None:
-        """Note that a part is done, once its numbers are on the disk."""
+        """Record that a part is done, once its numbers are on the disk."""
         if self._folder is None:
             return
         with self._mutex:
-            for array in self._files.values():
+            for array in self._arrays.values():
                 array.flush()  # type: ignore[attr-defined]
             self._done.setdefault(stage, []).append(part)
-            fresh = self._folder / f"{STATE}.new"
-            with fresh.open("w") as stream:
-                arrays = sorted({*self._known, *self._files})
-                state = {"problem": self._problem, "arrays": arrays, "done": self._done}
-                json.dump(sealed(state), stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(fresh, self._folder / STATE)
+            arrays = sorted({*self._earlier_arrays, *self._arrays})
+            state = {"problem": self._problem, "arrays": arrays, "done": self._done}
+            write_state(self._folder / STATE, state)
 
     def clear(self) -> None:
-        """Remove the files: the solve has its result."""
-        if self._folder is None:
-            return
-        for file in [self._folder / STATE, *self._folder.glob("neighbourhood-*.npy")]:
-            file.unlink(missing_ok=True)
+        """Remove the files after the solve."""
+        if self._folder is not None:
+            for file in [self._folder / STATE, *self._folder.glob("neighbourhood-*.npy")]:
+                file.unlink(missing_ok=True)
 
-    def _read(self) -> tuple[dict[str, list[int]], list[str]]:
-        assert self._folder is not None
-        file = self._folder / STATE
-        if not file.exists():
-            return {}, []
-        try:
-            state = parse(file.read_bytes())
-            check_seal(state)
-            done = state.group("done")
-            found = {name: done.wholes(name) for name in done}
-            arrays, problem = state.texts("arrays"), dict(state.group("problem"))
-        except (OSError, FileFormatError) as error:
-            raise FileFormatError(
-                f"{file} is damaged: {error}; remove it to start anew"
-            ) from error
-        if problem != self._problem:
-            raise DataError(
-                f"{self._folder} holds another solve that was cut short; give another scratch "
-                "folder, or empty it"
-            )
-        return found, arrays
+
+def _read(state: Fields) -> tuple[dict[str, list[int]], list[str]]:
+    done = state.group("done")
+    return {stage: done.wholes(stage) for stage in done}, state.texts("arrays")

@@ -1,19 +1,18 @@
-"""The neighbourhood engine: column j of P from the items that j goes with most, one by one.
+"""Neighbourhood engine: column j of P from the items most correlated with item j.
 
 For target j let N be its support: j and the K items of largest |A_ij| / sqrt(A_ii A_jj), where
-A = X^T W X + L. Then x = (A_NN)^-1 e_j stands for column j of P; x_j is its diagonal. With all
-items in every support that is the exact solve. A is never formed: an entry A_ij is kept in the row
-of the item with the smaller A_ii (in both where they are equal) if it is among the T strongest
-entries there that could be. So a pair of items is looked up once. What is not kept counts as 0,
-but for the pairs of a target with its own neighbours.
+A = X^T W X + L. Then x = (A_NN)^-1 e_j approximates column j of P; x_j is its diagonal. With all
+items in every support the solve is exact. A is never formed: an entry A_ij is stored in the row of
+the item with the smaller A_ii (in both where they are equal) if it is among the T strongest
+entries that could be stored there, so a pair of items is looked up once. Entries that are not
+stored count as 0, except for the pairs of a target with its own neighbours.
 
-Work goes stripe by stripe on the threads in force. Each item and each target is handled by one
-thread in a fixed order, so the bits depend on neither threads nor stripes.
+Threads work on stripes of the items. One thread handles each item and each target in a fixed
+order, so the bits depend on neither threads nor stripes.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,13 +34,13 @@ from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
-KEPT = 2  # entries of a row that are kept, as a multiple of the neighbours
+KEPT = 2  # entries of a row that are stored, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
 BUCKETS = 2048
-AHEAD = 4  # users whose rows are asked for before they are needed
-NEXT = 32  # items whose sums are asked for before they are needed
+AHEAD = 4  # users whose rows are prefetched
+NEXT = 32  # items whose sums are prefetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +70,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return self.data.nbytes + self.indices.nbytes + self.indptr.nbytes
 
     def diagonal(self) -> Vector:
@@ -90,10 +89,10 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """The items of A = X^T W X + L, numbered from the most used one on.
+    """The items of A = X^T W X + L, numbered from the most popular one on.
 
-    So most of what is added up lies close together in memory. `names` are the items' positions in
-    the data; they decide between equal correlations.
+    So most sums lie close together in memory. `names` are the items' positions in the data, which
+    break ties between equal correlations.
     """
 
     names: Positions
@@ -103,10 +102,8 @@ class Numbering:
 
     @cached_property
     def rank(self) -> Positions:
-        """Where each item of the data is numbered."""
-        rank = np.empty(len(self.names), np.int32)
-        rank[self.names] = np.arange(len(self.names), dtype=np.int32)
-        return rank
+        """The number of each item of the data."""
+        return np.argsort(self.names).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,21 +116,18 @@ class System(Numbering):
 
     @classmethod
     def of(cls, X: Csr, user_weights: Vector, penalty: Vector) -> System:
-        """Number the items of X anew and put its columns beside its rows."""
+        """Renumber the items of X and convert it to columns as well."""
         n_items = X.shape[1]
         lengths = np.diff(X.indptr).astype(np.int64)
-        counts = np.bincount(X.indices, minlength=n_items)
-        names = np.argsort(-counts, kind="stable").astype(np.int32)
-        rank = np.empty(n_items, np.int32)
-        rank[names] = np.arange(n_items, dtype=np.int32)
-        indices = rank[X.indices]
+        names = np.argsort(-np.bincount(X.indices, minlength=n_items), kind="stable")
+        indices = np.argsort(names).astype(np.int32)[X.indices]
         columns: Any = sp.csr_array((X.data, indices, X.indptr), X.shape).tocsc()
         entries = user_weights[entry_rows(X)] * X.data.astype(np.float64) ** 2
         gram = np.bincount(indices, entries, minlength=n_items)
         partners = np.bincount(indices, np.repeat(lengths - 1, lengths), minlength=n_items)
         penalty = np.ascontiguousarray(penalty[names], np.float64)
         return cls(
-            names,
+            names.astype(np.int32),
             penalty,
             gram + penalty,
             partners.astype(np.int64),
@@ -147,16 +141,16 @@ class System(Numbering):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Lists:
+class Lists(NamedTuple):
     """The strongest entries of rows of A, the K neighbours first, without the diagonal.
 
-    The first `others` entries of a row are of neighbours whose rows have the entry, if it is kept.
+    The first `n_foreign` entries of a row belong to the rows of other items, which store them too
+    if they are strong enough there.
     """
 
     starts: Offsets
     lengths: Positions
-    others: Positions
+    n_foreign: Positions
     items: Positions
     values: npt.NDArray[Any]
 
@@ -175,7 +169,7 @@ def solve(
     penalty: Vector,
     neighbours: int,
     *,
-    kept: int | None = None,
+    row_entries: int | None = None,
     dtype: str = "float32",
     on_disk: bool = False,
     scratch: Path | None = None,
@@ -183,144 +177,103 @@ def solve(
     progress: Callable[[SolveProgress], None] | None = None,
     card: str | None = None,
 ) -> Columns:
-    """Solve for all targets on the neighbours that A itself shows.
+    """Return P for all targets, each from its strongest neighbours.
 
-    Parameters
-    ----------
-    X, user_weights, penalty
-        A = X^T diag(user_weights) X + diag(penalty).
-    neighbours
-        K, the items of a support beside the target.
-    kept
-        T, the entries of a row of A that are kept; twice as many if left out.
-    dtype
-        "float32" or "float64".
-    on_disk
-        Whether the entries are kept in a file instead of memory.
-    scratch
-        Folder for that file, and for what a solve that was cut short goes on from.
-    problem
-        Plain values that tell this problem from others, for the scratch folder.
-    progress
-        Called after each stripe.
-    card
-        Where torch solves the systems in batches, such as "cuda"; None solves them one by one.
+    A support has K = `neighbours` items beside the target; T = `row_entries` entries of a row of A
+    are stored, by default twice as many, in memory or on disk. The folder `scratch` has the state
+    from which an interrupted solve is resumed, and JSON values, `problem`, that identify it.
+    `progress` is called after each stripe. On a `card` such as "cuda" torch solves the systems in
+    batches; without one they are solved one by one on the processor.
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))
-    kept = max(KEPT * neighbours if kept is None else kept, neighbours)
+    row_entries = max(KEPT * neighbours if row_entries is None else row_entries, neighbours)
     system = System.of(X, user_weights, penalty)
-    what = {**(problem or {}), "neighbours": neighbours, "kept": kept, "dtype": dtype}
-    with _journal(what, on_disk=on_disk, scratch=scratch) as journal:
+    settings = {"neighbours": neighbours, "kept": row_entries, "dtype": dtype}
+    temporary = on_disk and scratch is None
+    with Journal(scratch, {**(problem or {}), **settings}, temporary=temporary) as journal:
         report = _reporter(progress, 2 * STRIPES)
-        everything = np.arange(n_items, dtype=np.int32)
-        lists = strongest_entries(system, everything, neighbours, kept, dtype, journal, report)
-        support = supports_of(lists, neighbours)
-        found, diagonal = solved_targets(
-            system, lists, support, everything, dtype, journal, report, card
+        items = np.arange(n_items, dtype=np.int32)
+        lists = strongest_entries(system, items, neighbours, row_entries, dtype, journal, report)
+        supports = supports_of(lists, neighbours)
+        columns, diagonal = solved_targets(
+            system, lists, supports, items, dtype, journal, report, card
         )
         journal.clear()
-    del lists, support
-    return columns_of(found, diagonal, neighbours)
+    del lists, supports
+    return columns_of(columns, diagonal, neighbours)
 
 
 def solve_again(
     old: Columns, X: Csr, user_weights: Vector, penalty: Vector, touched: npt.NDArray[np.int64]
 ) -> Columns:
-    """Solve anew for the targets with a touched item in their support; supports stay.
+    """Solve again for the targets with a touched item in their support; supports stay.
 
-    Items beyond those of `old` are new, and get the neighbours that A shows. Equal to a solve of
-    all targets on these supports, but for entries at the end of the kept ones.
+    Items beyond those of `old` are new and get their strongest neighbours. The result equals a
+    solve of all targets on these supports, except for entries near the end of the stored ones.
     """
     n_items, n_old = X.shape[1], old.shape[0]
     dtype, neighbours = old.dtype.name, old.neighbours
     system = System.of(X, user_weights, penalty)
     changed = np.zeros(n_items, bool)
     changed[touched] = True
-    known = touched[touched < n_old]
-    changed[old.off_diagonal[known].indices] = True
-    by_target = old.by_target()
+    changed[old.off_diagonal[touched[touched < n_old]].indices] = True
     changed[n_old:] = True
     targets = np.flatnonzero(changed)
-    before = targets[targets < n_old]
-    starts = by_target.indptr[before].astype(np.int64)
-    places, offsets = segments(starts, by_target.indptr[before + 1] - starts)
-    supports = by_target.indices[places].astype(np.int64)
-    kept = KEPT * neighbours
-    with Journal() as journal:
-        needed = np.unique(np.concatenate([targets, supports]))
-        fresh = np.arange(n_old, n_items)
-        if len(fresh):
-            first = strongest_entries(
-                system, system.rank[fresh], neighbours, neighbours, dtype, journal
-            )
-            ends = first.starts[system.rank[fresh]]
-            counts = first.lengths[system.rank[fresh]].astype(np.int64)
-            more, _ = segments(ends, counts)
-            chosen = system.names[first.items[more]].astype(np.int64)
-            supports = np.concatenate([supports, chosen])
-            offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(counts)])
-            needed = np.unique(np.concatenate([needed, chosen]))
-        lists = strongest_entries(system, system.rank[needed], neighbours, kept, dtype, journal)
-        sizes = np.zeros(n_items, np.int32)
-        begin = np.zeros(n_items + 1, np.int64)
-        sizes[system.rank[targets]] = np.diff(offsets)
-        begin[system.rank[targets]] = offsets[:-1]
-        support = Supports(begin, sizes, system.rank[supports])
-        found, diagonal = solved_targets(
-            system, lists, support, system.rank[targets], dtype, journal
-        )
-    return _merged(old, found, diagonal, changed)
+    old_targets = targets[targets < n_old]
+    by_target = old.by_target()
+    starts = by_target.indptr[old_targets].astype(np.int64)
+    places, offsets = segments(starts, by_target.indptr[old_targets + 1] - starts)
+    members = by_target.indices[places].astype(np.int64)
+    journal = Journal()
+    if n_items > n_old:
+        new = system.rank[n_old:]
+        nearest = strongest_entries(system, new, neighbours, neighbours, dtype, journal)
+        counts = nearest.lengths[new].astype(np.int64)
+        places, _ = segments(nearest.starts[new], counts)
+        members = np.concatenate([members, system.names[nearest.items[places]]])
+        offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(counts)])
+    needed = system.rank[np.unique(np.concatenate([targets, members]))]
+    lists = strongest_entries(system, needed, neighbours, KEPT * neighbours, dtype, journal)
+    sizes, begins = np.zeros(n_items, np.int32), np.zeros(n_items + 1, np.int64)
+    target_numbers = system.rank[targets]
+    sizes[target_numbers], begins[target_numbers] = np.diff(offsets), offsets[:-1]
+    supports = Supports(begins, sizes, system.rank[members])
+    columns, diagonal = solved_targets(system, lists, supports, target_numbers, dtype, journal)
+    # put the new columns in the place of the changed ones
+    entries, solved = old.off_diagonal.tocoo(), columns.tocoo()
+    stays = ~changed[entries.coords[1]]
+    data = np.concatenate([entries.data[stays], solved.data])
+    coordinates = [
+        np.concatenate([before[stays].astype(np.int32), after])
+        for before, after in zip(entries.coords, solved.coords, strict=True)
+    ]
+    unchanged = np.flatnonzero(~changed)
+    diagonal[unchanged] = old.diagonal_[unchanged]
+    merged = sp.csc_array((data, tuple(coordinates)), shape=columns.shape)
+    return columns_of(merged, diagonal, neighbours)
 
 
 def supports_of(lists: Lists, neighbours: int) -> Supports:
-    """Return the supports: the neighbours of each item, all others where as many are asked for.
+    """Return the supports: the neighbours of each item, or all items where K asks for all.
 
-    Otherwise an item that shares no user with the target is in no support.
+    In the first case an item that shares no user with the target is in no support.
     """
     n_items = len(lists.lengths)
     if neighbours < n_items - 1:
         sizes = np.minimum(lists.lengths, neighbours).astype(np.int32)
         return Supports(lists.starts, sizes, lists.items)
-    others = np.tile(np.arange(n_items, dtype=np.int32), (n_items, 1))[
-        ~np.eye(n_items, dtype=bool)
-    ]
+    all_items = np.tile(np.arange(n_items, dtype=np.int32), (n_items, 1))
     starts = np.arange(n_items + 1, dtype=np.int64) * (n_items - 1)
-    return Supports(starts, np.full(n_items, n_items - 1, np.int32), others)
+    sizes = np.full(n_items, n_items - 1, np.int32)
+    return Supports(starts, sizes, all_items[~np.eye(n_items, dtype=bool)])
 
 
-def columns_of(found: Any, diagonal: Vector, neighbours: int) -> Columns:
-    """Turn columns (CSC) into the sparse rows that scores are summed from."""
-    rows = found.tocsr()
+def columns_of(columns: Any, diagonal: Vector, neighbours: int) -> Columns:
+    """Turn a CSC matrix of columns into the sparse rows that scores are summed from."""
+    rows = columns.tocsr()
     indices, indptr = rows.indices.astype(np.int32, copy=False), rows.indptr.astype(np.int64)
     return Columns(rows.data, indices, indptr, diagonal, neighbours)
-
-
-def _merged(old: Columns, found: Any, diagonal: Vector, changed: npt.NDArray[np.bool_]) -> Columns:
-    """Put new columns in the place of the changed ones."""
-    size = found.shape
-    stays = old.off_diagonal.tocoo()
-    kept = ~changed[stays.coords[1]]
-    rows, columns = (part[kept].astype(np.int32) for part in stays.coords)
-    before = sp.csc_array((stays.data[kept], (rows, columns)), shape=size)
-    solved = found.tocoo()
-    data = np.concatenate([before.tocoo().data, solved.data])
-    places = [
-        np.concatenate([a, b]) for a, b in zip(before.tocoo().coords, solved.coords, strict=True)
-    ]
-    together = sp.csc_array((data, tuple(places)), shape=size)
-    whole = np.where(changed, diagonal, 0.0)
-    unchanged = np.flatnonzero(~changed)
-    whole[unchanged] = old.diagonal_[unchanged]
-    return columns_of(together, whole, old.neighbours)
-
-
-def _journal(what: dict[str, Any], *, on_disk: bool, scratch: Path | None) -> Journal:
-    if scratch is not None:
-        return Journal(scratch, what)
-    if on_disk:
-        return Journal(Path(tempfile.mkdtemp(prefix="equipoise-")), what, temporary=True)
-    return Journal()
 
 
 def _reporter(
@@ -361,15 +314,15 @@ def strongest_entries(
     system: System,
     items: Positions,
     neighbours: int,
-    kept: int,
+    row_entries: int,
     dtype: str,
     journal: Journal,
     report: Callable[[], None] | None = None,
 ) -> Lists:
-    """Find the `kept` strongest entries of the rows of these items."""
+    """Return the `row_entries` strongest entries of the rows of these items."""
     n_items = len(system.names)
     room = np.zeros(n_items, np.int64)
-    room[items] = np.minimum(system.partners[items], min(neighbours + kept, n_items - 1))
+    room[items] = np.minimum(system.partners[items], min(neighbours + row_entries, n_items - 1))
     starts = np.concatenate([[0], np.cumsum(room)])
     lists = Lists(
         starts,
@@ -379,15 +332,14 @@ def strongest_entries(
         journal.array("values", int(starts[-1]), dtype),
     )
     scale = 1 / np.sqrt(system.diagonal)
-    data = (*system.users, *system.items, system.weights, scale, system.names)
-    out = lists.starts, lists.lengths, lists.others, lists.items, lists.values
+    arrays = system.users, system.items, system.weights, scale, system.names
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
     most = n_items if grows else int(added.max(initial=0))
 
     def stripe(at: int, step: int) -> None:
-        work = (  # from numpy, whose large arrays have large pages: these are read all over
+        buffers = (  # from numpy, whose large arrays have large pages: access is random
             np.zeros(2 * n_items),
             np.empty(most + 1, np.int32),
             np.empty(n_items + 1, np.float32),
@@ -395,7 +347,7 @@ def strongest_entries(
             np.empty(n_items + 1, np.uint8),
             np.empty(n_items + 1, np.int32),
         )
-        _strongest(*data, items, at, step, neighbours, kept, *work, *out)
+        _strongest(*arrays, items, at, step, neighbours, row_entries, buffers, tuple(lists))
 
     _in_stripes("lists", stripe, journal, report)
     return lists
@@ -404,54 +356,57 @@ def strongest_entries(
 def solved_targets(
     system: Numbering,
     lists: Lists,
-    support: Supports,
+    supports: Supports,
     targets: Positions,
     dtype: str,
     journal: Journal,
     report: Callable[[], None] | None = None,
     card: str | None = None,
 ) -> tuple[Any, Vector]:
-    """Return the columns of these targets as a CSC matrix without the diagonal, and that."""
+    """Return the columns of these targets as a CSC matrix without the diagonal, and the diagonal.
+
+    The columns of all other items are empty.
+    """
     n_items = len(system.names)
     sizes = np.zeros(n_items, np.int64)
-    sizes[system.names[targets]] = support.lengths[targets]
+    sizes[system.names[targets]] = supports.lengths[targets]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     indices = journal.array("sources", int(offsets[-1]), "int32")
     values = journal.array("columns", int(offsets[-1]), dtype)
     diagonal = journal.array("diagonal", n_items, "float64")
-    widest = int(support.lengths.max(initial=0)) + 1
+    widest = int(supports.lengths.max(initial=0)) + 1
     longest = int(lists.lengths.max(initial=0))
-    data = lists.starts, lists.lengths, lists.others, lists.items, lists.values
-    vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype), system.names
+    vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype)
+    arrays = tuple(lists), tuple(supports), (*vectors, system.names)
     out = offsets, indices, values, diagonal
 
-    def one_by_one(at: int, step: int, some: Positions = targets) -> None:
-        solve_targets(*data, *support, *vectors, some, at, step, widest, longest, *out)
+    def solve_singly(at: int, step: int, stripe: Positions = targets) -> None:
+        solve_targets(*arrays, stripe, at, step, widest, longest, out)
 
-    def together(at: int, step: int) -> None:
-        some = targets[at::step]
-        for batch in np.split(some, range(room, len(some), room)):
-            found, own, sound = batches.solve(batch, *support)
-            mine = system.names[batch]
-            sources, _ = segments(support.starts[batch], support.lengths[batch])
-            places, _ = segments(offsets[mine], sizes[mine])
-            indices[places], values[places] = system.names[support.items[sources]], found
-            diagonal[mine] = own
-            one_by_one(0, 1, batch[~sound])
+    def solve_in_batches(at: int, step: int) -> None:
+        stripe = targets[at::step]
+        for batch in np.split(stripe, range(batch_size, len(stripe), batch_size)):
+            solution, diagonal_part, is_solved = batches.solve(batch, *supports)
+            names = system.names[batch]
+            sources, _ = segments(supports.starts[batch], supports.lengths[batch])
+            places, _ = segments(offsets[names], sizes[names])
+            indices[places], values[places] = system.names[supports.items[sources]], solution
+            diagonal[names] = diagonal_part
+            solve_singly(0, 1, batch[~is_solved])
 
     if card is None:
-        _in_stripes("columns", one_by_one, journal, report)
+        _in_stripes("columns", solve_singly, journal, report)
     else:
-        batches = Batches(*data, *vectors[:2], card)
-        room = batches.size(widest)
+        batches = Batches(*lists, *vectors, card)
+        batch_size = batches.size(widest)
         with machine.limited(1):
-            _in_stripes("columns", together, journal, report)
-    values, indices, diagonal = (journal.taken(part) for part in (values, indices, diagonal))
+            _in_stripes("columns", solve_in_batches, journal, report)
+    values, indices, diagonal = (journal.in_memory(part) for part in (values, indices, diagonal))
     return _unchecked(sp.csc_array, values, indices, offsets, (n_items, n_items)), diagonal
 
 
 def _unchecked(kind: Any, data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
-    """Return a sparse matrix of these arrays, with one type of index where they are small."""
+    """Return a sparse matrix of these arrays, with 32-bit offsets where they are enough."""
     if len(data) < np.iinfo(np.int32).max:
         indptr = indptr.astype(np.int32)
     return kind((data, indices, indptr), shape=shape)
@@ -459,21 +414,21 @@ def _unchecked(kind: Any, data: Any, indices: Any, indptr: Any, shape: tuple[int
 
 @compiled
 def _bucket(bits: Any) -> Any:
-    """Number of the bucket of a size, given by the bits of a float32 >= 0."""
+    """Return the bucket of a size, given by the bits of a float32 >= 0."""
     return min(max(np.int64(bits >> SHIFT) - LOWEST, 0), BUCKETS - 1)
 
 
 @compiled
 def _strong(bits: Any, names: Any, i: int, least: Any) -> Any:
-    """Whether an entry is as strong as the last one wanted; of equal ones by position."""
+    """Whether an entry is at least as strong as `least`; ties are broken by position."""
     return bool(bits > least[0] or (bits == least[0] and names[i] <= least[1]))
 
 
 @compiled
-def _border(counts: Any, wanted: int) -> Any:
-    """Return the bucket of the last of the `wanted` largest, and how many are in larger ones."""
+def _border(counts: Any, n_largest: int) -> Any:
+    """Return the bucket of the `n_largest`-th entry, and the number of entries above it."""
     border, above = BUCKETS - 1, 0
-    while border > 0 and above + counts[border] < wanted:
+    while border > 0 and above + counts[border] < n_largest:
         above += counts[border]
         border -= 1
     return border, above
@@ -481,10 +436,10 @@ def _border(counts: Any, wanted: int) -> Any:
 
 @compiled
 def _last(
-    bits: Any, items: Any, names: Any, places: Any, border: int, above: int, wanted: int
+    bits: Any, items: Any, names: Any, places: Any, border: int, above: int, n_largest: int
 ) -> Any:
-    """Return size and position of the last of the `wanted` strongest, all among `places`."""
-    if len(places) <= wanted:
+    """Return size and position of the `n_largest`-th strongest entry among `places`."""
+    if len(places) <= n_largest:
         return np.uint32(0), np.int64(len(names))
     keys = np.empty(len(places), np.int64)
     inside = 0
@@ -492,19 +447,15 @@ def _last(
         if _bucket(bits[x]) == border:  # larger keys for stronger entries
             keys[inside] = (np.int64(bits[x]) << 32) - names[items[x]]
             inside += 1
-    last = inside - (wanted - above)
+    last = inside - (n_largest - above)
     key = np.partition(keys[:inside], last)[last] - 1
     return np.uint32((key >> 32) + 1), 0xFFFFFFFF - (key & 0xFFFFFFFF)
 
 
 @compiled
 def _strongest(
-    indptr: Any,
-    indices: Any,
-    values: Any,
-    column_start: Any,
-    column_user: Any,
-    column_value: Any,
+    users: Any,
+    columns: Any,
     weights: Any,
     scale: Any,
     names: Any,
@@ -512,27 +463,22 @@ def _strongest(
     first: int,
     step: int,
     neighbours: int,
-    kept: int,
-    cells: Any,
-    touched: Any,
-    size: Any,
-    sums: Any,
-    owned: Any,
-    places: Any,
-    starts: Any,
-    lengths: Any,
-    list_others: Any,
-    list_items: Any,
-    list_values: Any,
+    row_entries: int,
+    buffers: Any,
+    lists: Any,
 ) -> None:
-    """Sum the rows items[first], items[first + step], ... of A, and keep the strongest."""
-    # not the choice of `cooccurrence`: two limits share a count, and sizes are never below 0
-    cells[1::2] = scale  # beside the sum of an item, in one place of memory
+    """Sum the rows items[first], items[first + step], ... of A; store their strongest entries."""
+    indptr, indices, values = users
+    column_start, column_user, column_value = columns
+    cells, touched, size, sums, owned, places = buffers
+    starts, lengths, list_n_foreign, list_items, list_values = lists
+    # unlike in `cooccurrence`, two limits share a count and sizes are never negative
+    cells[1::2] = scale  # beside the sum of the item in memory
     bits = size.view(np.uint32)
     counts = np.empty((2, BUCKETS), np.int32)  # of entries of other rows, and of this one
     for at in range(first, len(items), step):
         j = items[at]
-        found, end = 0, column_start[j + 1]
+        n_touched, end = 0, column_start[j + 1]
         for entry in range(column_start[j], end):
             later = indptr[column_user[min(entry + AHEAD, end - 1)]]
             prefetch(indices, later)
@@ -545,43 +491,43 @@ def _strongest(
             for place in range(indptr[user], last + 1):
                 prefetch(cells, 2 * indices[min(place + NEXT, last)])
                 i = indices[place]
-                touched[found] = i
-                # what cancels to 0 in between is noted twice, and 0 when it is read again
-                found += cells[2 * i] == 0
+                touched[n_touched] = i
+                # an item whose sum returns to 0 is noted twice; the second reading is 0
+                n_touched += cells[2 * i] == 0
                 cells[2 * i] += weight * (value * values[place])
         cells[2 * j] = 0.0
         counts[:] = 0
-        some, own = 0, cells[2 * j + 1]
-        for x in range(found):
+        n_nonzero, own_scale = 0, cells[2 * j + 1]
+        for x in range(n_touched):
             i = touched[x]
             total, factor = cells[2 * i], cells[2 * i + 1]
             cells[2 * i] = 0.0
-            touched[some], sums[some], owned[some] = i, total, factor <= own
-            size[some] = abs(total) * factor
-            counts[owned[some], _bucket(bits[some])] += total != 0
-            some += total != 0
-        last, above_last = _border(counts[1], kept)
+            touched[n_nonzero], sums[n_nonzero], owned[n_nonzero] = i, total, factor <= own_scale
+            size[n_nonzero] = abs(total) * factor
+            counts[owned[n_nonzero], _bucket(bits[n_nonzero])] += total != 0
+            n_nonzero += total != 0
+        last, above_last = _border(counts[1], row_entries)
         counts[0] += counts[1]
         near, above_near = _border(counts[0], neighbours)
         first_owned = 0
-        for x in range(some):
+        for x in range(n_nonzero):
             places[first_owned] = x
             first_owned += (1 - owned[x]) & (_bucket(bits[x]) >= near)
         end_owned = first_owned
-        for x in range(some):
+        for x in range(n_nonzero):
             places[end_owned] = x
             end_owned += owned[x] & (_bucket(bits[x]) >= min(near, last))
-        mine = places[first_owned:end_owned]
+        owned_places = places[first_owned:end_owned]
         nearest = _last(bits, touched, names, places[:end_owned], near, above_near, neighbours)
-        least = _last(bits, touched, names, mine, last, above_last, kept)
+        least = _last(bits, touched, names, owned_places, last, above_last, row_entries)
         place = starts[j]
         for x in places[:first_owned]:
             if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1
-        list_others[j] = place - starts[j]
-        later = starts[j] + min(neighbours, some)
-        for x in mine:
+        list_n_foreign[j] = place - starts[j]
+        later = starts[j] + min(neighbours, n_nonzero)
+        for x in owned_places:
             if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1

@@ -1,8 +1,8 @@
 """The small systems of the neighbourhood engine: one for each target, on the items of its support.
 
-Gathering a system takes longer than solving it: the rows of its items lie anywhere in memory, so
-the next ones are asked for while one is looked through. Conjugate gradients settle in a few
-rounds, for the penalties dominate; a system that they do not solve is factored.
+Gathering a system takes longer than solving it: the rows of its items are scattered in memory, so
+the next rows are prefetched while one is scanned. Conjugate gradients converge in a few steps
+because the penalties dominate; a system that they do not solve is factored.
 """
 
 from __future__ import annotations
@@ -13,44 +13,37 @@ import numpy as np
 
 from equipoise.runtime.kernels import compiled, prefetch, reordered
 
-SLOTS = 1 << 14  # of the map from items to places in a support: a byte each in the nearest cache
-AHEAD = 4  # rows that are asked for before they are needed
-LINE = 16  # positions that come from memory together
-MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as three times as many
+SLOTS = 1 << 14  # of the hash map from items to places in a support; a byte each fits the L1 cache
+AHEAD = 4  # rows that are prefetched
+LINE = 16  # positions in a cache line
+MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as 120 steps
 
 
 @compiled
 def solve_targets(
-    starts: Any,
-    lengths: Any,
-    others: Any,
-    list_items: Any,
-    list_values: Any,
-    support_starts: Any,
-    support_lengths: Any,
-    support_items: Any,
-    diagonal: Any,
-    penalty: Any,
-    names: Any,
+    lists: Any,
+    supports: Any,
+    item_vectors: Any,
     targets: Any,
     first: int,
     step: int,
     widest: int,
     longest: int,
-    offsets: Any,
-    out_items: Any,
-    out_values: Any,
-    out_diagonal: Any,
+    out: Any,
 ) -> None:
     """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N.
 
-    Of its own row all entries count; of other rows those behind the first `others`.
+    All entries of the target's own row count; of other rows those after the first `n_foreign`.
     """
+    starts, lengths, n_foreign, list_items, list_values = lists
+    support_starts, support_lengths, support_items = supports
+    diagonal, penalty, names = item_vectors
+    offsets, out_items, out_values, out_diagonal = out
     room = _padded(widest)
     A = np.empty((room, room), diagonal.dtype)
     vectors = np.empty((6, room), diagonal.dtype)
     x = vectors[0]
-    least = np.empty(widest, diagonal.dtype)
+    lower_bounds = np.empty(widest, diagonal.dtype)
     N = np.empty(widest, np.int32)
     begins, ends = np.empty(widest, np.int64), np.empty(widest, np.int64)
     near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
@@ -65,23 +58,23 @@ def solve_targets(
             N[place] = support_items[support_starts[j] + place]
         A[: _padded(size), : _padded(size)] = 0
         for place in range(size):
-            begins[place] = starts[N[place]] + (others[N[place]] if place < size - 1 else 0)
+            begins[place] = starts[N[place]] + (n_foreign[N[place]] if place < size - 1 else 0)
             ends[place] = starts[N[place]] + lengths[N[place]]
             if place < AHEAD:
-                _ask(list_items, list_values, begins[place], ends[place])
+                _prefetch_row(list_items, list_values, begins[place], ends[place])
             here = N[place] & (SLOTS - 1)
             near[here] = 1
             chain[place], slot[here] = slot[here], place
-            least[place] = penalty[N[place]]
+            lower_bounds[place] = penalty[N[place]]
             A[place, place] = diagonal[N[place]]
         for place in range(size):
             if place + AHEAD < size:
-                _ask(list_items, list_values, begins[place + AHEAD], ends[place + AHEAD])
-            found, start = 0, begins[place]
+                _prefetch_row(list_items, list_values, begins[place + AHEAD], ends[place + AHEAD])
+            n_hits, start = 0, begins[place]
             for at_entry in range(ends[place] - start):
-                hits[found] = at_entry  # most items are in no slot: no branches here
-                found += near[list_items[start + at_entry] & (SLOTS - 1)]
-            for hit in range(found):
+                hits[n_hits] = at_entry  # without a branch: most items are in no slot
+                n_hits += near[list_items[start + at_entry] & (SLOTS - 1)]
+            for hit in range(n_hits):
                 entry = start + hits[hit]
                 item = list_items[entry]
                 other = slot[item & (SLOTS - 1)]
@@ -92,8 +85,8 @@ def solve_targets(
         for place in range(size):
             here = N[place] & (SLOTS - 1)
             near[here], slot[here] = 0, -1
-        if not _by_gradients(A, size, least, vectors):
-            _factor(A, size, least)
+        if not _by_gradients(A, size, lower_bounds, vectors):
+            _factor(A, size, lower_bounds)
             _last_column(A, size, x)
         offset = offsets[names[j]]
         for place in range(size - 1):
@@ -102,7 +95,7 @@ def solve_targets(
 
 
 @compiled
-def _ask(items: Any, values: Any, start: int, end: int) -> None:
+def _prefetch_row(items: Any, values: Any, start: int, end: int) -> None:
     for entry in range(start, end, LINE):
         prefetch(items, entry)
         prefetch(values, entry)
@@ -118,7 +111,7 @@ def _dot(a: Any, b: Any, size: int) -> Any:
 
 @compiled
 def _padded(size: int) -> int:
-    """Round up to whole vectors of the processor: what is beyond a system is 0."""
+    """Round up to full SIMD vectors; the padding of a system is 0."""
     return (size + 7) // 8 * 8
 
 
@@ -138,20 +131,14 @@ def _times(A: Any, p: Any, q: Any, size: int) -> None:
 
 
 @compiled
-def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> Any:
-    """Solve A x = e for the last unit vector e to rounding, or say that this is not the way.
+def _by_gradients(A: Any, size: int, lower_bounds: Any, vectors: Any) -> Any:
+    """Solve A x = e for the last unit vector e to rounding; return whether that succeeded.
 
-    A - L is positive semidefinite, so the last number lies between 0 and 1 / L_j. Entries that
-    were not kept can make it otherwise: then factoring, which knows L, is the way.
+    A - L is positive semidefinite, so the last number lies between 0 and 1 / L_j. Missing entries
+    of A can break that: then the caller factors A, which takes L into account.
     """
-    x, r, z, p, q, inverse = (
-        vectors[0],
-        vectors[1],
-        vectors[2],
-        vectors[3],
-        vectors[4],
-        vectors[5],
-    )
+    x, r, z = vectors[0], vectors[1], vectors[2]
+    p, q, inverse = vectors[3], vectors[4], vectors[5]
     one, eps = A.dtype.type(1), np.finfo(A.dtype).eps
     last, width = size - 1, _padded(size)
     for i in range(width):
@@ -160,23 +147,23 @@ def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> Any:
         inverse[i] = one / A[i, i]
     r[last] = one
     p[last] = inverse[last]
-    rest = p[last]
-    enough = eps * eps * rest
+    r_dot_z = p[last]
+    enough = eps * eps * r_dot_z
     for _ in range(MOST_STEPS):
         _times(A, p, q, width)
         curve = _dot(p, q, width)
         if not curve > 0:
             return False
-        step = rest / curve
+        step = r_dot_z / curve
         for i in range(width):
             x[i] += step * p[i]
             r[i] -= step * q[i]
             z[i] = r[i] * inverse[i]
         after = _dot(r, z, width)
         if after <= enough:
-            return bool(x[last] > 0 and x[last] * least[last] <= one + 64 * eps)
-        turn = after / rest
-        rest = after
+            return bool(x[last] > 0 and x[last] * lower_bounds[last] <= one + 64 * eps)
+        turn = after / r_dot_z
+        r_dot_z = after
         for i in range(width):
             p[i] = z[i] + turn * p[i]
     return False
@@ -185,19 +172,9 @@ def _by_gradients(A: Any, size: int, least: Any, vectors: Any) -> Any:
 @compiled
 def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
     """Subtract eight rows of U, each times its entry in column `low`, from left to right."""
-    r0, r1, r2, r3 = (
-        U[row, low:high],
-        U[row + 1, low:high],
-        U[row + 2, low:high],
-        U[row + 3, low:high],
-    )
-    row += 4
-    r4, r5, r6, r7 = (
-        U[row, low:high],
-        U[row + 1, low:high],
-        U[row + 2, low:high],
-        U[row + 3, low:high],
-    )
+    rows = U[row : row + 8, low:high]
+    r0, r1, r2, r3 = rows[0], rows[1], rows[2], rows[3]
+    r4, r5, r6, r7 = rows[4], rows[5], rows[6], rows[7]
     w0, w1, w2, w3, w4, w5, w6, w7 = r0[0], r1[0], r2[0], r3[0], r4[0], r5[0], r6[0], r7[0]
     for j in range(len(total)):
         value = total[j] - w0 * r0[j]
@@ -211,17 +188,11 @@ def _subtract_eight(total: Any, U: Any, row: int, low: int, high: int) -> None:
 
 
 @compiled
-def _subtract_one(total: Any, row: Any, weight: Any) -> None:
-    for j in range(len(total)):
-        total[j] = total[j] - weight * row[j]
-
-
-@compiled
-def _factor(A: Any, size: int, least: Any) -> None:
+def _factor(A: Any, size: int, lower_bounds: Any) -> None:
     """Replace the upper triangle of A by U with U^T U = A.
 
-    The pivot of item i is at least its penalty L_i, for A - L is positive semidefinite. Entries
-    that were not kept can make it smaller: it is raised to L_i then.
+    The pivot of item i is at least its penalty L_i, because A - L is positive semidefinite.
+    Missing entries of A can make it smaller: then it is raised to L_i.
     """
     for i in range(size):
         row = A[i, i:size]
@@ -230,9 +201,11 @@ def _factor(A: Any, size: int, least: Any) -> None:
             _subtract_eight(row, A, above, i, size)
             above += 8
         while above < i:
-            _subtract_one(row, A[above, i:size], A[above, i])
+            weight, upper_row = A[above, i], A[above, i:size]
+            for j in range(len(row)):
+                row[j] = row[j] - weight * upper_row[j]
             above += 1
-        row[0] = max(row[0], least[i])
+        row[0] = max(row[0], lower_bounds[i])
         factor = A.dtype.type(1) / np.sqrt(row[0])
         for j in range(len(row)):
             row[j] *= factor

@@ -1,4 +1,4 @@
-"""Truncated SVD of a sparse matrix, and spectra of interactions that models share.
+"""Truncated SVD of a sparse matrix, and a cache of the spectra of interactions.
 
 Spectra of interactions are flat, so plain randomised methods miss the smaller values. Here a block
 Krylov space of the Gram matrix is built with full orthogonalisation and restarted from its best
@@ -22,10 +22,10 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.linalg import eigh, qr
 
-from equipoise.checks import choice
+from equipoise.checks import choice, count
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
-from equipoise.errors import SettingError, TooBigError
+from equipoise.errors import TooBigError
 from equipoise.normalize import power
 from equipoise.runtime.machine import free_memory, gigabytes
 
@@ -33,36 +33,31 @@ logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
-BLOCK = 64  # vectors multiplied at a time: many enough for BLAS, few enough for a deep space
+BLOCK = 64  # vectors multiplied at a time: enough for BLAS, few enough for a deep space
 DENSE = 1500  # shorter side up to which the dense decomposition is as fast
 RESTARTS = 40
 TINY = 1e-30
-ROW_NUMBERS = 1 << 24  # of rows of a large matrix that a randomised method works on together
-LARGE = 200_000  # shorter side from which a companion is found by a randomised method,
-ROUNDS = 4  # with so many rounds
-SURPLUS = 1.25  # and more vectors than it keeps
+ROW_NUMBERS = 1 << 24  # numbers of a block of rows in the randomised method
+LARGE = 200_000  # shorter side from which a companion is fitted by the randomised method,
+ROUNDS = 4  # with this many rounds
+SURPLUS = 1.25  # and this many times the vectors
 CACHED_BYTES = 1 << 30  # of spectra that later models on the same data can use
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The largest singular values of a matrix A and their right singular vectors.
+    """The largest singular values of a matrix A, largest first, and their right singular vectors.
 
-    Parameters
-    ----------
-    values
-        Singular values, largest first.
-    right
-        One singular vector per row, q x n_columns; the entry of largest size is positive. The left
-        ones are ``A @ right.T / values``. A singular value of 0 has a vector of zeros, as any
-        other would be arbitrary.
+    `right` has a vector per row, q x n_columns, whose largest entry by absolute value is positive.
+    The left ones are ``A @ right.T / values``. A singular value of 0 has a vector of zeros, as any
+    other would be arbitrary.
     """
 
     values: Array
     right: Array
 
     def first(self, rank: int) -> Spectrum:
-        """Return the `rank` largest; views, not copies."""
+        """Return views of the `rank` largest."""
         return Spectrum(self.values[:rank], self.right[:rank])
 
 
@@ -77,34 +72,19 @@ def truncated_svd(
 ) -> Spectrum:
     """Return the `rank` largest singular values of a matrix and their right vectors.
 
-    The same matrix, rank, seed and dtype give the same result, up to the rounding of BLAS.
-
-    Parameters
-    ----------
-    matrix
-        Sparse, or anything whose products ``matrix @ B`` and ``matrix.T @ B`` are arrays.
-    rank
-        How many; at most the shorter side of the matrix.
-    seed
-        Of the starting block.
-    dtype
-        "float32" or "float64".
-    tolerance
-        Bound on ``||A^T A v - s^2 v||``, as a share of the largest s^2.
-    power_iterations
-        Instead of reaching the tolerance, stop after this many rounds of a plain randomised
-        method, without more vectors than asked for: for models whose authors did so.
+    The matrix is sparse, or anything whose products ``matrix @ B`` and ``matrix.T @ B`` are
+    arrays. The same matrix, rank, seed and dtype give the same result, up to the rounding of BLAS.
+    The tolerance bounds ``||A^T A v - s^2 v||``, as a share of the largest s^2. With
+    `power_iterations`, a plain randomised method without extra vectors runs this many rounds
+    instead: for models whose authors used it.
     """
     shorter = min(matrix.shape)
-    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
-        raise SettingError(f"rank must be a whole number, got {rank!r}")
-    if not 1 <= rank <= shorter:
-        raise SettingError(f"rank must lie between 1 and {shorter}, got {rank}")
+    count("rank", rank, 1, shorter)
     choice("dtype", dtype, ("float32", "float64"))
     needed = needed_bytes(matrix.shape, rank, dtype, power_iterations)
     if needed > free_memory():
         raise TooBigError(
-            f"an SVD of rank {rank} needs {gigabytes(needed)} of memory; ask for a smaller rank"
+            f"an SVD of rank {rank} needs {gigabytes(needed)} of memory; take a smaller rank"
         )
     wide = matrix.shape[1] > matrix.shape[0] and power_iterations is None
     A = (matrix.T if wide else matrix).astype(dtype)  # its Gram matrix A^T A is the smaller one
@@ -131,9 +111,9 @@ def truncated_svd(
 
 
 def companion_sketch(shape: tuple[int, int], rank: int) -> tuple[int, int | None]:
-    """Return how many vectors a companion of these data works with, and in how many rounds.
+    """Return the number of vectors and of rounds of a companion's SVD.
 
-    None rounds stand for the full accuracy, whose memory and time large data have no room for.
+    None rounds mean full accuracy, which takes too much memory and time for large data.
     """
     rank = min(rank, *shape)
     if min(shape) <= LARGE:
@@ -144,14 +124,14 @@ def companion_sketch(shape: tuple[int, int], rank: int) -> tuple[int, int | None
 def needed_bytes(
     shape: tuple[int, int], rank: int, dtype: str, power_iterations: int | None = None
 ) -> int:
-    """Memory that `truncated_svd` takes at its peak, beside copies of the matrix."""
+    """Return the peak memory of `truncated_svd`, without copies of the matrix."""
     shorter, itemsize = min(shape), int(np.dtype(dtype).itemsize)
     result = 2 * itemsize * rank * shape[1]  # the vectors, and in rows
     if power_iterations is not None:  # three sketches, and one more while a product is added
         return result + itemsize * rank * 4 * shape[1] + 3 * 8 * ROW_NUMBERS
     if _is_dense(shorter, rank):
         return result + 3 * 8 * shorter**2  # the Gram matrix, a copy for LAPACK and the vectors
-    depth = _space(rank)[1] + BLOCK
+    depth = space_sizes(rank)[1] + BLOCK
     blocks = shorter * (depth + 8 * BLOCK) + sum(shape) * 2 * BLOCK
     return result + itemsize * blocks + 4 * 8 * depth**2
 
@@ -169,9 +149,9 @@ def _dense(A: Any, rank: int) -> tuple[Array, Array]:
 
 
 def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tuple[Array, Array]:
-    """Ritz pairs of A^T A on the range of (A^T A)^iterations A^T R with a random R.
+    """Return Ritz pairs of A^T A on the range of (A^T A)^iterations A^T R with a random R.
 
-    Of the rows of A no more than a few million numbers are in memory at a time.
+    A is multiplied a block of rows at a time.
     """
     rng = np.random.default_rng(seed)
     step = max(1, ROW_NUMBERS // rank)
@@ -189,22 +169,17 @@ def _randomised(A: Any, rank: int, seed: int, dtype: str, iterations: int) -> tu
     return squares[::-1], Q @ S[:, ::-1].astype(dtype)
 
 
-def _space(rank: int) -> tuple[int, int]:
-    """Return how many vectors a restart keeps, and how many the space holds."""
-    kept = rank + max(rank // 8, 2 * BLOCK)  # more than asked for: the last ones come faster
-    return kept, kept + max(kept, 8 * BLOCK)
-
-
-def restart_vectors(rank: int) -> int:
-    """Return how many vectors a space of full accuracy holds before it is restarted."""
-    return _space(rank)[1]
+def space_sizes(rank: int) -> tuple[int, int]:
+    """Return the number of vectors after a restart, and of a full space."""
+    n_restart = rank + max(rank // 8, 2 * BLOCK)  # more than needed: the last ones converge faster
+    return n_restart, n_restart + max(n_restart, 8 * BLOCK)
 
 
 def _krylov(
     gram: Callable[[Array], Array], size: int, rank: int, seed: int, dtype: str, tolerance: float
 ) -> tuple[Array, Array]:
-    """Largest eigenpairs of a Gram matrix from a block Krylov space, restarted when it is full."""
-    kept, depth = _space(rank)
+    """Return the largest eigenpairs of a Gram matrix from a restarted block Krylov space."""
+    n_restart, depth = space_sizes(rank)
     rng = np.random.default_rng(seed)
     Q = np.empty((size, depth + BLOCK), dtype)
     Q[:, :BLOCK] = qr(rng.standard_normal((size, BLOCK)), mode="economic")[0]
@@ -225,32 +200,32 @@ def _krylov(
         logger.debug("restart %d: %d vectors, residual %.1e", restart, end, residual)
         if residual <= tolerance:
             break
-        _rotate(Q, S[:, :kept].astype(dtype))
-        Q[:, kept : kept + BLOCK] = Q[:, end : end + BLOCK]
+        _rotate(Q, S[:, :n_restart].astype(dtype))
+        Q[:, n_restart : n_restart + BLOCK] = Q[:, end : end + BLOCK]
         H[:] = 0
-        H[np.arange(kept), np.arange(kept)] = squares[:kept]
-        start, end = kept, kept + BLOCK
+        H[np.arange(n_restart), np.arange(n_restart)] = squares[:n_restart]
+        start, end = n_restart, n_restart + BLOCK
     else:
-        logger.warning("the SVD of rank %d has a residual of %.1e", rank, residual)
+        logger.warning("the SVD of rank %d did not converge: residual %.1e", rank, residual)
         return squares[:rank], Q[:, :rank]
     _rotate(Q, S[:, :rank].astype(dtype))
     return squares[:rank], Q[:, :rank]
 
 
 def _extend(Q: Array, H: Array, W: Array, start: int, end: int, rng: np.random.Generator) -> Array:
-    """Put the part of W that is orthogonal to the space next to it; return its triangle R."""
+    """Append the part of W that is orthogonal to the space; return its triangle R."""
     space = Q[:, :end]
     inside = space.T @ W
     W = W - space @ inside
-    rest = space.T @ W  # twice is enough
-    W -= space @ rest
-    inside = (inside + rest).astype(np.float64)
+    correction = space.T @ W  # a second pass is enough
+    W -= space @ correction
+    inside = (inside + correction).astype(np.float64)
     H[:end, start:end] = inside
     H[start:end, :end] = inside.T
     size = np.linalg.norm(inside)
     basis, R = qr(W, mode="economic", overwrite_a=True, check_finite=False)
     lost = np.abs(np.diag(R)) <= 16 * np.finfo(W.dtype).eps * max(size, TINY)
-    if lost.any():  # the space is invariant: go on in any direction outside it
+    if lost.any():  # the space is invariant: continue in any direction outside it
         R[lost] = 0
         basis[:, lost] = rng.standard_normal((len(Q), int(lost.sum())))
         for _ in range(2):
@@ -261,7 +236,7 @@ def _extend(Q: Array, H: Array, W: Array, start: int, end: int, rng: np.random.G
 
 
 def _rotate(Q: Array, S: Array) -> None:
-    """Replace the first columns of Q by Q S, a few rows at a time."""
+    """Replace the first columns of Q by Q S, a block of rows at a time."""
     for low in range(0, len(Q), 4096):
         rows = Q[low : low + 4096]
         rows[:, : S.shape[1]] = rows[:, : S.shape[0]] @ S
@@ -281,28 +256,35 @@ def spectrum(
     dtype: str = "float32",
     power_iterations: int | None = None,
 ) -> Spectrum:
-    """Return the truncated SVD of the normalised interactions, once for all models that need it.
+    """Return the truncated SVD of the normalised interactions, from a cache where possible.
 
-    A spectrum of the same data and exponents that was computed lately is used again, and one of a
-    larger rank is cut; the two differ by no more than the tolerance of `truncated_svd`. A rank
-    larger than the shorter side of the matrix is cut to it. With `power_iterations` the result
-    depends on the rank, and is used again for that rank only. Arrays are shared: read-only.
+    A cached spectrum of the same data and exponents is cut to a smaller rank; that differs from a
+    new one by no more than the tolerance of `truncated_svd`. A rank larger than the shorter side
+    of the matrix is cut to it. With `power_iterations` the result depends on the rank, and is
+    reused for that rank only. The arrays are shared and read-only.
     """
     rank = min(rank, *interactions.matrix.shape)
-    how = None if power_iterations is None else (power_iterations, rank)
-    key = (interactions.fingerprint, user_exponent, item_exponent, shift, dtype, how)
+    iterations_and_rank = None if power_iterations is None else (power_iterations, rank)
+    key = (
+        interactions.fingerprint,
+        user_exponent,
+        item_exponent,
+        shift,
+        dtype,
+        iterations_and_rank,
+    )
     with _lock:
-        found = _cache.get(key)
-    if found is None or len(found.values) < rank:
+        result = _cache.get(key)
+    if result is None or len(result.values) < rank:
         A = normalised(interactions, user_exponent, item_exponent, shift)
-        found = truncated_svd(A, rank, dtype=dtype, power_iterations=power_iterations)
-        found.right.flags.writeable = found.values.flags.writeable = False
+        result = truncated_svd(A, rank, dtype=dtype, power_iterations=power_iterations)
+        result.right.flags.writeable = result.values.flags.writeable = False
     with _lock:
-        _cache[key] = found
+        _cache[key] = result
         _cache.move_to_end(key)
-        while sum(one.right.nbytes for one in _cache.values()) > CACHED_BYTES:
+        while sum(cached.right.nbytes for cached in _cache.values()) > CACHED_BYTES:
             _cache.popitem(last=False)
-    return found.first(rank)
+    return result.first(rank)
 
 
 def normalised(
@@ -325,7 +307,7 @@ def normalised(
 
 
 def sums(interactions: Interactions) -> tuple[Array, Array]:
-    """Return the diagonals of D_U and D_I, the sums of rows and columns of the interactions."""
+    """Return D_U and D_I, the sums of rows and columns of the interactions."""
     X = interactions.matrix
     values = X.data.astype(np.float64)
     users = np.bincount(entry_rows(X), weights=values, minlength=X.shape[0])

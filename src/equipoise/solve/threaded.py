@@ -1,9 +1,9 @@
-"""The steps of `blocked` on the threads of the machine, each with its own part of a result.
+"""Carry out the steps of `blocked` on several threads, each on its part of the result.
 
-A part is a step again, on fewer rows or columns, so threads wait for one another only at the end
-of a step, and BLAS runs on one thread in each of them: its own threads wait inside of every
-product (and crash in some, see `dense`). Products are added to the matrix where it lies, which
-numpy has no call for; that of BLAS is at the address that scipy gives for it.
+A part is a step on fewer rows or columns, so threads wait for one another only at the end of a
+step. BLAS runs on one thread in each of them: its own threads wait inside every product (and crash
+in some, see `dense`). Products are added to the matrix in place, for which numpy has no call; the
+BLAS routine is called at the address that scipy provides.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numba.extending import get_cython_function_address
 from equipoise.runtime import machine
 from equipoise.solve.blocked import TRIANGULAR, Blocks, Span, Step, halves
 
-PIECE = 2048  # most rows or columns of a part: one that is larger is not faster
-# Of a matrix that BLAS sees transposed: the side of the triangle, whether it is transposed, sign
+PIECE = 2048  # most rows or columns of a part: larger ones are not faster
+# For a matrix that BLAS sees transposed: side of the triangle, whether to transpose it, sign
 SIDES = {
     "left": (b"R", b"N", -1),
     "left_transposed": (b"R", b"T", 1),
@@ -30,14 +30,9 @@ SIDES = {
 
 
 class ThreadedBlocks(Blocks):
-    """The inverse of an array in memory, in place.
+    """Inverts an array in memory, in place, on all threads.
 
-    Parameters
-    ----------
-    A, block
-        As for `Blocks`.
-    leaf
-        Rows of a triangle of a symmetric product of which both halves are computed.
+    Diagonal blocks of a symmetric product with up to `leaf` rows are computed in full.
     """
 
     def __init__(self, A: Any, block: int, leaf: int) -> None:
@@ -55,36 +50,45 @@ class ThreadedBlocks(Blocks):
         machine.run(lambda number: super(ThreadedBlocks, self).do(parts[number]), len(parts))
 
     def parts(self, step: Step) -> Iterator[Step]:
-        """Yield steps on parts of the rows or columns, which together do the step."""
+        """Yield steps on parts of the rows or columns that add up to the step."""
         kind, rows, columns, _ = step
         if kind in ("factor", "invert", "square"):
             yield step
         elif kind in ("left", "left_transposed"):
-            yield from (step._replace(columns=some) for some in _cut(columns))
+            yield from (step._replace(columns=part) for part in _cut(columns))
         elif kind in TRIANGULAR or rows != columns:
-            yield from (step._replace(rows=some) for some in _cut(rows))
-        elif (both := halves(rows, self.leaf)) is None:
+            yield from (step._replace(rows=part) for part in _cut(rows))
+        elif (parts := halves(rows, self.leaf)) is None:
             yield step
-        else:  # of a symmetric product only the lower triangle
-            for some in both:
-                yield from self.parts(step._replace(rows=some, columns=some))
-            yield from self.parts(step._replace(rows=both[1], columns=both[0]))
+        else:  # only the lower triangle of a symmetric product
+            for part in parts:
+                yield from self.parts(step._replace(rows=part, columns=part))
+            yield from self.parts(step._replace(rows=parts[1], columns=parts[0]))
 
     def multiply(self, kind: str, C: Any, T: Any) -> None:
-        """Do a step with a triangle T where C lies."""
+        """Multiply C by a triangle T in place."""
         side, transposed, sign = SIDES[kind]
         size = C.shape[::-1]
-        # a lower triangle T is to BLAS, which sees it transposed, an upper one
+        # BLAS sees the transpose: a lower triangle T is an upper one
         _call(
-            "trmm", C.dtype, side, b"U", transposed, b"N", *size, float(sign), *_seen(T), *_seen(C)
+            "trmm",
+            C.dtype,
+            side,
+            b"U",
+            transposed,
+            b"N",
+            *size,
+            float(sign),
+            *_address(T),
+            *_address(C),
         )
 
     def add_product(self, C: Any, left: Any, right: Any, sign: int) -> None:
-        """Add sign * left @ right to C where it lies."""
+        """Add sign * left @ right to C in place."""
         size = right.shape[1], len(left), left.shape[1]
         ways = (b"N" if array.strides[1] == array.itemsize else b"T" for array in (right, left))
-        factors = *_seen(right), *_seen(left)
-        _call("gemm", C.dtype, *ways, *size, float(sign), *factors, 1.0, *_seen(C))
+        factors = *_address(right), *_address(left)
+        _call("gemm", C.dtype, *ways, *size, float(sign), *factors, 1.0, *_address(C))
 
 
 def _operations(step: Step) -> int:
@@ -92,7 +96,7 @@ def _operations(step: Step) -> int:
 
 
 def _cut(span: Span) -> Iterator[Span]:
-    """Cut a span evenly, in as many pieces for each thread."""
+    """Cut a span into even pieces, the same number for each thread."""
     low, high = span
     threads = machine.count()
     count = min(threads * -(-(high - low) // (threads * PIECE)), high - low)
@@ -100,8 +104,8 @@ def _cut(span: Span) -> Iterator[Span]:
         yield low + (high - low) * number // count, low + (high - low) * (number + 1) // count
 
 
-def _seen(array: Any) -> tuple[Any, int]:
-    """Return where a matrix lies, and the distance of its rows, or columns, in numbers."""
+def _address(array: Any) -> tuple[Any, int]:
+    """Return the address of a matrix, and the distance of its rows, or columns, in numbers."""
     return ctypes.c_void_p(array.ctypes.data), max(array.strides) // array.itemsize
 
 
@@ -111,15 +115,15 @@ def _routine(name: str) -> Any:
 
 
 def _call(name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Call BLAS, which takes pointers; whole numbers of 64 bits begin with those of 32."""
+    """Call BLAS, which takes pointers; a 64-bit integer begins with the 32-bit one."""
     single = dtype == np.float32
     kinds = {
         bytes: ctypes.c_char,
         int: ctypes.c_int64,
         float: ctypes.c_float if single else ctypes.c_double,
     }
-    given = [kinds.get(type(each), lambda at: at)(each) for each in arguments]
+    values = [kinds.get(type(value), lambda at: at)(value) for value in arguments]
     pointers = [
-        each if isinstance(each, ctypes.c_void_p) else ctypes.byref(each) for each in given
+        value if isinstance(value, ctypes.c_void_p) else ctypes.byref(value) for value in values
     ]
     _routine(("s" if single else "d") + name)(*pointers)

@@ -1,28 +1,27 @@
-"""The tiled engine: the exact inverse with tiles on disk, in as much memory as is allowed.
+"""Tiled engine: the exact inverse with tiles on disk, within a given amount of memory.
 
-The steps are those of `blocked`, on tiles so large that three fill the budget; so almost all time
-goes into large products and little into files. Killed at any point, the same call with the same
-scratch folder goes on where it was: a changed tile is a new file, and replacing the state file,
-which names the tiles that count and the steps that are done, is the one moment at which a step
-becomes true. The result is one `.npy` file, written tile by tile. Files are read and written with
-plain calls instead of memory maps, whose pages would count as memory of the process.
+The steps are those of `blocked`, on tiles so large that three fill the budget. So almost all time
+goes into large products and little into files. A killed solve is resumed by the same call with the
+same scratch folder: every changed tile is a new file, and a step counts once the state file, which
+names the valid tiles and the number of completed steps, is replaced. The result is one `.npy`
+file, written tile by tile. Files are read and written with plain calls instead of memory maps,
+whose pages would count as memory of the process.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,14 @@ import scipy.sparse as sp
 from scipy.linalg import get_blas_funcs
 
 from equipoise.data.matrix import Csr
-from equipoise.data.storage import Fields, check_seal, parse, sealed
+from equipoise.data.storage import Fields, parse
 from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled
 from equipoise.runtime.machine import Pace, gigabytes
 from equipoise.solve import blocked, dense
 from equipoise.solve.blocked import Span, indefinite, lapack, strips
+from equipoise.solve.journal import locked, read_state, write_error, write_file, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ FORMAT = "equipoise-tiles"
 ENTRY = ("row", "column", "file", "checksum")
 BUFFERS = 3  # tiles in memory: a target and two factors
 SMALLEST = 256  # rows of a tile below which files would cost more than products
-TURN_COLUMNS = 256  # of a tile, transposed at a time
+TURN_COLUMNS = 256  # columns of a tile that are transposed at a time
 READ_BYTES = 8 << 20
 LOG_SECONDS = 30.0
 
@@ -57,16 +57,9 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SolveProgress:
-    """How far a solve has come.
+    """Progress of a solve: steps done and in all, share of the operations, seconds left.
 
-    Parameters
-    ----------
-    step, steps
-        Steps done, and in all.
-    share
-        Share of the operations that are done.
-    seconds_left
-        Expected time to the end; None after the first step, which may have compiled kernels.
+    `seconds_left` is None after the first step, which may have compiled kernels.
     """
 
     step: int
@@ -88,38 +81,27 @@ def invert(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], float]:
     """Return P = (X^T W X + diag(penalty))^-1 as a read-only memory map, diagonal and residual.
 
-    Parameters
-    ----------
-    X, user_weights, dtype
-        As for `dense.Gram`.
-    penalty
-        Diagonal added to the Gram matrix, one number per item.
-    tile_rows
-        Rows of a tile; three tiles are held in memory.
-    scratch
-        Folder for the tiles and the result, kept for going on after a crash and as the home of
-        the result; None takes a temporary one that vanishes with the process.
-    problem
-        Plain values that tell this problem from others.
-    progress
-        Called after each step.
+    Three tiles of `tile_rows` rows are in memory. The folder `scratch` holds the tiles and the
+    result: it is needed to resume after a crash, and as long as the result is used. None takes a
+    temporary folder that is removed at once. `problem` has JSON values that identify the solve,
+    and `progress` is called after each step.
     """
-    if scratch is None:
-        with tempfile.TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as home:
-            # on POSIX the map outlives the file
-            options: dict[str, Any] = {"dtype": dtype, "problem": problem, "progress": progress}
-            return invert(X, user_weights, penalty, tile_rows=tile_rows, scratch=home, **options)
-    folder = Path(scratch)
-    with locked(folder):
+    with ExitStack() as stack:
+        if scratch is None:
+            temporary = TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
+            scratch = stack.enter_context(temporary)
+        folder = Path(scratch)
+        stack.enter_context(locked(folder))
         # an earlier run may have had less memory: its tiles fit too
         rows = stored_rows(folder)
         rows = rows if 0 < rows < tile_rows else tile_rows
         tiles = TileFolder(folder, problem or {}, X.shape[1], rows, dtype)
         tiles.check_disk()
-        _Work(tiles, X, user_weights, penalty).run(progress)
+        _Solve(tiles, X, user_weights, penalty).run(progress)
         diagonal, residual = tiles.result.check(X, user_weights, penalty)
-    dense.accepted(residual, dtype, "fit with dtype='float64'")
-    return np.lib.format.open_memmap(folder / RESULT, mode="r"), diagonal, residual
+        dense.accepted(residual, dtype, "fit with dtype='float64'")
+        # on POSIX the map outlives the file of a temporary folder
+        return np.lib.format.open_memmap(folder / RESULT, mode="r"), diagonal, residual
 
 
 def rows_for(n_items: int, budget: int, itemsize: int) -> int:
@@ -128,69 +110,36 @@ def rows_for(n_items: int, budget: int, itemsize: int) -> int:
     most = min(most, dense.LAPACK_ITEMS["float32" if itemsize == 4 else "float64"])
     if most < min(SMALLEST, n_items):
         return 0
-    count = -(-n_items // most)
-    return -(-n_items // count)
+    return -(-n_items // -(-n_items // most))  # as even as possible
 
 
 def disk_bytes(n_items: int, tile_rows: int, itemsize: int) -> int:
-    """Bytes on disk at the peak: the triangle in tiles, one tile twice, and the result."""
+    """Return the peak disk use: the triangle in tiles, one tile twice, and the result."""
     count = -(-n_items // tile_rows)
     return (count * (count + 1) // 2 + 1) * tile_rows**2 * itemsize + n_items**2 * itemsize + 4096
 
 
 def written_bytes(folder: Path) -> int:
-    """Bytes on disk that an earlier run has written to its folder."""
-    found = [file.stat() for file in (*folder.glob("*.tile"), *folder.glob(RESULT))]
+    """Return the disk use of the files that an earlier run left in its folder."""
+    files = [file.stat() for file in (*folder.glob("*.tile"), *folder.glob(RESULT))]
     # the result has its full length at once, but not yet its blocks
-    return sum(min(each.st_size, 512 * getattr(each, "st_blocks", 0)) for each in found)
+    return sum(min(file.st_size, 512 * getattr(file, "st_blocks", 0)) for file in files)
 
 
 def stored_rows(folder: Path) -> int:
-    """Return the rows of the tiles that a folder holds; 0 where it holds none."""
+    """Return the rows of the tiles in a folder; 0 without tiles or with a damaged state."""
     try:
         return parse((folder / STATE).read_bytes()).group("problem").whole("rows")
     except (OSError, FileFormatError):
-        return 0  # what is wrong with it is told when it is opened
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; the system drops the lock of one that dies."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be used: {error.strerror}") from error
-    if os.name == "nt":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DataError(
-                    f"{folder} is in use by another fit; give another scratch folder"
-                ) from error
-        yield
-    finally:
-        os.close(handle)
+        return 0  # `TileFolder` reports the damage
 
 
 @dataclass(frozen=True)
 class Task:
-    """One tile to be made from itself and others.
+    """One change of the tile at `target`, given by row and column.
 
-    Parameters
-    ----------
-    kind
-        "gram", a kind of `blocked.Step`, or "place": write it into the result.
-    target
-        Row and column of the tile that changes.
-    inputs
-        Tiles that are read; for a sum of products, one factor after the other.
+    `kind` is "gram", a kind of `blocked.Step`, or "place", which writes the tile into the result.
+    `inputs` are the tiles that are read; for a sum of products, one factor after the other.
     """
 
     kind: str
@@ -198,17 +147,17 @@ class Task:
     inputs: tuple[Place, ...] = ()
 
     def operations(self, rows: int) -> float:
-        """Floating point operations on tiles of so many rows."""
+        """Return the floating point operations on tiles of this many rows."""
         if self.kind in ("gram", "place"):
             return float(rows) ** 2
         if not self.inputs:
             return float(rows) ** 3 / 3
-        each = 1 if self.target[0] == self.target[1] else 2
-        return (each * (len(self.inputs) // 2) or 1) * float(rows) ** 3
+        per_product = 1 if self.target[0] == self.target[1] else 2
+        return (per_product * (len(self.inputs) // 2) or 1) * float(rows) ** 3
 
 
 def all_tasks(count: int) -> list[Task]:
-    """Everything to do for count x count tiles: Gram matrix, inverse, and the result in rows.
+    """Return all tasks for count x count tiles: Gram matrix, inverse, and writing the result.
 
     A folder counts the tasks that are done, so their order is part of its format.
     """
@@ -229,29 +178,21 @@ def _inputs(kind: str, target: Place, inner: Span) -> tuple[Place, ...]:
         return ()
     if kind in blocked.TRIANGULAR:
         return ((inner[0], inner[0]),)
-    pairs = {
-        "subtract_outer": [((i, k), (j, k)) for k in range(*inner)],
-        "add_inner": [((k, i), (k, j)) for k in range(*inner)],
-    }
-    plain = [((i, k), (k, j)) for k in range(*inner)]
-    return tuple(place for pair in pairs.get(kind, plain) for place in pair)
+    places: list[Place] = []
+    for k in range(*inner):
+        left = (k, i) if kind == "add_inner" else (i, k)
+        right = (j, k) if kind == "subtract_outer" else (k, j)
+        places += left, right
+    return tuple(places)
 
 
 class TileFolder:
-    """The lower triangle of an n x n matrix as files of tiles, and how far the work has come.
+    """The lower triangle of a size x size matrix as files of tiles, and the number of steps done.
 
-    Parameters
-    ----------
-    folder
-        Where to; it exists.
-    problem
-        What is solved, as plain values; a folder that holds another problem is refused.
-    size
-        Rows of the matrix.
-    rows
-        Rows of a tile; the last ones may have fewer.
-    dtype
-        Type of the numbers.
+    After an exception, make a new one: a tile in memory may be half changed.
+
+    Tiles have `rows` rows; the last ones may have fewer. `problem` has JSON values that identify
+    what is solved; a folder of another problem is refused.
     """
 
     def __init__(
@@ -262,48 +203,41 @@ class TileFolder:
         self.tasks = all_tasks(-(-size // rows))
         self.result = _Result(folder / RESULT, size, self.dtype)
         self._problem = {**problem, "size": size, "rows": rows, "dtype": dtype}
-        self.done, self._files = self._read_state()
-        listed = {file for file, _ in self._files.values()}
-        for file in folder.glob("*.tile"):  # of a step that was cut short
-            if file.name not in listed:
+        remedy = f"remove the folder {folder} and fit again"
+        state = read_state(folder / STATE, self._problem, remedy, self._read_state)
+        if state is None:
+            self._require_empty()
+        self.done, self._files = state or (0, {})
+        valid = {file for file, _ in self._files.values()}
+        for file in folder.glob("*.tile"):  # of a step that was interrupted
+            if file.name not in valid:
                 file.unlink(missing_ok=True)
         self._buffers = [np.empty(rows * rows, self.dtype) for _ in range(BUFFERS)]
-        self._holds: list[Place | None] = [None] * BUFFERS  # least recently used first
+        self._buffered: list[Place | None] = [None] * BUFFERS  # least recently used first
 
     def span(self, number: int) -> Span:
         """Return the items of a row or column of tiles."""
         return number * self.rows, min((number + 1) * self.rows, self.size)
 
     def get(self, place: Place) -> Tile:
-        """Return a tile, read from its file unless a buffer holds it; valid for two more calls."""
-        if place in self._holds:
-            return self._buffer(place, self._holds.index(place))
+        """Return a tile, read from its file unless it is in a buffer; valid for two more calls."""
+        if place in self._buffered:
+            return self.fresh(place)
         tile = self._buffer(place, 0)
-        self._holds[-1] = None  # until it has been read in full
         self._read(tile, *self._files[place])
-        self._holds[-1] = place
         return tile
 
     def fresh(self, place: Place) -> Tile:
-        """Return room for a tile that is to be made from nothing."""
-        return self._buffer(place, self._holds.index(place) if place in self._holds else 0)
-
-    @contextmanager
-    def changing(self, place: Place) -> Iterator[None]:
-        """Forget a tile that was left half changed in memory."""
-        try:
-            yield
-        except BaseException:
-            self._holds = [None if held == place else held for held in self._holds]
-            raise
+        """Return the buffer of a tile without reading its file."""
+        return self._buffer(place, self._buffered.index(place) if place in self._buffered else 0)
 
     def put(self, place: Place, tile: Tile) -> None:
-        """Make the changed tile count, and the step that changed it done."""
-        file = f"{place[0]:04d}-{place[1]:04d}-{self.done:08d}.tile"
-        data = _bytes(tile)
-        self._write(self.folder / file, data)
+        """Store the changed tile and count the step that changed it as done."""
+        name = f"{place[0]:04d}-{place[1]:04d}-{self.done:08d}.tile"
+        content = _bytes(tile)
+        write_file(self.folder / name, content)
         old = self._files.get(place)
-        self._files[place] = file, zlib.crc32(data)
+        self._files[place] = name, zlib.crc32(content)
         self.finish()
         if old is not None:
             (self.folder / old[0]).unlink(missing_ok=True)
@@ -317,18 +251,16 @@ class TileFolder:
             "done": self.done,
             "tiles": [[*place, *entry] for place, entry in self._files.items()],
         }
-        fresh = self.folder / f"{STATE}.new"
-        self._write(fresh, json.dumps(sealed(state)).encode())
-        os.replace(fresh, self.folder / STATE)
+        write_state(self.folder / STATE, state)
 
     def clear(self) -> None:
         """Remove the tiles, also from memory; the state stays and says that all is done."""
         self._buffers.clear()
-        for file, _ in self._files.values():
-            (self.folder / file).unlink(missing_ok=True)
+        for name, _ in self._files.values():
+            (self.folder / name).unlink(missing_ok=True)
 
     def check_disk(self) -> None:
-        """Refuse to begin, or to go on, when the disk cannot hold what is still to be written."""
+        """Raise `TooBigError` where the disk cannot hold what is still to be written."""
         needed = disk_bytes(self.size, self.rows, self.dtype.itemsize) - written_bytes(self.folder)
         free = shutil.disk_usage(self.folder).free
         if self.done < len(self.tasks) and needed > free:
@@ -338,80 +270,47 @@ class TileFolder:
             )
 
     def _buffer(self, place: Place, at: int) -> Tile:
-        """Return the view of a buffer in the shape of a tile; it becomes the latest used."""
+        """Return a buffer in the shape of a tile; it becomes the most recently used."""
         self._buffers.append(self._buffers.pop(at))
-        self._holds.pop(at)
-        self._holds.append(place)
+        self._buffered.pop(at)
+        self._buffered.append(place)
         shape = [stop - start for start, stop in map(self.span, place)]
         return self._buffers[-1][: shape[0] * shape[1]].reshape(shape)
 
     def _read(self, tile: Tile, name: str, checksum: int) -> None:
-        file, data = self.folder / name, _bytes(tile)
+        file, content = self.folder / name, _bytes(tile)
         try:
-            with file.open("rb", buffering=0) as stream:
-                filled = 0
-                while filled < len(data) and (got := stream.readinto(data[filled:])):
-                    filled += got
-                whole = filled == len(data) and not stream.read(1)
+            with file.open("rb") as stream:
+                is_complete = stream.readinto(content) == len(content) and not stream.read(1)
         except OSError as error:
             raise FileFormatError(f"{file} cannot be read: {error.strerror}") from error
-        if not whole or zlib.crc32(data) != checksum:
+        if not is_complete or zlib.crc32(content) != checksum:
             raise _damaged(file)
 
-    def _write(self, file: Path, data: Any) -> None:
-        try:
-            with file.open("wb", buffering=0) as stream:
-                written, view = 0, memoryview(data)
-                while written < len(view):
-                    written += stream.write(view[written:]) or 0
-                os.fsync(stream.fileno())
-        except OSError as error:
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-            raise _unwritten(file, error) from error
-
-    def _read_state(self) -> tuple[int, dict[Place, tuple[str, int]]]:
-        file = self.folder / STATE
-        if not file.exists():
-            strange = [f.name for f in self.folder.iterdir() if not f.match("*.tile")]
-            strange = [name for name in strange if name != f"{STATE}.new"]
-            if strange:
+    def _require_empty(self) -> None:
+        for file in self.folder.iterdir():
+            if not file.match("*.tile") and file.name != f"{STATE}.new":
                 raise DataError(
-                    f"{self.folder} is not empty ({strange[0]}); give one for the tiles alone"
+                    f"{self.folder} is not empty ({file.name}); give a folder for the tiles alone"
                 )
-            return 0, {}
-        try:
-            state = parse(file.read_bytes())
-            state.text("format", (FORMAT,))
-            problem = state.group("problem")
-            done, files = state.whole("done"), _listed(state)
-            if problem == self._problem:
-                made = [task.target for task in self.tasks[:done] if task.kind == "gram"]
-                if done > len(self.tasks) or list(files) != made:
-                    raise FileFormatError(f"its tiles are not those of {done} steps")
-                check_seal(state)
-        except (OSError, FileFormatError) as error:
-            raise _damaged(file, f" ({error})") from error
-        if problem != self._problem:
-            raise DataError(
-                f"{self.folder} holds the tiles of another fit (data, settings or memory differ); "
-                "give another scratch folder, or remove this one"
-            )
+
+    def _read_state(self, state: Fields) -> tuple[int, dict[Place, tuple[str, int]]]:
+        """Return the number of steps done, and the file and the checksum of each tile."""
+        state.text("format", (FORMAT,))
+        done = state.whole("done")
+        files: dict[Place, tuple[str, int]] = {}
+        entries = state.get("tiles")
+        for entry in entries if isinstance(entries, list) else [entries]:
+            tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
+            place = tile.whole("row"), tile.whole("column")
+            name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
+            if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
+                raise FileFormatError(f"{name!r} does not name the tile {place}")
+            files[place] = name, checksum
+        places = [task.target for task in self.tasks[:done] if task.kind == "gram"]
+        if done > len(self.tasks) or list(files) != places:
+            raise FileFormatError(f"its tiles are not those of {done} steps")
         return done, files
-
-
-def _listed(state: Fields) -> dict[Place, tuple[str, int]]:
-    """Return the file and the checksum of each tile that the state names."""
-    files: dict[Place, tuple[str, int]] = {}
-    listed = state.get("tiles")
-    for entry in listed if isinstance(listed, list) else [listed]:
-        tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
-        place = tile.whole("row"), tile.whole("column")
-        name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
-        if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
-            raise FileFormatError(f"{name!r} does not name the tile {place}")
-        files[place] = name, checksum
-    return files
 
 
 def _bytes(tile: Tile) -> memoryview:
@@ -419,21 +318,12 @@ def _bytes(tile: Tile) -> memoryview:
     return memoryview(flat)
 
 
-def _damaged(file: Path, why: str = "") -> FileFormatError:
-    return FileFormatError(
-        f"{file} is damaged; remove the folder {file.parent} and fit again{why}"
-    )
-
-
-def _unwritten(file: Path, error: OSError) -> DataError:
-    return DataError(
-        f"could not write {file}: {error.strerror or error}; "
-        "make room and fit again with the same scratch folder to go on from here"
-    )
+def _damaged(file: Path) -> FileFormatError:
+    return FileFormatError(f"{file} is damaged; remove the folder {file.parent} and fit again")
 
 
 class _Result:
-    """The `.npy` file of the n x n numbers, filled in tile by tile and read row by row."""
+    """The `.npy` file of the n x n inverse, written tile by tile and read row by row."""
 
     def __init__(self, file: Path, size: int, dtype: np.dtype[Any]) -> None:
         self.file, self.size, self.dtype = file, size, dtype
@@ -444,31 +334,31 @@ class _Result:
         self._length = len(self._head) + size * size * dtype.itemsize
 
     def place(self, tile: Tile, row: int, column: int) -> None:
-        """Write a tile that begins at this row and column, and its mirror image.
+        """Write a tile that begins at this row and column, and its transpose.
 
-        The tile at the corner makes the file, and makes it again whatever a kill left of it; for
-        all others it must be there, with its head and its full length.
+        The tile at the corner creates the file anew, whatever a killed run left of it; for all
+        others the file must exist with its header and full length.
         """
-        make = row == column == 0
-        if not make:
+        is_first = row == column == 0
+        if not is_first:
             self._check_head()
         try:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
             handle = os.open(self.file, flags, 0o644)
             try:
-                if make:
+                if is_first:
                     os.ftruncate(handle, self._length)
                     self._write_at(handle, memoryview(self._head), 0)
                 self._write(handle, tile, row, column)
                 if row != column:
                     for low, high in strips((0, tile.shape[1]), TURN_COLUMNS):
-                        turned = np.ascontiguousarray(tile[:, low:high].T)
-                        self._write(handle, turned, column + low, row)
+                        transposed = np.ascontiguousarray(tile[:, low:high].T)
+                        self._write(handle, transposed, column + low, row)
                 os.fsync(handle)
             finally:
                 os.close(handle)
         except OSError as error:
-            raise _unwritten(self.file, error) from error
+            raise write_error(self.file, error) from error
 
     def check(self, X: Csr, user_weights: Vector, penalty: Vector) -> tuple[Tile, float]:
         """Return the diagonal of P, and the relative size of (A P - I) V for random vectors."""
@@ -485,12 +375,11 @@ class _Result:
         return diagonal, dense.relative_error(X, user_weights, penalty, Y, V)
 
     def _check_head(self) -> None:
-        whole = self.file.is_file() and self.file.stat().st_size == self._length
-        if whole:
-            with self.file.open("rb") as stream:
-                whole = stream.read(len(self._head)) == self._head
-        if not whole:
+        if not self.file.is_file() or self.file.stat().st_size != self._length:
             raise _damaged(self.file)
+        with self.file.open("rb") as stream:
+            if stream.read(len(self._head)) != self._head:
+                raise _damaged(self.file)
 
     def _write(self, handle: int, block: Tile, row: int, column: int) -> None:
         for number, line in enumerate(block):
@@ -498,15 +387,15 @@ class _Result:
             offset = len(self._head) + place * self.dtype.itemsize
             self._write_at(handle, memoryview(line).cast("B"), offset)
 
-    def _write_at(self, handle: int, data: memoryview, offset: int) -> None:
+    def _write_at(self, handle: int, content: memoryview, offset: int) -> None:
         written = 0
-        while written < len(data):
+        while written < len(content):
             os.lseek(handle, offset + written, os.SEEK_SET)
-            written += os.write(handle, data[written:])
+            written += os.write(handle, content[written:])
 
 
-class _Work:
-    """One pass through the tasks, from where the folder is."""
+class _Solve:
+    """Carries out the tasks of a folder that are not done yet."""
 
     def __init__(self, tiles: TileFolder, X: Csr, user_weights: Vector, penalty: Vector) -> None:
         self.tiles, self.X = tiles, X
@@ -514,12 +403,12 @@ class _Work:
         self._columns: tuple[int, Any] = (-1, None)
 
     def run(self, progress: Callable[[SolveProgress], None] | None) -> None:
-        """Do what is left, telling how far it is."""
+        """Do all remaining tasks and report the progress."""
         tiles, tasks = self.tiles, self.tiles.tasks
         cost = np.cumsum([task.operations(tiles.rows) for task in tasks])
         pace, logged = Pace(), time.perf_counter()
         if tiles.done:
-            logger.info("going on after step %d of %d", tiles.done, len(tasks))
+            logger.info("resuming after step %d of %d", tiles.done, len(tasks))
         while tiles.done < len(tasks):
             self._do(tasks[tiles.done])
             now, done = time.perf_counter(), cost[tiles.done - 1]
@@ -533,16 +422,15 @@ class _Work:
 
     def _do(self, task: Task) -> None:
         tiles, target = self.tiles, task.target
-        with tiles.changing(target):
-            if task.kind == "place":
-                tile = tiles.get(target)
-                if target[0] == target[1]:
-                    dense.mirror(tile.T)  # from the lower triangle to the upper one
-                tiles.result.place(tile, *(tiles.span(number)[0] for number in target))
-                tiles.finish()
-            else:
-                tile = self._gram(target) if task.kind == "gram" else self._changed(task)
-                tiles.put(target, tile)
+        if task.kind == "place":
+            tile = tiles.get(target)
+            if target[0] == target[1]:
+                dense.mirror(tile.T)  # from the lower triangle to the upper one
+            tiles.result.place(tile, *(tiles.span(number)[0] for number in target))
+            tiles.finish()
+        else:
+            tile = self._gram(target) if task.kind == "gram" else self._changed(task)
+            tiles.put(target, tile)
 
     def _gram(self, place: Place) -> Tile:
         rows, columns = map(self.tiles.span, place)
@@ -571,8 +459,8 @@ class _Work:
 def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> None:
     """Change a tile in place by a step that has at most one input, the triangle T.
 
-    Tiles are C-ordered and BLAS wants Fortran order: it is given the transposes, so a lower
-    triangle T is to BLAS the upper triangle U = T^T. `first` is the item of the tile's first row.
+    Tiles are C-ordered and BLAS expects Fortran order: it gets the transposes, so a lower triangle
+    T becomes the upper triangle U = T^T. `first` is the item of the tile's first row.
     """
     info = 0
     if triangle is None:
@@ -583,8 +471,7 @@ def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> Non
         else:
             result, info = routine(target.T, lower=0, overwrite_c=1)
     else:
-        blas: Any = get_blas_funcs(("trsm", "trmm"), (target,))
-        trsm, trmm = blas
+        trsm, trmm = _blas("trsm", "trmm", of=target)
         U, B = triangle.T, target.T
         if kind == "solve":  # B T^-T is, transposed, U^-T B^T
             result = trsm(1.0, U, B, side=0, lower=0, trans_a=1, overwrite_b=1)
@@ -598,24 +485,27 @@ def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> Non
         raise indefinite(first + info - 1)
     if info:
         raise SolveError("the matrix is singular; raise l2 or dropout")
-    _keep(result, target)
+    _copy_back(result, target)
 
 
 def accumulate(kind: str, target: Tile, left: Tile, right: Tile, *, symmetric: bool) -> None:
     """Add one product of a sum to the target in place; a symmetric one to its lower triangle."""
-    blas: Any = get_blas_funcs(("syrk", "gemm"), (target,))
-    syrk, gemm = blas
+    syrk, gemm = _blas("syrk", "gemm", of=target)
     sign, outer = -1.0 if kind.startswith("subtract") else 1.0, int(kind == "subtract_outer")
-    held = {"beta": 1.0, "c": target.T, "overwrite_c": 1}
+    in_place = {"beta": 1.0, "c": target.T, "overwrite_c": 1}
     if symmetric:
-        result = syrk(sign, left.T, trans=outer, lower=0, **held)
+        result = syrk(sign, left.T, trans=outer, lower=0, **in_place)
     else:
         inner = int(kind == "add_inner")
-        result = gemm(sign, right.T, left.T, trans_a=outer, trans_b=inner, **held)
-    _keep(result, target)
+        result = gemm(sign, right.T, left.T, trans_a=outer, trans_b=inner, **in_place)
+    _copy_back(result, target)
 
 
-def _keep(result: Any, target: Tile) -> None:
+def _blas(*names: str, of: Any) -> Any:
+    return get_blas_funcs(names, (of,))
+
+
+def _copy_back(result: Any, target: Tile) -> None:
     if not np.shares_memory(result, target):
         target[...] = result.T
 
@@ -623,33 +513,22 @@ def _keep(result: Any, target: Tile) -> None:
 def gram_tile(X: Csr, columns: Any, user_weights: Vector, span: Span, out: Tile) -> None:
     """Fill a tile of X^T W X, from the CSC part of X for its rows and the items of its columns."""
     rows: Any = sp.csr_array(X[:, span[0] : span[1]])
-    arrays = (
-        columns.indptr.astype(np.int64),
-        columns.indices.astype(np.int32),
-        columns.data.astype(np.float64),
-        rows.indptr.astype(np.int64),
-        rows.indices.astype(np.int32),
-        rows.data.astype(np.float64),
-        np.ascontiguousarray(user_weights, np.float64),
+    by_column, by_row = (
+        (part.indptr.astype(np.int64), part.indices.astype(np.int32), part.data.astype(np.float64))
+        for part in (columns, rows)
     )
+    weights = np.ascontiguousarray(user_weights, np.float64)
     stripes = min(dense.STRIPES * machine.count(), len(out))
-    machine.run(lambda stripe: _fill_rows(*arrays, stripe, stripes, out), stripes)
+    machine.run(
+        lambda stripe: _fill_rows(by_column, by_row, weights, stripe, stripes, out), stripes
+    )
 
 
 @compiled
-def _fill_rows(
-    column_start: Any,
-    column_user: Any,
-    column_value: Any,
-    row_start: Any,
-    row_item: Any,
-    row_value: Any,
-    weights: Any,
-    first: int,
-    step: int,
-    out: Any,
-) -> None:
+def _fill_rows(columns: Any, rows: Any, weights: Any, first: int, step: int, out: Any) -> None:
     """Fill the rows first, first + step, ...; summed in float64 in a fixed order."""
+    column_start, column_user, column_value = columns
+    row_start, row_item, row_value = rows
     total = np.empty(out.shape[1], np.float64)
     for i in range(first, out.shape[0], step):
         total[:] = 0.0

@@ -1,4 +1,4 @@
-"""Access to torch and its devices: the one place that loads torch, and only when it is needed."""
+"""Access to torch and its devices; torch is only imported when it is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = Any  # torch.Tensor; torch may be absent
 
 
 def load_torch() -> Any:
-    """Return the module torch, or say how to get it."""
+    """Return the module torch; raise an error with install instructions where it is missing."""
     try:
         import torch
     except ImportError as error:
@@ -28,7 +28,7 @@ def load_torch() -> Any:
 
 
 def find_device(name: str) -> Any:
-    """Return the torch device of this name, checked to be there."""
+    """Return the torch device of this name; raise `SettingError` if it does not exist."""
     torch = load_torch()
     try:
         device = torch.device(name)
@@ -44,23 +44,23 @@ def find_device(name: str) -> Any:
 
 
 def device_name(name: str) -> str:
-    """Return what the maker calls a card."""
+    """Return the product name of a GPU."""
     return str(load_torch().cuda.get_device_name(find_device(name)))
 
 
 def free_memory(name: str) -> int:
-    """Bytes that can be taken now on a card."""
+    """Return the free memory of a GPU in bytes."""
     torch, device = load_torch(), find_device(name)
     if device.type != "cuda":
         raise SettingError(f"device {name!r} has no memory of its own")
     free: int = torch.cuda.mem_get_info(device)[0]
-    # what torch keeps for reuse is ours as well
-    kept: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + kept
+    # memory that torch caches for reuse is free for us
+    cached: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + cached
 
 
 def multiplies_pairs(device: Any) -> bool:
-    """Whether a device multiplies halves and adds them up in float32 faster than float32."""
+    """Whether a device multiplies float16 with float32 sums, faster than float32."""
     torch = load_torch()
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (7, 0):
         return False
@@ -73,21 +73,21 @@ def multiplies_pairs(device: Any) -> bool:
 
 
 def add_halves(C: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
-    """Add alpha * left @ right of halves to C in float32."""
+    """Add alpha * left @ right of float16 factors to C in float32."""
     torch = load_torch()
     if C.device.type == "cuda":
         torch.addmm(C, left, right, out_dtype=torch.float32, alpha=alpha, out=C)
-    else:  # the same sums, for machines without a card
+    else:  # the same sums, for machines without a GPU
         C.addmm_(left.float(), right.float(), alpha=alpha)
 
 
 def product_rate(name: str, dtype: str) -> float:
-    """Operations a second of a large product on a card, from a measurement of milliseconds."""
+    """Return the operations per second of a large product on a GPU, measured in milliseconds."""
     torch, device = load_torch(), find_device(name)
     n, best = 4096, 0.0
     A = torch.ones((n, n), dtype=getattr(torch, dtype), device=device)
     half, pairs = A.half(), dtype == "float32" and multiplies_pairs(device)
-    with precision(False):
+    with full_precision():
         for _ in range(3):
             torch.cuda.synchronize(device)
             start = time.perf_counter()
@@ -102,9 +102,9 @@ def product_rate(name: str, dtype: str) -> float:
 
 
 def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
-    """Copy an array to the device; to a card through pinned memory, without waiting."""
+    """Copy an array to the device; to a GPU through pinned memory, asynchronously."""
     torch = load_torch()
-    # read-only arrays would be shared with torch, which cannot keep them so
+    # a copy, because torch would share a read-only array and could write to it
     tensor = torch.from_numpy(np.array(array, order="C"))
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
@@ -112,9 +112,9 @@ def send(array: npt.NDArray[Any], device: Any, dtype: Any = None) -> Tensor:
 
 
 def sparse_rows(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return a sparse matrix of rows that are on the device already, and known to be sound."""
+    """Return a CSR matrix of valid arrays that are on the device already."""
     with warnings.catch_warnings():
-        # torch calls these matrices a beta, and that we trust them a risk
+        # torch warns that these matrices are in beta, and that they are not checked
         warnings.filterwarnings("ignore", message=".*[Ss]parse (CSR|invariant)")
         return load_torch().sparse_csr_tensor(
             indptr, indices, values, size=shape, check_invariants=False
@@ -122,11 +122,11 @@ def sparse_rows(indptr: Tensor, indices: Tensor, values: Tensor, shape: tuple[in
 
 
 @contextmanager
-def precision(tf32: bool) -> Iterator[None]:
-    """Products of float32 in full precision, or in TF32 where the card has it."""
+def full_precision() -> Iterator[None]:
+    """Multiply float32 matrices without rounding their entries to TF32 inside the block."""
     torch = load_torch()
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
