@@ -222,7 +222,9 @@ def test_graph_models_refuse_users_without_vectors(
     name: str, fitted: dict[str, NeuralModel]
 ) -> None:
     others = eq.split.strong(clustered(), valid=0.1, test=0.1)
-    with pytest.raises(DataError, match=f"{name} ranks only the users it was fitted on"):
+    with pytest.raises(
+        DataError, match=f"{name} ranks only for the users and histories it was fitted on"
+    ):
         fitted[name].recommend([[0, 1, 2, 3, 59]])
     model = CASES[name](epochs=1).fit(others.train, threads=1)
     with pytest.raises(DataError, match="only the users it was fitted on"):

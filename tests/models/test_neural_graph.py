@@ -225,7 +225,7 @@ def test_users_with_equal_histories_keep_vectors_of_their_own(twins: Any, tmp_pa
 
 def test_history_that_several_users_share_is_refused(twins: Any) -> None:
     if type(twins) is eq.LightGCN:
-        with pytest.raises(DataError, match=r"several users of .* ask for one of them by id"):
+        with pytest.raises(DataError, match=r"several users of .* pass a user id"):
             twins.recommend([[10, 30]])
         with pytest.raises(DataError, match="several users"):
             twins.recommend({"a": [10, 30]})

@@ -433,11 +433,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([eq.LAE(l2=1.0), eq.EASE(l2=100.0)], {"grid": {"dropout": [0.5]}}, MIXED),
     ([eq.EASE(l2=1.0), eq.EDLAE(l2=1.0)], {"grid": {"l2": [1.0]}}, MIXED),
     ([eq.EASE, eq.DLAE], {"grid": {"alpha": [0.0, 0.2]}}, MIXED),
-    (eq.ItemKNN, {"dtype": "float64"}, "ItemKNN is fitted without dtype; leave"),
-    (eq.ItemKNN, {"memory": "2GB"}, "ItemKNN is fitted without memory; leave"),
-    (eq.GFCF, {"memory": "2GB"}, "GFCF is fitted without memory; leave"),
-    (eq.GFCF, {"engine": "tiled"}, "GFCF is fitted without engine; leave"),
-    (eq.MultVAE, {"dtype": "float64", "grid": {"epochs": [1]}}, "MultVAE is fitted without dtype"),
+    (eq.ItemKNN, {"dtype": "float64"}, "ItemKNN does not support dtype; leave"),
+    (eq.ItemKNN, {"memory": "2GB"}, "ItemKNN does not support memory; leave"),
+    (eq.GFCF, {"memory": "2GB"}, "GFCF does not support memory; leave"),
+    (eq.GFCF, {"engine": "tiled"}, "GFCF does not support engine; leave"),
+    (eq.MultVAE, {"dtype": "float64", "grid": {"epochs": [1]}}, "MultVAE does not support dtype"),
 ]
 
 

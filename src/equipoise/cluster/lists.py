@@ -28,7 +28,7 @@ from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.evaluator import evaluate as evaluate_here
 from equipoise.evaluation.results import Result
 from equipoise.models.base import Recommender
-from equipoise.models.histories import Unknowns, parse_asked
+from equipoise.models.histories import Unknowns, parse_query
 from equipoise.models.saving import load
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.rules import as_rules
@@ -249,7 +249,7 @@ def _wanted(model: Recommender, users: Any, options: dict[str, Any]) -> tuple[An
     if isinstance(users, (Partitioned, Interactions)):
         return users, True
     named = ("unknown", "unknown_users", "unknown_items")
-    asked = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in named)))
+    asked = parse_query(users, model.data_, Unknowns.of(*(options.get(name) for name in named)))
     if asked.trained is not None:
         return asked.users, True
     assert isinstance(asked.source, list)

@@ -173,7 +173,7 @@ def _refitted(
         companion = None if lowpass is None else lowpass.fit(data, dtype)
         twin = copy.copy(model)
         numbers = model.l2_, model.dropout_
-        twin._given = again.data_
+        twin._raw_data = again.data_
         twin._take(data, model.normalizer_, numbers, again.penalty_, solved, companion)
         yield twin
 

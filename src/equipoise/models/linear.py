@@ -28,7 +28,7 @@ from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_lowpass, restored_normalizer
 from equipoise.models.settings import EXPONENTS, PARTS
-from equipoise.models.snapshots import at_once, on_snapshot
+from equipoise.models.snapshots import atomic, on_snapshot
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
@@ -129,7 +129,7 @@ class LinearAutoencoder(Recommender):
         normalizer = self.normalizer.resolve(data)
         self._solve(data, normalizer, self._numbers(data, normalizer), **how)
 
-    @at_once
+    @atomic
     def reuse(self, fitted: Any) -> Self:
         """Fit by taking the solve of another model: no cost, the inverse is shared.
 
@@ -144,7 +144,7 @@ class LinearAutoencoder(Recommender):
         fitted.solution_.require("reuse")
         if self.signals != fitted.signals:
             raise SettingError("reuse needs the same signals: they are in the solve")
-        self._given = fitted.data_
+        self._raw_data = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
@@ -155,7 +155,7 @@ class LinearAutoencoder(Recommender):
         self._take(data, normalizer, numbers, penalty, solved)
         return self
 
-    @at_once
+    @atomic
     def to(self, device: str) -> Self:
         """Move the inverse to the memory of the machine ("cpu") or of a card, and return self."""
         self.interactions_ = self._fitted
@@ -294,7 +294,7 @@ class LinearAutoencoder(Recommender):
     def _lowpass_rank(self) -> int:
         return 0 if self.lowpass is None else self.lowpass.rank
 
-    @at_once
+    @atomic
     def update(self, added: Any = None, removed: Any = None, *, replace: bool = False) -> Self:
         """Add and remove interactions; the result equals a refit.
 
@@ -458,7 +458,7 @@ def fit_together(
     for model in models:
         # a companion depends on its own settings alone
         companion = companions.get(model.lowpass)
-        model._given = data if given is None else given
+        model._raw_data = data if given is None else given
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
 

@@ -77,8 +77,8 @@ def _restored(stored: Stored) -> Recommender:
     meta = stored.meta
     meta.text("library")
     model = build(meta.group("settings"))
-    model._given = unpack(stored, meta.group("train"), TRAIN)
-    model.interactions_ = model._weighed(model._given)
+    model._raw_data = unpack(stored, meta.group("train"), TRAIN)
+    model.interactions_ = model._weighed(model._raw_data)
     model._restore(meta.group("state"), stored)
     if "estimate" in meta:
         model.estimate_ = _restored_estimate(meta.group("estimate"))

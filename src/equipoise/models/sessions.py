@@ -40,7 +40,7 @@ from equipoise.models.session_solver import (
     time_weights,
 )
 from equipoise.models.settings import EXPONENTS
-from equipoise.models.snapshots import at_once
+from equipoise.models.snapshots import atomic
 from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
@@ -149,7 +149,7 @@ class SessionRegression(SessionModel):
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
 
-    @at_once
+    @atomic
     def reuse(self, fitted: SessionRegression) -> Self:
         """Fit by taking the solve of another model: no cost, solved rows are shared.
 
@@ -172,7 +172,7 @@ class SessionRegression(SessionModel):
             raise SettingError(
                 "reuse needs the same model; only alpha, decay_inference and repeats may differ"
             )
-        self._given = fitted._given
+        self._raw_data = fitted._raw_data
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
         self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
         if self.system_ is not None:
@@ -223,7 +223,7 @@ class SessionRegression(SessionModel):
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
-    @at_once
+    @atomic
     def to(self, device: str) -> Self:
         """Move a dense C to the memory of the machine ("cpu") or of a GPU, and return self."""
         self.interactions_ = self._fitted

@@ -11,7 +11,7 @@ from equipoise.data.interactions import Interactions
 from equipoise.data.signals import SETTINGS, Signals
 from equipoise.errors import SettingError
 from equipoise.models.saving import plain
-from equipoise.models.snapshots import at_once
+from equipoise.models.snapshots import atomic
 
 EXPONENTS = ("alpha", "beta", "gamma")
 # settings of a model's parts that `tune` varies by their own names
@@ -65,7 +65,7 @@ class Configured:
                 values |= {f"{name}__{key}": value for key, value in inner.items()}
         return values
 
-    @at_once
+    @atomic
     def set_params(self, **params: Any) -> Self:
         """Change settings by their names in `get_params`; the model has to be fitted again."""
         own: dict[str, Any] = {}

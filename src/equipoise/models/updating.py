@@ -68,7 +68,7 @@ def update_linear(
     if given.fingerprint == model.data_fingerprint_:
         return
     new = model._weighed(given)
-    model._given = given
+    model._raw_data = given
     normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # also where "auto" was
     penalty = model._penalty(new, normalizer, *numbers)
     change = Change(

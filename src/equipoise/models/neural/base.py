@@ -470,7 +470,7 @@ class NeuralModel(Recommender):
         if self.signals is not None:
             items = interactions.item_index
             history, target = (side.with_items(items) for side in (valid.history, valid.target))
-            background = self.signals.background(self._given)
+            background = self.signals.background(self._raw_data)
             rows = self.signals.values(history.own_events, len(items), background)
             valid = replace(valid, history=history.with_values(rows), target=target)
         return DeviceMetrics(valid, interactions, device)
