@@ -386,11 +386,11 @@ class Answering(Configured, ABC):
         """Statistics of the training data that BM25 weights need; computed once per data."""
         if self.signals is None or self.signals.transform != "bm25":
             return None
-        data, background = vars(self).get("_cached_background", (None, None))
-        if data is not self.data_:
-            background = self.signals.background(self.data_)
-            self.__dict__["_cached_background"] = self.data_, background
-        return background
+        cached: tuple[Any, Background] | None = vars(self).get("_cached_background")
+        if cached is None or cached[0] is not self.data_:
+            cached = self.data_, self.signals.background(self.data_)
+            self.__dict__["_cached_background"] = cached
+        return cached[1]
 
     def _unknown_pins(self, rules: Rules | ItemRules | None) -> UnknownPins | None:
         """Return the pinned items that the model does not know."""

@@ -297,8 +297,8 @@ def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
     if (places >= 0).all():
         return matrix[places]
     starts, stops = matrix.indptr[places], matrix.indptr[places + 1]
-    taken, offsets = segments(starts, np.where(places >= 0, stops - starts, 0))
-    parts = matrix.data[taken], matrix.indices[taken], offsets
+    entries, offsets = segments(starts, np.where(places >= 0, stops - starts, 0))
+    parts = matrix.data[entries], matrix.indices[entries], offsets
     return sp.csr_array(parts, shape=(len(places), matrix.shape[1]))
 
 
