@@ -50,7 +50,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "DLAE": lambda: eq.DLAE(l2=1.0),
     "EDLAE": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
     "RDLAE": lambda: eq.RDLAE(l2=1.0, diag_bound=0.3),
-    "auto": lambda: eq.EASE(),
+    "auto": lambda: eq.EDLAE(),
     "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0, strength=0.2)),
     "pruned": lambda: eq.EASE(l2=2.0),
     "halved": lambda: eq.EASE(l2=2.0, normalizer=eq.DAN(0.2, 0.3)),

@@ -152,7 +152,7 @@ def test_a_class_that_takes_the_name_of_another_is_not_saved(
     saved: Path, toy: Interactions
 ) -> None:
     taken = type("Popularity", (eq.Popularity,), {})
-    with pytest.raises(DataError, match="Popularity names another class"):
+    with pytest.raises(DataError, match="Popularity is also the name of another class"):
         taken().fit(toy).save(saved)
     assert eq.load(saved).settings()["model"] == "EASE"
 
@@ -249,6 +249,12 @@ def test_opening_a_large_model_reads_a_small_part_of_it(tmp_path: Path) -> None:
 )
 def test_settings_under_their_old_names_still_build(old: dict[str, Any], n_factors: float) -> None:
     assert build(old).settings()["n_factors"] == n_factors
+
+
+@pytest.mark.parametrize(("l2", "dropout"), [("auto", "auto"), (3.0, 0.0)])
+def test_models_saved_without_a_dropout_keep_its_meaning(l2: Any, dropout: Any) -> None:
+    old = {"model": "EASE", "l2": l2, "dropout": None}
+    assert build(old).settings()["dropout"] == dropout
 
 
 def test_a_save_under_old_names_still_loads(tmp_path: Path, toy: Interactions) -> None:

@@ -19,7 +19,7 @@ from equipoise.data.interactions import Interactions
 class EquipoiseConfig(BaseModel):
     """Which model, and its settings; what is left out is taken from the data."""
 
-    model: str = "EASE"
+    model: str = "EDLAE"
     settings: dict[str, Any] = {"normalizer": "dan"}
 
 
