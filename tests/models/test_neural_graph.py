@@ -238,7 +238,7 @@ def test_history_that_several_users_share_is_refused(twins: Any) -> None:
 
 def test_known_ids_with_other_histories_are_refused(twins: Any) -> None:
     other = Interactions(np.array([[0, 1, 1, 0]], np.float32), ["a"], [10, 20, 30, 40])
-    with pytest.raises(DataError, match="only the users it was fitted on"):
+    with pytest.raises(DataError, match="only for the users and histories it was fitted on"):
         twins.recommend(other)
 
 

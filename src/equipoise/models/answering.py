@@ -327,14 +327,14 @@ class Answering(Configured, ABC):
 
     def _request(self, query: Any, unknown: Unknowns) -> Request:
         """Return the users or histories of a query as rows over the model's items."""
-        parsed = parse_query(query, self._fitted, unknown)
-        if isinstance(parsed.source, np.ndarray):
-            history = rows_or_empty(self._fitted.matrix, parsed.source)
-        elif parsed.source is self._fitted:
+        request = parse_query(query, self._fitted, unknown)
+        if isinstance(request.source, np.ndarray):
+            history = rows_or_empty(self._fitted.matrix, request.source)
+        elif request.source is self._fitted:
             history = self._fitted.matrix  # already weighed by the signals
         else:
-            history = self._rows_of(parsed.source, unknown)
-        return parsed.request(history, parsed.trained)
+            history = self._rows_of(request.source, unknown)
+        return dataclasses.replace(request, history=history)
 
     def _limited_request(
         self,
@@ -386,7 +386,7 @@ class Answering(Configured, ABC):
         """Statistics of the training data that BM25 weights need; computed once per data."""
         if self.signals is None or self.signals.transform != "bm25":
             return None
-        cached: tuple[Any, Background] | None = vars(self).get("_cached_background")
+        cached: tuple[Any, Background | None] | None = vars(self).get("_cached_background")
         if cached is None or cached[0] is not self.data_:
             cached = self.data_, self.signals.background(self.data_)
             self.__dict__["_cached_background"] = cached
@@ -538,10 +538,9 @@ class Answering(Configured, ABC):
     def _ids(self, rows: list[npt.NDArray[Any]], extra: list[Any]) -> list[list[Any]]:
         """Return the ids of items by position; `extra` ids follow those of the model."""
         values = self.item_index_.values
-        if not extra:
-            return [values[row].tolist() for row in rows]
-        ids = [*values.tolist(), *extra]
-        return [[ids[place] for place in row] for row in rows]
+        if extra:
+            values = np.array([*values.tolist(), *extra], object)
+        return [values[row].tolist() for row in rows]
 
     def _titles(
         self, rows: list[npt.NDArray[Any]], extra: Sequence[Any] = ()

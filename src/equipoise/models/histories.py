@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
@@ -54,74 +54,23 @@ class Unknowns(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Query:
-    """The users or histories that a caller passed.
-
-    Parameters
-    ----------
-    users, kind
-        A name for each of them, and the type of a column of these names.
-    source
-        Positions of training users (-1: unknown, gets popular items), histories, or Interactions.
-    answered
-        A flag for each user or history of the caller: False if it was skipped.
-    trained
-        Positions among the training users, -1 for unknown ones; None for bare histories.
-    has_names
-        Whether `users` are ids or names from the caller; positions in a list are not.
-    """
-
-    users: list[Any]
-    kind: Any
-    source: Positions | list[Any] | Interactions
-    answered: Mask
-    trained: Positions | None = None
-    has_names: bool = True
-
-    def request(self, history: Csr, trained: Positions | None = None) -> Request:
-        """Return the request for these users, whose histories are the rows of a matrix."""
-        request = Request(self.users, self.kind, history, self.answered, trained)
-        return replace(request, has_names=self.has_names, source=self.source)
-
-
-def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Query:
-    """Tell user ids, histories and Interactions apart.
-
-    A single id or a list of ids means training users; a list of lists, a mapping from names to
-    lists and Interactions mean histories.
-    """
-    if isinstance(query, Interactions):
-        index = query.user_index
-        trained = train.user_index.positions(query.users, unknown="skip")
-        answered = np.ones(len(index), np.bool_)
-        return Query(query.users.tolist(), index.kind, query, answered, trained)
-    if isinstance(query, Mapping):
-        users, histories = list(query), list(query.values())
-        return Query(users, column_kind(users), histories, np.ones(len(users), np.bool_))
-    entries = as_list(query)
-    if not _are_ids(entries, "user ids or histories (lists of item ids)"):
-        answered = np.ones(len(entries), np.bool_)
-        return Query(list(range(len(entries))), pl.Int64, entries, answered, has_names=False)
-    positions = unknown.user_positions(entries, train.user_index)
-    answered = (positions >= 0) | (unknown.users == "popular")
-    positions = positions[answered]
-    passed = [_plain(entries[row]) for row in np.flatnonzero(answered)]
-    known = train.users[positions].tolist() if len(train.users) else passed
-    users = [known[i] if place >= 0 else passed[i] for i, place in enumerate(positions)]
-    kind = train.user_index.kind
-    if (positions < 0).any() and kind == pl.Int64:
-        kind = column_kind(users)
-    return Query(users, kind, positions, answered, positions)
-
-
-@dataclass(frozen=True)
 class Request:
     """Users to answer, their histories over the model's items, and the items they may get.
 
     Parameters
     ----------
-    users, kind, answered, trained, has_names
-        As for `Query`. Rules for single users apply only to users with names.
+    users, kind
+        A name for each user, and the type of a column of these names.
+    source
+        The histories as the caller passed them: positions of training users (-1: unknown, gets
+        popular items), lists of items, or Interactions. Not changed by `take`.
+    answered
+        A flag for each user or history of the caller: False if it was skipped.
+    trained
+        Positions among the training users, -1 for unknown ones; None for bare histories.
+    has_names
+        Whether `users` are ids or names from the caller; positions in a list are not. Rules for
+        single users apply only to users with names.
     history
         A row for each user.
     allowed
@@ -130,8 +79,6 @@ class Request:
         Items that may not be listed, a row for each user.
     only
         Items that alone may be listed, a row for each user.
-    source
-        As for `Query`; not changed by `take`.
     pins, used_pins
         Users x unknown pinned items: those that `exclude` and `candidates` allow, and those in the
         history; None without such pins.
@@ -139,14 +86,14 @@ class Request:
 
     users: list[Any]
     kind: Any
-    history: Csr
+    source: Positions | list[Any] | Interactions
     answered: Mask
     trained: Positions | None = None
+    has_names: bool = True
+    history: Csr = field(default_factory=lambda: sp.csr_array(np.zeros((0, 0), np.float32)))
     allowed: Mask | None = None
     exclude: Csr | None = None
     only: tuple[Only, ...] = ()
-    has_names: bool = True
-    source: Any = None
     pins: Mask | None = None
     used_pins: Mask | None = None
 
@@ -277,6 +224,36 @@ class Request:
             raise DataError(f"got {size}; give one each, or a mapping from users to lists")
         lists = [entries[row] for row in np.flatnonzero(self.answered)]
         return history_rows(lists, items, unknown), None
+
+
+def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
+    """Tell user ids, histories and Interactions apart; the caller adds the rows of the histories.
+
+    A single id or a list of ids means training users; a list of lists, a mapping from names to
+    lists and Interactions mean histories.
+    """
+    if isinstance(query, Interactions):
+        index = query.user_index
+        trained = train.user_index.positions(query.users, unknown="skip")
+        answered = np.ones(len(index), np.bool_)
+        return Request(query.users.tolist(), index.kind, query, answered, trained)
+    if isinstance(query, Mapping):
+        users, histories = list(query), list(query.values())
+        return Request(users, column_kind(users), histories, np.ones(len(users), np.bool_))
+    entries = as_list(query)
+    if not _are_ids(entries, "user ids or histories (lists of item ids)"):
+        answered = np.ones(len(entries), np.bool_)
+        return Request(list(range(len(entries))), pl.Int64, entries, answered, has_names=False)
+    positions = unknown.user_positions(entries, train.user_index)
+    answered = (positions >= 0) | (unknown.users == "popular")
+    positions = positions[answered]
+    passed = [_plain(entries[row]) for row in np.flatnonzero(answered)]
+    known = train.users[positions].tolist() if len(train.users) else passed
+    users = [known[i] if place >= 0 else passed[i] for i, place in enumerate(positions)]
+    kind = train.user_index.kind
+    if (positions < 0).any() and kind == pl.Int64:
+        kind = column_kind(users)
+    return Request(users, kind, positions, answered, positions)
 
 
 def _reusable(ids: Any) -> Any:

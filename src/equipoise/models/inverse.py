@@ -70,7 +70,7 @@ class Inverse(ABC):
     def restored(state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
         """Return the inverse that `state` and `arrays` saved."""
         # dense and pruned models are saved without a kind
-        unnamed = Pruned.kind if "loss" in state else Array.kind
+        unnamed = _PrunedInverse.kind if "loss" in state else _DenseInverse.kind
         kind = state.text("inverse") if "inverse" in state else unnamed
         form = {form.kind: form for form in Inverse._forms if "kind" in vars(form)}.get(kind)
         if form is None:
@@ -80,7 +80,8 @@ class Inverse(ABC):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the entries."""
-        return np.dtype(self.matrix.dtype)
+        dtype: np.dtype[Any] = self.matrix.dtype
+        return dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,7 +163,7 @@ class Inverse(ABC):
 
     def pruned(
         self, source: npt.NDArray[Any], keep: int
-    ) -> tuple[Pruned, npt.NDArray[np.float64]]:
+    ) -> tuple[_PrunedInverse, npt.NDArray[np.float64]]:
         """Return P with the sources i of largest |source_i P_ij| for each target j.
 
         The second result has a row per target: the sum of squares of all sources, and of the
@@ -180,25 +181,23 @@ class Inverse(ABC):
         columns: Any = sp.csc_array((values.ravel(), chosen.ravel(), offsets), shape=self.shape)
         rows_of_sources = columns.tocsr()
         rows_of_sources.sort_indices()
-        return Pruned(rows_of_sources), squares
+        return _PrunedInverse(rows_of_sources), squares
 
-    def halved(self) -> Halved:
+    def halved(self) -> _HalvedInverse:
         """Return P in 16 bits; only a dense P can be halved."""
         raise SettingError("only a model with a dense inverse can be halved; this one is small")
 
 
-class Array(Inverse):
+class _DenseInverse(Inverse):
     """An array in memory or mapped from a file."""
 
     carries: ClassVar[type] = np.ndarray
     kind = "dense"
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a dense term."""
         return Dense(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return a view of the rows."""
         return np.asarray(self.matrix[low:high])
 
     def state(self) -> dict[str, Any]:
@@ -206,7 +205,6 @@ class Array(Inverse):
         return {}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the matrix."""
         return {"inverse": self.matrix}
 
     @classmethod
@@ -214,11 +212,9 @@ class Array(Inverse):
         return cls(stored.mapped("inverse", (system.data.n_items,) * 2))
 
     def updated(self, change: Change) -> Solved | None:
-        """Return the inverse after a low-rank change."""
         return updated_array(self.matrix, change)
 
-    def halved(self) -> Halved:
-        """Return it in 16 bits."""
+    def halved(self) -> _HalvedInverse:
         values, scale = np.empty(self.shape, np.int16), np.empty(self.shape[0], np.float32)
         for low, rows in self.blocks():
             part = np.abs(rows)
@@ -229,34 +225,30 @@ class Array(Inverse):
             np.divide(rows, scale[block, None], out=part)
             part[diagonal] = 0
             values[block] = np.rint(part, out=part)
-        return Halved(HalfMatrix(values, scale, self.diagonal()))
+        return _HalvedInverse(HalfMatrix(values, scale, self.diagonal()))
 
 
-class OnCard(Array):
-    """An array on a GPU; saved from there, and loaded as an `Array`."""
+class _DeviceInverse(_DenseInverse):
+    """An array on a GPU; saved from there, and loaded as a dense one."""
 
     carries = DeviceMatrix
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes on the GPU."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a term that ranks on the GPU."""
         return OnDevice(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Copy the rows to the host."""
         return np.asarray(self.matrix.rows(low, high))
 
     def require(self, work: Work) -> None:
-        """Raise for work that needs the host."""
         if work in ("update", "prune"):
             require_host(self.matrix)
 
 
-class ByUsers(Inverse):
+class _DualInverse(Inverse):
     """P of the dual engine: a small matrix of users, and the interactions."""
 
     carries = DualMatrix
@@ -264,17 +256,14 @@ class ByUsers(Inverse):
     host_only = "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a term that scores through the training users."""
         P, Y = self.matrix, self.matrix.items
         scales = source / P.penalty, -target / P.penalty  # P = ... - L^-1 Y^T C Y L^-1
         return Dual(P.core, Y.data, Y.indices, Y.indptr, P.own, *scales, self.dtype)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Compute the rows from the parts."""
         return np.asarray(self.matrix.rows(low, high))
 
     def state(self) -> dict[str, Any]:
-        """Return the kind and the precision of the scores."""
         return {**super().state(), "dtype": self.dtype.name}
 
     def arrays(self) -> dict[str, Any]:
@@ -293,7 +282,7 @@ class ByUsers(Inverse):
         return cls(DualMatrix(core, items, system.penalty, diagonal, dtype))
 
 
-class Reduced(Inverse):
+class _ReducedInverse(Inverse):
     """A part of P that is enough to rank with, made from a full P by the `verb`."""
 
     verb: ClassVar[str]
@@ -315,7 +304,7 @@ class Reduced(Inverse):
         )
 
 
-class Pruned(Reduced):
+class _PrunedInverse(_ReducedInverse):
     """P after `prune`, as sparse rows."""
 
     carries = sp.sparray
@@ -323,15 +312,12 @@ class Pruned(Reduced):
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
         return sum(part.nbytes for part in sparse_arrays(self.matrix, "inverse").values())
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a sparse term."""
         return _sparse_term(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows with zeros for pruned entries."""
         return np.asarray(self.matrix[low:high].toarray())
 
     def state(self) -> dict[str, Any]:
@@ -339,7 +325,6 @@ class Pruned(Reduced):
         return {}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the parts of the sparse matrix."""
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
@@ -372,7 +357,7 @@ class HalfMatrix:
         return self.diagonal_
 
 
-class Halved(Reduced):
+class _HalvedInverse(_ReducedInverse):
     """P in 16 bits, for ranking; sums are in float32."""
 
     carries = HalfMatrix
@@ -380,16 +365,13 @@ class Halved(Reduced):
     matrix: HalfMatrix
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a dense term; the scales of the rows are those of their items."""
         return Dense(self.matrix.values, source * self.matrix.scale, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows in single precision."""
         rows = self.matrix.values[low:high] * self.matrix.scale[low:high, None]
         return _with_diagonal(rows, self.matrix.diagonal_, low)
 
     def arrays(self) -> dict[str, Any]:
-        """Return the integers and their scales."""
         return {"inverse": self.matrix.values, "inverse_scale": self.matrix.scale}
 
     @classmethod
@@ -401,7 +383,7 @@ class Halved(Reduced):
         return cls(HalfMatrix(values, scale, diagonal))
 
 
-class Neighbourhoods(Inverse):
+class _NeighbourhoodInverse(Inverse):
     """Columns of the neighbourhood engine, on the supports of their targets; not symmetric."""
 
     carries = Columns
@@ -410,21 +392,17 @@ class Neighbourhoods(Inverse):
     matrix: Columns
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a sparse term."""
         return _sparse_term(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows with zeros outside the supports."""
         rows = np.asarray(self.matrix.off_diagonal[low:high].toarray())
         return _with_diagonal(rows, self.matrix.diagonal_, low)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of neighbours, and the agreement with exact columns."""
         P = self.matrix
         return {"inverse": self.kind, "neighbours": P.neighbours, "audit": P.audit}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the parts of the sparse rows."""
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
@@ -451,17 +429,14 @@ class Neighbourhoods(Inverse):
 
     @property
     def agreement(self) -> dict[str, float]:
-        """Agreement with exact columns at the fit."""
         return self.matrix.audit
 
     def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
-        """Compare sampled columns with exact ones."""
         X = system.data.matrix
         audit = Audit(self._checked(), X, system.user_weights, system.penalty, n_targets)
         return {"residual": audit.residual(), **audit.agreement()}
 
     def updated(self, change: Change) -> Solved | None:
-        """Solve anew for the targets whose supports have changed."""
         after = change.after
         rows, _ = gram_change(change.before, after)
         system = after.data.matrix, after.user_weights, after.penalty
@@ -469,7 +444,6 @@ class Neighbourhoods(Inverse):
         return Solved(columns, columns.diagonal(), Audit(columns, *system, TARGETS).residual())
 
     def solve_options(self) -> dict[str, Any]:
-        """Return the options of this fit."""
         options = {"engine": "neighbourhood", "neighbours": self.matrix.neighbours}
         return {"dtype": self.dtype.name, **options}
 

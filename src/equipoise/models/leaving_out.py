@@ -85,36 +85,32 @@ def lists_without(
     companions = list(dict.fromkeys(lowpass for lowpass in lowpasses if lowpass is not None))
     companion_of = [-1 if lowpass is None else companions.index(lowpass) for lowpass in lowpasses]
     sources, groups, families = _arrays(removal, readings, companion_of, first)
-    for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
-        extra = _companion_scores(companions, first, removal, users)
-        parts = min(len(users), CHUNKS * machine.count())
-        solved = sources, first.diagonal_, first.penalty_
-        known = removal.entries, removal.of_user, *solved, groups, families
+    solved = sources, first.diagonal_, first.penalty_
+    known = removal.entries, removal.of_user, *solved, groups, families
 
-        def rank_part(
-            number: int,
-            users: Any = users,
-            rows: Any = rows,
-            slots: Any = slots,
-            extra: Any = extra,
-            parts: int = parts,
-            known: tuple[Any, Any, Any, Any, Any, Any, Any] = known,
-        ) -> None:
-            part = np.arange(number, len(users), parts)
+    def rank_batch(users: npt.NDArray[np.int64], rows: Any, slots: npt.NDArray[np.int32]) -> None:
+        extra = _companion_scores(companions, first, removal, users)
+        n_parts = min(len(users), CHUNKS * machine.count())
+
+        def rank_part(number: int) -> None:
+            part = np.arange(number, len(users), n_parts)
             part_extra = np.ascontiguousarray(extra[:, part])
             rank_left_out(users[part], rows, slots, *known, part_extra, items, scores, bad)
 
         try:
             if isinstance(rows, DeviceMatrix):
                 rank_left_out_on_device(users, rows, *known, extra, items, scores, bad)
-                continue
+                return
             with machine.one_blas_thread():
-                machine.run(rank_part, parts)
+                machine.run(rank_part, n_parts)
         except np.linalg.LinAlgError as error:
             raise SolveError(
                 "a user cannot be left out of this solve, which is not accurate enough; fit with "
                 "dtype='float64', or with a larger l2"
             ) from error
+
+    for batch in _batches(first.inverse_, removal, len(companions)):
+        rank_batch(*batch)
     if bad.any():
         raise SolveError("the model scores NaN; raise l2 or dropout")
     _rank_by_popularity(removal, items, scores)

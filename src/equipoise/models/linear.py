@@ -306,12 +306,7 @@ class LinearAutoencoder(Recommender):
 
         An update needs about the memory of a fit, since the old inverse stays until the end. It
         solves anew if the change is large, memory is short, or rounding errors have grown beyond
-        those of a solve.
-
-        Parameters
-        ----------
-        added, removed, replace
-            As for `Recommender.update`.
+        those of a solve. Parameters as for `Recommender.update`.
         """
         update_linear(self, added, removed, replace=replace)
         return self

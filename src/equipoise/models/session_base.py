@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,23 +64,25 @@ class SessionModel(Recommender):
 
         Interactions without ordered events keep their weights.
         """
-        train, parsed = self._fitted, parse_query(query, self._fitted, unknown)
-        if isinstance(parsed.source, Interactions):
-            data = parsed.source.with_items(train.item_index, unknown=unknown.items)
+        train = self._fitted
+        request = parse_query(query, train, unknown)
+        if isinstance(request.source, Interactions):
+            data = request.source.with_items(train.item_index, unknown=unknown.items)
             if data.sequences is None:
-                return parsed.request(data.matrix)
-            clicks, all_clicks = data.sequences, parsed.source.sequences
+                return replace(request, history=data.matrix, trained=None)
+            clicks, all_clicks = data.sequences, request.source.sequences
             assert all_clicks is not None
             _warn_of_skipped(len(all_clicks.items) - len(clicks.items), [])
-        elif isinstance(parsed.source, np.ndarray):
-            assert train.sequences is not None
-            known = parsed.source >= 0
-            weights = self._weigh(train.sequences.take(parsed.source[known]))
-            return parsed.request(rows_or_empty(weights, np.where(known, known.cumsum() - 1, -1)))
+            history = self._weigh(clicks)
+        elif isinstance(request.source, np.ndarray):
+            known = request.source >= 0
+            weights = self._weigh(self._events(train).take(request.source[known]))
+            history = rows_or_empty(weights, np.where(known, known.cumsum() - 1, -1))
         else:
-            clicks, skipped = history_events(parsed.source, train.item_index, unknown)
+            clicks, skipped = history_events(request.source, train.item_index, unknown)
             _warn_of_skipped(len(skipped), skipped)
-        return parsed.request(self._weigh(clicks))
+            history = self._weigh(clicks)
+        return replace(request, history=history, trained=None)
 
     @on_snapshot
     def rank(

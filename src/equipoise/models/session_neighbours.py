@@ -122,8 +122,6 @@ class Neighbours(Term):
     sample: int
     last_match: bool
 
-    whole_rows = True
-
     @classmethod
     def of(cls, sessions: Any, neighbours: int, sample: int, last_match: bool) -> Neighbours:
         """Index sessions, a row each, oldest first."""

@@ -191,19 +191,13 @@ class Training:
                 )
             due = self.epoch % model.evaluate_every == 0 or self.epoch == model.epochs
             recall, ndcg = self._evaluate() if due and self.metrics else (None, None)
-            entry: dict[str, Any] = {
-                "epoch": self.epoch,
-                "loss": loss,
-                "recall": recall,
-                "ndcg": ndcg,
-            }
+            entry: dict[str, Any] = {"epoch": self.epoch, "loss": loss}
+            entry |= {"recall": recall, "ndcg": ndcg}
             self.history.append(entry)
             if checkpoint and (self.over or self.epoch % every == 0):
                 self.save(checkpoint)
-            seconds = time.perf_counter() - began
-            done = Epoch(
-                **entry, epochs=model.epochs, best=self.best_epoch or None, seconds=seconds
-            )
+            best, seconds = self.best_epoch or None, time.perf_counter() - began
+            done = Epoch(**entry, epochs=model.epochs, best=best, seconds=seconds)
             logger.info("%s", done)
             stopped = progress is not None and progress(done) is True
         with load_torch().no_grad():
