@@ -94,7 +94,7 @@ def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str,
     start = time.perf_counter()
     estimate = None
     if way == KINDS[0]:
-        model: Any = eq.EASE(normalizer=eq.DAN()).fit(whole, **how)
+        model: Any = eq.EDLAE(normalizer=eq.DAN()).fit(whole, **how)
     elif way == KINDS[2]:
         model = eq.tune(FAMILIES, split, trials=25, refit="all", **how).model
     else:

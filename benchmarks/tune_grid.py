@@ -86,7 +86,7 @@ def best_of_solves(whole: Tuned) -> dict[Key, float]:
 
 def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
     """Return the solves that an early stop makes, in their order."""
-    auto = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    auto = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.exponents()[1], "l2": auto.l2_, "dropout": auto.dropout_}
     axes = {name: PAPER[name] for name in OUTER}
     walk = CoordinateSearch(

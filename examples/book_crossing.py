@@ -26,7 +26,7 @@ split = eq.split.strong(data, valid=0.1, test=0.1, seed=0)
 models = {
     "Popularity": eq.Popularity(),
     "EASE": eq.EASE(l2=300),
-    "EASE+DAN": eq.EASE(normalizer=eq.DAN()),
+    "EASE+DAN": eq.EDLAE(normalizer=eq.DAN()),
 }
 for name, model in models.items():
     result = eq.evaluate(model.fit(split.train), split.test)
@@ -38,7 +38,7 @@ found = models["EASE+DAN"].recommend([history], k=5)
 print([data.label(item) for item in history], "->", found.titles[0])
 
 # %% Fit on everything, and write ten books for each reader, at most two of an author
-model = eq.EASE(normalizer=eq.DAN()).fit(data)
+model = eq.EDLAE(normalizer=eq.DAN()).fit(data)
 rules = eq.Rules(at_most={"Book-Author": 2})
 count = model.recommend_to("book-crossing.parquet", k=10, rules=rules)
 print(f"{count:,} readers", pl.read_parquet("book-crossing.parquet").head(3))

@@ -26,15 +26,15 @@ print(split)
 recent = eq.Signals(transform="log1p", decay="90d", floor=0.1)
 models = {
     "Popularity": eq.Popularity(),
-    "EASE+DAN": eq.EASE(normalizer=eq.DAN()),
-    "EASE+DAN, repeats and age": eq.EASE(normalizer=eq.DAN(), signals=recent),
+    "EASE+DAN": eq.EDLAE(normalizer=eq.DAN()),
+    "EASE+DAN, repeats and age": eq.EDLAE(normalizer=eq.DAN(), signals=recent),
 }
 for name, model in models.items():
     result = eq.evaluate(model.fit(split.train), split.test)
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
 # %% Fit on everything, and write ten products for each household: groceries, two of a category
-model = eq.EASE(normalizer=eq.DAN()).fit(data)
+model = eq.EDLAE(normalizer=eq.DAN()).fit(data)
 rules = eq.Rules(include={"department": "GROCERY"}, at_most={"product_category": 2})
 count = model.recommend_to("grocery.parquet", k=10, rules=rules)
 print(f"{count:,} households", pl.read_parquet("grocery.parquet").head(3))

@@ -34,13 +34,13 @@ print(split)
 results = {
     "Popularity": eq.evaluate(eq.Popularity().fit(split.train), split.test),
     "EASE": eq.evaluate(eq.EASE(l2=300).fit(split.train), split.test),
-    "EASE+DAN": eq.evaluate(eq.EASE(normalizer=eq.DAN()).fit(split.train), split.test),
+    "EASE+DAN": eq.evaluate(eq.EDLAE(normalizer=eq.DAN()).fit(split.train), split.test),
 }
 for name, result in results.items():
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
 # %% Fit on everything, and write ten items for each customer, but no postage; unlike neighbours
-model = eq.EASE(normalizer=eq.DAN()).fit(data)
+model = eq.EDLAE(normalizer=eq.DAN()).fit(data)
 rules = eq.Rules(exclude={"Description": ["POSTAGE", "Manual"]}, diversity=0.2)
 count = model.recommend_to("online-retail.parquet", k=10, rules=rules, reasons=2)
 lists = pl.read_parquet("online-retail.parquet")

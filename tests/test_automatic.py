@@ -31,7 +31,7 @@ def test_rules_are_monotone_and_stay_in_range() -> None:
 def test_penalty_follows_the_size_of_the_data(synthetic: Interactions) -> None:
     # sixteen times the users: the same l2, half the odds of the dropout
     more = Interactions(sp.vstack([synthetic.matrix] * 16, format="csr"))
-    one, many = (eq.EASE().fit(data) for data in (synthetic, more))
+    one, many = (eq.EDLAE().fit(data) for data in (synthetic, more))
     assert many.l2_ == pytest.approx(one.l2_)
     odds = [model.dropout_ / (1 - model.dropout_) for model in (one, many)]
     assert odds[1] == pytest.approx(odds[0] / 2)
@@ -49,9 +49,9 @@ def test_penalty_grows_with_the_length_of_histories(synthetic: Interactions) -> 
 
 def test_penalty_follows_the_weights_of_the_users(synthetic: Interactions) -> None:
     # weights of 1/4 make a quarter of the Gram matrix and of the penalty: the same model
-    plain = eq.EASE().fit(synthetic, dtype="float64")
+    plain = eq.EDLAE().fit(synthetic, dtype="float64")
     half = eq.CustomNorm(users=np.full(synthetic.n_users, 0.5))
-    scaled = eq.EASE(normalizer=half).fit(synthetic, dtype="float64")
+    scaled = eq.EDLAE(normalizer=half).fit(synthetic, dtype="float64")
     assert scaled.l2_ == pytest.approx(plain.l2_ / 4)
     assert_close(scaled.weights_, plain.weights_, "float64", scale=1.0)
 
@@ -87,7 +87,7 @@ def test_numbers_are_kept_as_they_are(toy: Interactions) -> None:
     np.testing.assert_allclose(model.penalty_, expected)
 
 
-@pytest.mark.parametrize("family", [eq.LAE, eq.EASE, eq.RLAE])
+@pytest.mark.parametrize("family", [eq.DLAE, eq.EDLAE, eq.RDLAE])
 def test_automatic_settings_equal_the_same_numbers(family: Any, synthetic: Interactions) -> None:
     auto = family(normalizer=eq.DAN()).fit(synthetic)
     explicit = family(l2=auto.l2_, dropout=auto.dropout_, normalizer=auto.normalizer_).fit(
@@ -98,25 +98,25 @@ def test_automatic_settings_equal_the_same_numbers(family: Any, synthetic: Inter
 
 
 def test_reuse_takes_the_automatic_numbers(synthetic: Interactions) -> None:
-    first = eq.EASE(normalizer=eq.DAN(0.1, 0.2)).fit(synthetic)
-    second = eq.LAE(normalizer=eq.DAN(0.4, 0.2)).reuse(first)
+    first = eq.EDLAE(normalizer=eq.DAN(0.1, 0.2)).fit(synthetic)
+    second = eq.DLAE(normalizer=eq.DAN(0.4, 0.2)).reuse(first)
     assert (second.l2_, second.dropout_) == (first.l2_, first.dropout_)
 
 
 def test_update_keeps_the_numbers(synthetic: Interactions) -> None:
-    model = eq.EASE(normalizer=eq.DAN()).fit(synthetic.rows(np.arange(280)), dtype="float64")
+    model = eq.EDLAE(normalizer=eq.DAN()).fit(synthetic.rows(np.arange(280)), dtype="float64")
     before = model.l2_, model.dropout_, model.normalizer_
     for part in (synthetic.rows(np.arange(280, 283)), synthetic.rows(np.arange(283, 300))):
         model.update(part)  # first by an update of low rank, then by a new solve
         assert (model.l2_, model.dropout_, model.normalizer_) == before
-        assert (model.l2, model.dropout) == ("auto", None)
+        assert (model.l2, model.dropout) == ("auto", "auto")
     refit = eq.EASE(l2=before[0], dropout=before[1], normalizer=before[2])
     refit.fit(model.interactions_, dtype="float64")
     assert_close(model.weights_, refit.weights_, "float64", scale=1.0)
 
 
 def test_numbers_survive_saving(synthetic: Interactions, tmp_path: Path) -> None:
-    model = eq.RLAE(normalizer=eq.DAN()).fit(synthetic)
+    model = eq.RDLAE(normalizer=eq.DAN()).fit(synthetic)
     model.save(tmp_path / "model")
     loaded: Any = eq.load(tmp_path / "model")
     assert (loaded.l2, loaded.l2_, loaded.dropout_) == ("auto", model.l2_, model.dropout_)
@@ -125,7 +125,7 @@ def test_numbers_survive_saving(synthetic: Interactions, tmp_path: Path) -> None
 
 
 def test_failed_fit_leaves_the_old_numbers(synthetic: Interactions) -> None:
-    model = eq.EASE().fit(synthetic)
+    model = eq.EDLAE().fit(synthetic)
     before = model.l2_
     with pytest.raises(eq.EquipoiseError):
         model.fit(synthetic.rows(np.arange(50)), memory=10)
@@ -153,10 +153,16 @@ def test_penalty_of_dropout_alone_is_allowed(toy: Interactions) -> None:
     assert eq.EASE(dropout=0.0).fit(toy).l2_ > 0
 
 
-def test_dropout_left_out_follows_l2(toy: Interactions) -> None:
-    assert eq.EASE(l2=3.0).fit(toy).dropout_ == 0
-    assert eq.EASE(l2=3.0, dropout="auto").fit(toy).dropout_ > 0
-    assert eq.EASE().fit(toy).dropout_ > 0
+@pytest.mark.parametrize(
+    ("plain", "denoising"), [(eq.LAE, eq.DLAE), (eq.EASE, eq.EDLAE), (eq.RLAE, eq.RDLAE)]
+)
+def test_only_the_denoising_families_have_a_dropout_by_default(
+    plain: Any, denoising: Any, toy: Interactions
+) -> None:
+    for settings in ({}, {"l2": 3.0}):
+        assert plain(**settings).fit(toy).dropout_ == 0
+        automatic = plain(dropout="auto", **settings).fit(toy).dropout_
+        assert denoising(**settings).fit(toy).dropout_ == automatic > 0
 
 
 def test_the_neighbourhood_of_an_item_knn_follows_the_counts(synthetic: Interactions) -> None:

@@ -22,7 +22,7 @@ def library(folder: Path) -> None:
     rows = [(f"u{u}", f"i{i}") for u, i in np.argwhere(rng.random((80, 20)) < 0.3).tolist()]
     data = eq.read(rows)
     split = eq.split.strong(data, valid=0.2, test=0.2, seed=0)
-    model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    model = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     result = eq.evaluate(model, split.test, k=5)
     assert 0 < result["ndcg@5"] < 1
     assert "<table>" in result._repr_html_()

@@ -322,7 +322,7 @@ MODELS = (
     Model(
         "equipoise",
         "EASE + DAN",
-        equipoise_fit("EASE", normalizer="dan"),
+        equipoise_fit("EDLAE", normalizer="dan"),  # EASE with an automatic dropout by default
         grid(l2=(10, 50, 200), dropout=(0.3, 0.6)),
         equipoise_data,
         True,
@@ -330,7 +330,7 @@ MODELS = (
     Model(
         "equipoise",
         "EASE",
-        equipoise_fit("EASE"),
+        equipoise_fit("EDLAE"),
         grid(l2=PENALTIES, dropout=(0,)),
         equipoise_data,
         True,
@@ -338,7 +338,7 @@ MODELS = (
     Model(
         "equipoise",
         "EASE + DAN, 100 neighbours",
-        equipoise_fit("EASE", {"engine": "neighbourhood", "neighbours": 100}, normalizer="dan"),
+        equipoise_fit("EDLAE", {"engine": "neighbourhood", "neighbours": 100}, normalizer="dan"),
         grid(l2=(10, 50, 200), dropout=(0.3, 0.6)),
         equipoise_data,
     ),

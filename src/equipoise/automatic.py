@@ -89,16 +89,11 @@ def neighbourhood_from_counts(item_count: float, user_count: float) -> tuple[int
 
 def penalty_numbers(
     l2: float | Auto,
-    dropout: float | Auto | None,
+    dropout: float | Auto,
     interactions: Interactions,
     user_weights: npt.NDArray[np.float64],
 ) -> tuple[float, float]:
-    """Return l2 and dropout as numbers, "auto" replaced by the rule.
-
-    A dropout of None means "auto" if l2 is "auto", and 0 if l2 is a number.
-    """
-    if dropout is None:
-        dropout = "auto" if l2 == "auto" else 0.0
+    """Return l2 and dropout as numbers, "auto" replaced by the rule."""
     if l2 != "auto" and dropout != "auto":
         return float(l2), float(dropout)
     matrix = interactions.matrix
@@ -124,7 +119,7 @@ def check_penalty(l2: Any, dropout: Any) -> None:
     """Raise `SettingError` for an l2 or dropout that is neither "auto" nor a valid number."""
     if l2 != "auto":
         non_negative("l2", l2)
-    if dropout not in (None, "auto"):
+    if dropout != "auto":
         fraction("dropout", dropout, one=False)
     if l2 == 0 and not dropout:
         raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")

@@ -99,7 +99,7 @@ REFUSED = [
     ("fit split {new} -m ease --diag-bound 0.1", 2, "--model ease has no --diag-bound"),
     ("fit split {new} -m popularity --l2 3", 2, "--model popularity has no --l2"),
     ("fit split {new} -m item-knn -n dan", 2, "--model item-knn has no --normalizer"),
-    ("fit split {new} -m item-knn --refine", 2, "ItemKNN is fitted without refine"),
+    ("fit split {new} -m item-knn --refine", 2, "ItemKNN does not support refine"),
     (
         "fit split {new} --neighbours 1",
         2,
@@ -167,7 +167,7 @@ REFUSED = [
     ("tune split {new} --budget soon", 2, "budget must look like"),
     ("tune split {new} --budget 0.000001s", 2, "too small: one fit takes about"),
     ("tune split {new} --resume", 2, "holds no search to go on with"),
-    ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN is fitted without dtype"),
+    ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN does not support dtype"),
     ("stats split --title-column name", 2, "saved split: leave out --title-column"),
     ("tune split {new} --min-item 2", 2, "split is a saved split: leave out --min-item"),
     ("report split --out {new} --min-rating 4", 2, "saved split: leave out --min-rating"),

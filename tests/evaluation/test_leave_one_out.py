@@ -389,7 +389,7 @@ def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
     with pytest.raises(eq.SettingError, match="linear autoencoders, not of Popularity"):
         eq.leave_one_out(eq.Popularity().fit(synthetic))
     model = eq.EASE(l2=5.0).fit(synthetic)
-    with pytest.raises(eq.SettingError, match="left out of a pruned model; take the full one"):
+    with pytest.raises(eq.SettingError, match="left out of a pruned model; use the full one"):
         eq.leave_one_out(model.prune(5))
     near = eq.EASE(l2=5.0).fit(synthetic, engine="neighbourhood", neighbours=9)
     with pytest.raises(eq.SettingError, match="neighbourhood engine; evaluate or tune it on a"):

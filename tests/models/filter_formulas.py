@@ -90,8 +90,8 @@ def dense_svdae(X: Matrix) -> Matrix:
 def homophily_by_loop(X: Matrix) -> Matrix:
     out = np.zeros(len(X))
     for u, row in enumerate(X):
-        mine = np.flatnonzero(row)
-        pairs = [(i, j) for i in mine for j in mine if i != j]
+        items = np.flatnonzero(row)
+        pairs = [(i, j) for i in items for j in items if i != j]
         shared = [(np.delete(X[:, i] * X[:, j], u) > 0).any() for i, j in pairs]
         out[u] = np.mean(shared) if pairs else 0
     return out

@@ -27,8 +27,8 @@ GRAPH = ["LightGCN", "XSimGCL"]
 def clustered(n_users: int = 200, n_items: int = 60, groups: int = 5) -> Interactions:
     """Users who mostly use the items of their group; popular items come first."""
     rng = np.random.default_rng(3)
-    mine = rng.integers(0, groups, n_users)[:, None] == rng.integers(0, groups, n_items)
-    chance = np.where(mine, 0.4, 0.04) * np.linspace(1.3, 0.6, n_items)
+    same_group = rng.integers(0, groups, n_users)[:, None] == rng.integers(0, groups, n_items)
+    chance = np.where(same_group, 0.4, 0.04) * np.linspace(1.3, 0.6, n_items)
     X = rng.random((n_users, n_items)) < chance
     X[np.arange(n_users), rng.integers(0, n_items, n_users)] = True
     return Interactions(X.astype(np.float32), [f"u{n}" for n in range(n_users)])

@@ -50,7 +50,7 @@ LINEAR: dict[str, Callable[[], Recommender]] = {
     "DLAE": lambda: eq.DLAE(l2=1.0),
     "EDLAE": lambda: eq.EDLAE(l2=2.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3)),
     "RDLAE": lambda: eq.RDLAE(l2=1.0, diag_bound=0.3),
-    "auto": lambda: eq.EASE(),
+    "auto": lambda: eq.EDLAE(),
     "LowPass": lambda: eq.EASE(l2=2.0, lowpass=eq.LowPass(rank=9, softness=1.0, strength=0.2)),
     "pruned": lambda: eq.EASE(l2=2.0),
     "halved": lambda: eq.EASE(l2=2.0, normalizer=eq.DAN(0.2, 0.3)),
@@ -97,7 +97,7 @@ OTHER = {
 }
 
 
-def made(name: str, data: Any, **options: Any) -> Recommender:
+def fit_model(name: str, data: Any, **options: Any) -> Recommender:
     options |= {"engine": "dual"} if name == "dual" else {}
     model = MODELS[name]().fit(data, **options)
     reduced = {"pruned": lambda: model.prune(30), "halved": lambda: model.halve()}
@@ -117,7 +117,7 @@ def data(synthetic: Interactions) -> Interactions:
 
 @pytest.fixture(scope="module")
 def fitted(data: Interactions) -> Callable[[str], Recommender]:
-    return cache(lambda name: made(name, data))
+    return cache(lambda name: fit_model(name, data))
 
 
 @pytest.fixture(params=NAMES)
@@ -133,8 +133,8 @@ def model(name: str, fitted: Callable[[str], Recommender]) -> Recommender:
 def history(data: Interactions, user: str) -> list[Any]:
     """The items of a user, in their order."""
     clicks = data.sequences[int(data.user_index.position(user))]
-    found: list[Any] = data.items[clicks].tolist()
-    return found
+    items: list[Any] = data.items[clicks].tolist()
+    return items
 
 
 def test_the_contract_covers_every_model_of_the_package() -> None:
@@ -177,22 +177,22 @@ def test_a_linear_autoencoder_reuses_no_other_model(data: Interactions) -> None:
 def test_fit_takes_a_sparse_matrix(name: str, model: Recommender, data: Interactions) -> None:
     if model.ordered:
         with pytest.raises(DataError, match="needs ordered clicks"):
-            made(name, data.matrix)
+            fit_model(name, data.matrix)
         return
-    scores = made(name, data.matrix).score(np.arange(5))
+    scores = fit_model(name, data.matrix).score(np.arange(5))
     np.testing.assert_array_equal(scores, model.score(data.users[:5]))
 
 
 def test_fit_takes_a_frame(name: str, model: Recommender, data: Interactions) -> None:
     if model.ordered:
         return  # frames have no order that fit could guess
-    again = made(name, data.to_frame().select("user", "item"))
+    again = fit_model(name, data.to_frame().select("user", "item"))
     assert again.interactions_.n_interactions == data.n_interactions
 
 
 def test_fit_refuses_what_is_no_interactions(name: str) -> None:
     for wrong in ([[1, 0]], np.eye(3), "data.csv", None):
-        with pytest.raises(DataError, match="fit needs Interactions, a frame or a sparse matrix"):
+        with pytest.raises(DataError, match="a frame or a scipy sparse matrix"):
             MODELS[name]().fit(wrong)
 
 
@@ -202,7 +202,7 @@ def test_options_of_fit_that_mean_nothing_to_a_model_are_refused(
     model = MODELS[name]()
     assert set(OTHER) == set(FIT_DEFAULTS)
     for option in set(OTHER) - model.fit_options:
-        with pytest.raises(SettingError, match=rf"is fitted without {option}; leave it out"):
+        with pytest.raises(SettingError, match=rf"does not support {option}; leave it out"):
             model.fit(data, **{option: OTHER[option]})
         assert not hasattr(model, "interactions_")
 
@@ -229,14 +229,14 @@ def test_fit_cut_short_at_any_point_leaves_the_fitted_model_as_it_was(
 def test_lists_are_sorted_without_seen_items_and_ties_go_by_position(
     model: Recommender, data: Interactions
 ) -> None:
-    found = model.recommend(data.users, k=15)
-    for user, items, scores in zip(found.users, found.items, found.scores, strict=True):
+    lists = model.recommend(data.users, k=15)
+    for user, items, scores in zip(lists.users, lists.items, lists.scores, strict=True):
         assert not set(items) & set(data.history(user))
         assert len(items) == len(set(items)) == 15
         steps = np.diff(scores)
         assert (steps <= 0).all()
         assert (np.diff(data.item_index.positions(items))[steps == 0] > 0).all()
-    assert set(found.source) == {"model"}
+    assert set(lists.source) == {"model"}
 
 
 def test_known_users_and_their_histories_get_the_same_lists(
@@ -256,7 +256,7 @@ def test_other_histories_are_ranked_or_refused_with_a_sentence(model: Recommende
     if model.fold_in:
         assert len(model.recommend([[13, 33]], k=5).items[0]) == 5
         return
-    with pytest.raises(DataError, match="ranks only the users it was fitted on"):
+    with pytest.raises(DataError, match="ranks only for the users and histories it was fitted on"):
         model.recommend([[13, 33]])
 
 
@@ -264,10 +264,10 @@ def test_a_list_as_long_as_the_catalogue_has_the_scores_of_score(
     model: Recommender, data: Interactions
 ) -> None:
     dense = model.score(["u5"])[0]
-    found = model.recommend(["u5"], k=1000)
-    assert len(found.items[0]) == 80 - len(data.history("u5"))
-    place = data.item_index.positions(found.items[0])
-    np.testing.assert_array_equal(dense[place], found.scores[0])
+    lists = model.recommend(["u5"], k=1000)
+    assert len(lists.items[0]) == 80 - len(data.history("u5"))
+    place = data.item_index.positions(lists.items[0])
+    np.testing.assert_array_equal(dense[place], lists.scores[0])
     every = model.recommend(["u5"], k=80, exclude_seen=False)
     assert set(every.items[0]) == set(data.items.tolist())
 
@@ -278,8 +278,8 @@ def test_excluded_items_and_candidates_are_honoured(
     first = model.recommend(["u1", "u2"], k=5).items
     without = model.recommend(["u1", "u2"], k=5, exclude=first[0])
     assert not set(without.items[0]) & set(first[0])
-    each = model.recommend(["u1", "u2"], k=5, exclude=first)
-    for old, new in zip(first, each.items, strict=True):
+    per_user = model.recommend(["u1", "u2"], k=5, exclude=first)
+    for old, new in zip(first, per_user.items, strict=True):
         assert not set(old) & set(new)
     allowed = data.items[:30].tolist()
     only = model.recommend(["u1", "u2"], k=40, candidates=allowed)
@@ -293,10 +293,10 @@ def test_excluded_items_and_candidates_are_honoured(
 def test_empty_history_gets_popular_items_and_says_so(
     model: Recommender, data: Interactions
 ) -> None:
-    found = model.recommend([[], history(data, "u1")], k=4)
+    lists = model.recommend([[], history(data, "u1")], k=4)
     best = np.argsort(-data.item_counts, kind="stable")[:4]
-    assert found.items[0] == data.items[best].tolist()
-    assert found.source == ["popular", "model"]
+    assert lists.items[0] == data.items[best].tolist()
+    assert lists.source == ["popular", "model"]
     details = model.recommend([[]], k=2).to_frame(details=True)
     assert details["source"].to_list() == ["popular", "popular"]
 
@@ -331,22 +331,24 @@ def test_frame_is_long_with_ranks_from_one(model: Recommender) -> None:
 
 def test_similar_items_leave_the_item_itself_out(model: Recommender) -> None:
     if not model.fold_in:
-        with pytest.raises(DataError, match="ranks only the users it was fitted on"):
+        with pytest.raises(
+            DataError, match="ranks only for the users and histories it was fitted on"
+        ):
             model.similar(13)
         return
-    found = model.similar(13, k=5)
-    assert 13 not in found.items[0]
-    assert len(found.items[0]) == 5
-    assert found.users == [13]
+    similar = model.similar(13, k=5)
+    assert 13 not in similar.items[0]
+    assert len(similar.items[0]) == 5
+    assert similar.users == [13]
 
 
 def test_contributions_add_up_to_the_score_exactly(model: Recommender, data: Interactions) -> None:
-    found = model.recommend(["u9"], k=5)
+    explanation = model.recommend(["u9"], k=5)
     if not model.explains:
         with pytest.raises(DataError, match="cannot explain a score, which is not a sum"):
-            model.explain("u9", found.items[0][0])
+            model.explain("u9", explanation.items[0][0])
         return
-    for item, score in zip(found.items[0], found.scores[0], strict=True):
+    for item, score in zip(explanation.items[0], explanation.scores[0], strict=True):
         reason = model.explain("u9", item)
         assert reason.score == score
         assert np.cumsum(reason.contributions)[-1] == score
@@ -383,13 +385,13 @@ def test_contributions_add_up_in_the_precision_of_the_model(
 
 
 def test_same_lists_for_any_threads_and_batches(model: Recommender, data: Interactions) -> None:
-    whole = model.recommend(data, k=10, threads=1)
+    one_batch = model.recommend(data, k=10, threads=1)
     again = model.recommend(data, k=10, threads=2)
     parts = [model.recommend(data.rows(np.arange(n, 300, 7)), k=10) for n in range(7)]
-    assert whole.items == again.items
+    assert one_batch.items == again.items
     for n, part in enumerate(parts):
-        assert part.items == whole.items[n::7]
-        for one, two in zip(part.scores, whole.scores[n::7], strict=True):
+        assert part.items == one_batch.items[n::7]
+        for one, two in zip(part.scores, one_batch.scores[n::7], strict=True):
             np.testing.assert_array_equal(one, two)
 
 
@@ -403,16 +405,16 @@ def test_parquet_stream_holds_the_same_lists(
 
 
 def test_threads_in_force_hold_for_every_batch_of_a_stream(tmp_path: Path) -> None:
-    found: list[int] = []
+    thread_counts: list[int] = []
 
     def batches() -> Iterator[pl.DataFrame]:
         for user in range(5):
-            found.append(machine.count())
+            thread_counts.append(machine.count())
             yield pl.DataFrame({"user": [user]})
 
     with machine.limited(3):
         write_lists(tmp_path / "all.parquet", batches())
-    assert found == [3] * 5
+    assert thread_counts == [3] * 5
     assert pl.read_parquet(tmp_path / "all.parquet")["user"].to_list() == list(range(5))
 
 
@@ -446,8 +448,8 @@ def test_items_in_another_order_have_the_same_scores(name: str, data: Interactio
     dtype = "float64" if "dtype" in MODELS[name]().fit_options else "float32"
     options = {} if dtype == "float32" else {"dtype": dtype}
     order = np.random.default_rng(1).permutation(data.n_items)
-    before = made(name, data, **options).score(data.users)
-    after = made(name, data.columns(order), **options).score(data.users)
+    before = fit_model(name, data, **options).score(data.users)
+    after = fit_model(name, data.columns(order), **options).score(data.users)
     assert_close(after, before[:, order], before.dtype.name, scale=np.abs(before).max())
 
 
@@ -456,8 +458,8 @@ def test_models_without_a_dial_refuse_an_alpha(model: Recommender) -> None:
         with pytest.raises(SettingError, match="has no popularity dial; leave alpha out"):
             model.recommend(["u1"], alpha=0.2)
     else:
-        own = model.recommend(["u1"], alpha=model.alpha_)
-        assert own.items == model.recommend(["u1"]).items
+        with_alpha = model.recommend(["u1"], alpha=model.alpha_)
+        assert with_alpha.items == model.recommend(["u1"]).items
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -467,8 +469,8 @@ def test_dial_turns_lists_towards_the_tail_without_a_refit(
     counts = dict(zip(data.items.tolist(), data.item_counts.tolist(), strict=True))
     means = []
     for alpha in (-0.5, 0.0, 0.5, 1.0):
-        found = model.recommend(data, k=10, alpha=alpha)
-        means.append(np.mean([counts[item] for row in found.items for item in row]))
+        lists = model.recommend(data, k=10, alpha=alpha)
+        means.append(np.mean([counts[item] for row in lists.items for item in row]))
     assert means == sorted(means, reverse=True)
     assert means[0] > means[-1]
 
@@ -477,9 +479,9 @@ def test_update_equals_a_refit_or_says_why_not(
     name: str, model: Recommender, data: Interactions
 ) -> None:
     later = data.rows(np.arange(280, 300))
-    earlier = made(name, data.rows(np.arange(280)))
+    earlier = fit_model(name, data.rows(np.arange(280)))
     if name in TRAINED:
-        with pytest.raises(SettingError, match="has no update: training begins with random"):
+        with pytest.raises(SettingError, match="has no update: training starts from random"):
             earlier.update(later)
         return
     if name in ("pruned", "halved"):
@@ -492,7 +494,7 @@ def test_update_equals_a_refit_or_says_why_not(
         return  # test_updating.py is about these
     np.testing.assert_array_equal(earlier.score(data.users[:5]), model.score(data.users[:5]))
     earlier.update(removed=data.users[280:])
-    back = made(name, data.rows(np.arange(280)))
+    back = fit_model(name, data.rows(np.arange(280)))
     np.testing.assert_array_equal(earlier.score(["u3"]), back.score(["u3"]))
 
 

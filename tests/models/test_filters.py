@@ -90,13 +90,13 @@ def test_saved_models_score_the_same_bits(name: str, data: Interactions, tmp_pat
 def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data)
     terms, rows = model.terms(), data.matrix
-    whole = top_k(terms, rows, 10)
+    one_batch = top_k(terms, rows, 10)
     for threads in (1, 3):
         again = top_k(terms, rows, 10, threads=threads)
-        np.testing.assert_array_equal(again.scores, whole.scores)
+        np.testing.assert_array_equal(again.scores, one_batch.scores)
     for user in range(5):
         one = top_k(terms, rows[user : user + 1], 10)
-        np.testing.assert_array_equal(one.scores[0], whole.scores[user])
+        np.testing.assert_array_equal(one.scores[0], one_batch.scores[user])
         np.testing.assert_array_equal(score(terms, rows)[user], score(terms, rows, [user])[0])
 
 
@@ -104,16 +104,16 @@ def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Int
 def test_explanations_add_up(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data, dtype="float64")
     item = model.recommend([data.users[3]], k=1).items[0][0]
-    found = model.explain(data.users[3].item(), item)
+    explanation = model.explain(data.users[3].item(), item)
     place = data.item_index.positions([item])[0]
-    assert found.score == pytest.approx(model.score([data.users[3]])[0, place], rel=1e-7)
-    alone = model.score([[source] for source in found.sources])[:, place]
-    assert_close(found.contributions, alone, "float64", scale=abs(found.score))
+    assert explanation.score == pytest.approx(model.score([data.users[3]])[0, place], rel=1e-7)
+    alone = model.score([[source] for source in explanation.sources])[:, place]
+    assert_close(explanation.contributions, alone, "float64", scale=abs(explanation.score))
 
 
 def test_sgfcf_refuses_users_it_was_not_fitted_on(data: Interactions) -> None:
     model = eq.SGFCF(n_factors=9).fit(data)
-    with pytest.raises(DataError, match="only the users it was fitted on"):
+    with pytest.raises(DataError, match="only for the users and histories it was fitted on"):
         model.recommend([[100, 127, 126, 125, 124]])
     assert model.recommend([[]], k=3).source == ["popular"]
 
@@ -273,6 +273,6 @@ def test_sgfcf_ranks_users_outside_its_factors_by_the_unfiltered_part(dtype: str
     assert outside.sum() == 28
     t = A @ A.T @ A
     expected = 1.6 * t / t.sum(1, keepdims=True)
-    found = model.score(data)
-    assert_close(found[outside], expected[outside], dtype, scale=1.0)
-    assert np.abs(found - expected)[~outside].max() > 0.01
+    scores = model.score(data)
+    assert_close(scores[outside], expected[outside], dtype, scale=1.0)
+    assert np.abs(scores - expected)[~outside].max() > 0.01

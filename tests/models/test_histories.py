@@ -98,41 +98,41 @@ def test_a_session_given_as_a_text_is_one_click() -> None:
 
 def test_the_same_user_twice_gets_the_same_list_twice(model: eq.EASE, tmp_path: Path) -> None:
     one = model.recommend(["ann", "bob"], 3)
-    found = model.recommend(["ann", "bob", "ann"], 3)
-    assert found.users == ["ann", "bob", "ann"]
-    assert found.items == [*one.items, one.items[0]]
-    assert found.to_frame()["user"].to_list() == ["ann"] * 2 + ["bob"] * 2 + ["ann"] * 2
+    lists = model.recommend(["ann", "bob", "ann"], 3)
+    assert lists.users == ["ann", "bob", "ann"]
+    assert lists.items == [*one.items, one.items[0]]
+    assert lists.to_frame()["user"].to_list() == ["ann"] * 2 + ["bob"] * 2 + ["ann"] * 2
     scores = model.score(["ann", "ann"])
     np.testing.assert_array_equal(scores[0], scores[1])
     path = tmp_path / "lists.parquet"
     for batch_size in (1, 2, 9):
         assert model.recommend_to(path, ["ann", "bob", "ann"], 3, batch_size=batch_size) == 3
-        assert_frame_equal(pl.read_parquet(path), found.to_frame(details=True), check_exact=True)
+        assert_frame_equal(pl.read_parquet(path), lists.to_frame(details=True), check_exact=True)
 
 
 def test_the_same_session_twice_gets_the_same_list_twice() -> None:
     model = eq.SLIS(l2=2.0).fit(drawn(60, 12, seed=3))
-    found = model.recommend([4, 4, 5], 5)
-    assert found.users == [4, 4, 5]
-    assert found.items[0] == found.items[1] == model.recommend(4, 5).items[0]
+    lists = model.recommend([4, 4, 5], 5)
+    assert lists.users == [4, 4, 5]
+    assert lists.items[0] == lists.items[1] == model.recommend(4, 5).items[0]
 
 
 @pytest.mark.parametrize("option", ["exclude", "candidates"])
 def test_lists_of_items_are_looked_up_once_for_all_users(
     option: str, model: eq.EASE, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    lookups = []
     original = IdIndex.positions
 
-    def counted(self: IdIndex, wanted: Any, **options: Any) -> Any:
-        found = original(self, wanted, **options)
-        asked.append((self.axis, len(found)))
-        return found
+    def counted(self: IdIndex, ids: Any, **options: Any) -> Any:
+        positions = original(self, ids, **options)
+        lookups.append((self.axis, len(positions)))
+        return positions
 
     monkeypatch.setattr(IdIndex, "positions", counted)
     listed = {option: (item for item in ["tea", "salt"])}
     model.recommend_to(tmp_path / "lists.parquet", USERS, 3, batch_size=2, **listed)
-    assert sum(size for axis, size in asked if axis == "item") == 2
+    assert sum(size for axis, size in lookups if axis == "item") == 2
 
 
 def test_a_list_for_all_users_takes_no_memory_for_each() -> None:
@@ -169,19 +169,19 @@ def test_a_session_has_room_for_the_items_there_are() -> None:
 
 
 def test_skipped_users_take_their_own_lists_along(model: eq.EASE) -> None:
-    found = model.recommend(
+    lists = model.recommend(
         ["ann", "nobody", "gus"],
         4,
         exclude=[["salt"], ["tea"], ["rice"]],
         candidates=[ITEMS, ["milk"], ["rice", "tea"]],
         unknown="skip",
     )
-    assert found.users == ["ann", "gus"]
-    assert found.items == [["rice"], ["tea"]]
+    assert lists.users == ["ann", "gus"]
+    assert lists.items == [["rice"], ["tea"]]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("item_lists", "message"),
     [
         (["tea", ["milk"]], "not a mixture"),
         ([["tea"], ["milk"], []], "3 lists of items for 2 users"),
@@ -191,12 +191,14 @@ def test_skipped_users_take_their_own_lists_along(model: eq.EASE) -> None:
 )
 @pytest.mark.parametrize("option", ["exclude", "candidates"])
 def test_lists_of_items_that_do_not_fit_the_users_are_refused(
-    model: eq.EASE, tmp_path: Path, option: str, given: Any, message: str
+    model: eq.EASE, tmp_path: Path, option: str, item_lists: Any, message: str
 ) -> None:
     with pytest.raises(EquipoiseError, match=message):
-        model.recommend(["ann", "bob"], **{option: given})
+        model.recommend(["ann", "bob"], **{option: item_lists})
     with pytest.raises(EquipoiseError, match=message):
-        model.recommend_to(tmp_path / "f.parquet", ["ann", "bob"], batch_size=1, **{option: given})
+        model.recommend_to(
+            tmp_path / "f.parquet", ["ann", "bob"], batch_size=1, **{option: item_lists}
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -205,23 +207,23 @@ def test_a_first_batch_without_items_is_written_like_any_other(
 ) -> None:
     path = tmp_path / "lists.parquet"
     # cleo has all items
-    found = model.recommend(["cleo", "ann"], 4)
+    lists = model.recommend(["cleo", "ann"], 4)
     assert model.recommend_to(path, ["cleo", "ann"], 4, batch_size=1) == 2
-    assert_frame_equal(pl.read_parquet(path), found.to_frame(details=True), check_exact=True)
+    assert_frame_equal(pl.read_parquet(path), lists.to_frame(details=True), check_exact=True)
     model.recommend_to(path, ["cleo"], 4)
-    assert pl.read_parquet(path).schema == found.to_frame(details=True).schema
+    assert pl.read_parquet(path).schema == lists.to_frame(details=True).schema
     assert model.recommend([], 4).to_frame().schema["item"] == pl.String
 
 
 def test_names_of_histories_of_several_kinds_are_written_as_text(
     model: eq.EASE, tmp_path: Path
 ) -> None:
-    asked = {1: ["tea"], "two": ["milk"], ("three", 3): ["salt"]}
-    model.recommend_to(tmp_path / "lists.parquet", asked, 1, batch_size=1)
+    histories = {1: ["tea"], "two": ["milk"], ("three", 3): ["salt"]}
+    model.recommend_to(tmp_path / "lists.parquet", histories, 1, batch_size=1)
     written = pl.read_parquet(tmp_path / "lists.parquet")
     assert written["user"].to_list() == ["1", "two", "('three', 3)"]
-    found = model.recommend(asked, 1).to_frame(details=True)
-    assert_frame_equal(written, found, check_exact=True)
+    expected = model.recommend(histories, 1).to_frame(details=True)
+    assert_frame_equal(written, expected, check_exact=True)
 
 
 def test_an_error_in_a_later_batch_keeps_its_class_and_leaves_no_file(
@@ -257,11 +259,11 @@ def item_lists(draw: st.DrawFn, n_users: int) -> Callable[[], Any]:
     if kind == "flat":
         listed = draw(ids)
         return lambda: form(listed)
-    each = [draw(ids) for _ in range(n_users)]
+    lists = [draw(ids) for _ in range(n_users)]
     if not n_users:
         return lambda: []
     outer = list if form is FORMS["series"] else form
-    return lambda: outer([form(listed) for listed in each])
+    return lambda: outer([form(listed) for listed in lists])
 
 
 @given(data=st.data(), batch_size=st.integers(1, 8), k=st.integers(1, 6))
@@ -272,29 +274,29 @@ def test_a_written_file_holds_what_recommend_answers(
     rows = ["1100", "1010", "1111", "0110", "1000", "0000", "0100"]
     matrix = np.array([[int(cell) for cell in row] for row in rows], dtype=np.float32)
     model = eq.EASE(l2=1.0).fit(Interactions(matrix, USERS, ITEMS))
-    asked = data.draw(
+    query = data.draw(
         st.one_of(
             st.lists(st.sampled_from(USERS), min_size=1, max_size=7),
             st.lists(ids, min_size=1, max_size=7),
             st.dictionaries(st.one_of(st.integers(0, 9), st.text("xyz")), ids, min_size=1),
         )
     )
-    exclude, candidates = (data.draw(item_lists(len(asked))) for _ in range(2))
+    exclude, candidates = (data.draw(item_lists(len(query))) for _ in range(2))
     seen = data.draw(st.booleans())
     path = tmp_path_factory.getbasetemp() / "written.parquet"
     options = {"exclude_seen": seen}
-    found = model.recommend(asked, k, exclude=exclude(), candidates=candidates(), **options)
+    lists = model.recommend(query, k, exclude=exclude(), candidates=candidates(), **options)
     count = model.recommend_to(
         path,
-        asked,
+        query,
         k,
         batch_size=batch_size,
         exclude=exclude(),
         candidates=candidates(),
         **options,
     )
-    assert count == len(asked) == len(found)
-    assert_frame_equal(pl.read_parquet(path), found.to_frame(details=True), check_exact=True)
+    assert count == len(query) == len(lists)
+    assert_frame_equal(pl.read_parquet(path), lists.to_frame(details=True), check_exact=True)
 
 
 def test_an_empty_history_is_scored_and_ranked_by_popularity_everywhere(
@@ -310,15 +312,15 @@ def test_an_empty_history_is_scored_and_ranked_by_popularity_everywhere(
     ):
         ranked = model.rank(bare, 6)
         np.testing.assert_array_equal(ranked.items, np.tile(best, (3, 1)))
-        found = model.recommend(bare, 6)
-        assert found.source == ["popular"] * 3
-        assert found.items[0] == synthetic.items[best].tolist()
-        assert np.isnan(found.scores[0]).all()
+        lists = model.recommend(bare, 6)
+        assert lists.source == ["popular"] * 3
+        assert lists.items[0] == synthetic.items[best].tolist()
+        assert np.isnan(lists.scores[0]).all()
         scores = model.score([[], synthetic.history("u1")])
         np.testing.assert_array_equal(scores[0], synthetic.item_counts)
         np.testing.assert_array_equal(scores[1], model.score("u1")[0])
         model.recommend_to(tmp_path / "f.parquet", bare, 6, batch_size=2)
-        assert_frame_equal(pl.read_parquet(tmp_path / "f.parquet"), found.to_frame(details=True))
+        assert_frame_equal(pl.read_parquet(tmp_path / "f.parquet"), lists.to_frame(details=True))
 
 
 def test_an_empty_session_is_scored_and_ranked_by_popularity_everywhere() -> None:
@@ -369,15 +371,15 @@ def test_an_item_that_cannot_be_looked_up_is_named(item: Any, toy: Interactions)
 def test_similar_items_are_named_after_the_item_they_are_similar_to() -> None:
     sessions = drawn(60, 12, seed=3)
     data = Interactions(sessions.matrix, None, list("ABCDEFGHIJKL"), events=sessions.sequences)
-    found = eq.SLIS(l2=2.0).fit(data).similar("C", 3)
-    assert found.users == ["C"]
-    assert found.to_frame()["user"].to_list() == ["C"] * 3
+    similar = eq.SLIS(l2=2.0).fit(data).similar("C", 3)
+    assert similar.users == ["C"]
+    assert similar.to_frame()["user"].to_list() == ["C"] * 3
 
 
 def test_numbers_of_any_width_name_histories_and_items(synthetic: Interactions) -> None:
     model = eq.Popularity().fit(synthetic)
-    found = model.recommend({np.int32(4): [13], np.uint8(5): [23]}, 1)
-    assert found.to_frame()["user"].to_list() == [4, 5]
+    lists = model.recommend({np.int32(4): [13], np.uint8(5): [23]}, 1)
+    assert lists.to_frame()["user"].to_list() == [4, 5]
     assert model.similar(np.int64(13), 1).to_frame()["user"].to_list() == [13]
     large = model.recommend({2**70: [13], 1: []}, 1).to_frame()
     assert large["user"].to_list() == [str(2**70), "1"]
@@ -387,10 +389,10 @@ def test_items_that_nobody_used_are_no_history(toy: Interactions) -> None:
     wider = toy.with_items([*ITEMS, "NEW", "NEWER"])
     for kind in (eq.EASE(l2=1.0), eq.ItemKNN(), eq.GFCF(n_factors=2), eq.Popularity()):
         model = kind.fit(wider)
-        found = model.recommend([["NEW"], ["NEW", "tea"], ["NEWER", "NEW"]], k=6)
-        assert found.source == ["popular", "model", "popular"]
-        assert found.items[0] == ["tea", "milk", "salt", "rice", "NEWER"]
-        assert found.items[2] == ["tea", "milk", "salt", "rice"]
+        lists = model.recommend([["NEW"], ["NEW", "tea"], ["NEWER", "NEW"]], k=6)
+        assert lists.source == ["popular", "model", "popular"]
+        assert lists.items[0] == ["tea", "milk", "salt", "rice", "NEWER"]
+        assert lists.items[2] == ["tea", "milk", "salt", "rice"]
         ranked = model.rank(Interactions(np.eye(6)[4:5], ["x"], wider.item_index), 6)
         assert ranked.items[0, :4].tolist() == [0, 1, 2, 3]
         np.testing.assert_array_equal(model.score([["NEW"]])[0], wider.item_counts)
@@ -410,20 +412,22 @@ def test_other_items_keep_the_labels_of_those_that_stay(toy: Interactions) -> No
 def test_unknown_users_are_an_error_left_out_or_answered(
     model: eq.EASE, toy: Interactions
 ) -> None:
-    asked = ["ann", "nobody", "bob"]
-    with pytest.raises(UnknownIdError, match="unknown_users='popular' for popular items") as told:
-        model.recommend(asked)
-    assert not any(f"'{user}'" in str(told.value) for user in USERS)
-    with pytest.raises(UnknownIdError) as told:
+    users = ["ann", "nobody", "bob"]
+    with pytest.raises(
+        UnknownIdError, match="unknown_users='popular' for popular items"
+    ) as raised:
+        model.recommend(users)
+    assert not any(f"'{user}'" in str(raised.value) for user in USERS)
+    with pytest.raises(UnknownIdError) as raised:
         toy.history("nobody")
-    assert not any(f"'{user}'" in str(told.value) for user in USERS)
-    assert model.recommend(asked, unknown_users="skip").users == ["ann", "bob"]
-    found = model.recommend(asked, k=2, unknown_users="popular")
-    assert found.users == asked
-    assert found.source == ["model", "popular", "model"]
-    assert found.items[1] == ["tea", "milk"]
-    assert found.to_frame().filter(user="nobody")["score"].to_list() == [None, None]
-    np.testing.assert_array_equal(model.score(asked, unknown_users="popular")[1], toy.item_counts)
+    assert not any(f"'{user}'" in str(raised.value) for user in USERS)
+    assert model.recommend(users, unknown_users="skip").users == ["ann", "bob"]
+    lists = model.recommend(users, k=2, unknown_users="popular")
+    assert lists.users == users
+    assert lists.source == ["model", "popular", "model"]
+    assert lists.items[1] == ["tea", "milk"]
+    assert lists.to_frame().filter(user="nobody")["score"].to_list() == [None, None]
+    np.testing.assert_array_equal(model.score(users, unknown_users="popular")[1], toy.item_counts)
     numbers = eq.Popularity().fit(Interactions(np.eye(3)))
     both = numbers.recommend([0, "x"], k=1, unknown_users="popular").to_frame()
     assert both["user"].to_list() == ["0", "x"]
@@ -436,8 +440,8 @@ def test_unknown_users_are_an_error_left_out_or_answered(
 def test_unknown_items_are_a_question_of_their_own(model: eq.EASE) -> None:
     with pytest.raises(UnknownIdError, match="pass unknown_items='skip' to leave them out"):
         model.recommend([["tea", "gin"]], unknown_users="skip")
-    found = model.recommend([["tea", "gin"]], unknown_items="skip")
-    assert found.items == model.recommend([["tea"]]).items
+    lists = model.recommend([["tea", "gin"]], unknown_items="skip")
+    assert lists.items == model.recommend([["tea"]]).items
     with pytest.raises(UnknownIdError, match="nobody"):
         model.recommend(["nobody"], unknown_items="skip")
     assert model.similar(["tea", "gin"], unknown_items="skip").users == ["tea"]
@@ -454,9 +458,9 @@ def test_item_lists_may_be_a_mask_or_a_mapping(model: eq.EASE, option: str) -> N
     for mask in (np.array([True, False, True, False]), [True, False, True, False]):
         by_mask = model.recommend(users, **every, **{option: mask})
         assert by_mask.items == model.recommend(users, **every, **{option: ["tea", "salt"]}).items
-    found = model.recommend(users, **every, **{option: {"gus": ["tea"], "eve": ["rice"]}})
-    assert found.items[0] == model.recommend("ann", **every).items[0]
-    assert found.items[1] == model.recommend("gus", **every, **{option: ["tea"]}).items[0]
+    by_mapping = model.recommend(users, **every, **{option: {"gus": ["tea"], "eve": ["rice"]}})
+    assert by_mapping.items[0] == model.recommend("ann", **every).items[0]
+    assert by_mapping.items[1] == model.recommend("gus", **every, **{option: ["tea"]}).items[0]
 
 
 def test_updates_take_frames_and_one_id(toy: Interactions) -> None:
@@ -474,9 +478,9 @@ def test_updates_take_frames_and_one_id(toy: Interactions) -> None:
     for one in (12348, np.int64(12348), [12348]):
         left = eq.ItemKNN().fit(numbers).update(removed=one)
         assert left.interactions_.users.tolist() == [5, 6, 7]
-    with pytest.raises(UnknownIdError, match="only users of the training data") as told:
+    with pytest.raises(UnknownIdError, match="only users of the training data") as raised:
         fresh().update(removed="anne")
-    assert "'ann'" not in str(told.value)
+    assert "'ann'" not in str(raised.value)
     with pytest.raises(DataError, match="not a mapping"):
         fresh().update(removed={"ann": ["tea"]})
 
@@ -486,11 +490,11 @@ def test_lists_are_written_as_the_name_says_with_titles_and_reasons(
 ) -> None:
     titles = pl.DataFrame({"title": ["Tea", "Milk", "Salt", "Rice"]})
     model = eq.EASE(l2=1.0).fit(Interactions(toy.matrix, toy.users, toy.items, labels=titles))
-    asked = {"x": ["tea", "milk"], "y": []}
-    found = model.recommend(asked, k=2, reasons=2)
-    frame = found.to_frame(details=True)
+    histories = {"x": ["tea", "milk"], "y": []}
+    lists = model.recommend(histories, k=2, reasons=2)
+    frame = lists.to_frame(details=True)
     for name in ("f.parquet", "f.csv", "f.jsonl"):
-        assert model.recommend_to(tmp_path / name, asked, k=2, reasons=2, batch_size=1) == 2
+        assert model.recommend_to(tmp_path / name, histories, k=2, reasons=2, batch_size=1) == 2
     assert_frame_equal(pl.read_parquet(tmp_path / "f.parquet"), frame, check_exact=True)
     lines = pl.read_ndjson(tmp_path / "f.jsonl")
     assert lines["reasons"].to_list() == frame["reasons"].to_list()
@@ -506,13 +510,13 @@ def test_lists_are_written_as_the_name_says_with_titles_and_reasons(
         assert because == "; ".join(reason.capitalize() for reason in named)
     assert frame.filter(user="y")["reasons"].to_list() == [[], []]
     with pytest.raises(EquipoiseError, match=r"must end in \.parquet, \.csv, \.jsonl"):
-        model.recommend_to(tmp_path / "f.xlsx", asked)
+        model.recommend_to(tmp_path / "f.xlsx", histories)
 
 
 def test_similar_items_of_many_items_come_at_once(model: eq.EASE, tmp_path: Path) -> None:
-    found = model.similar(["tea", "rice"], k=3)
-    assert found.users == ["tea", "rice"]
-    assert found.items == [model.similar(item, k=3).items[0] for item in ("tea", "rice")]
+    similar = model.similar(["tea", "rice"], k=3)
+    assert similar.users == ["tea", "rice"]
+    assert similar.items == [model.similar(item, k=3).items[0] for item in ("tea", "rice")]
     for batch_size in (1, 3, 9):
         assert model.similar_to(tmp_path / "s.parquet", k=3, batch_size=batch_size) == 4
         written = pl.read_parquet(tmp_path / "s.parquet")
@@ -526,19 +530,21 @@ def test_keys_of_item_lists_are_compared_like_ids(
 ) -> None:
     users: list[Any] = list(range(7)) if ids == "integers" else [str(user) for user in range(7)]
     model = eq.EASE(l2=1.0).fit(Interactions(toy.matrix, users, toy.items))
-    how = {"k": 4, "exclude_seen": False}
-    expected = model.recommend([3], **how, **{option: [["tea"]]}).items
-    every = model.recommend([3], **how).items
+    options = {"k": 4, "exclude_seen": False}
+    expected = model.recommend([3], **options, **{option: [["tea"]]}).items
+    every = model.recommend([3], **options).items
     assert expected != every
     for user in (3, "3", np.int64(3)):
-        for asked in ([3], ["3"], {3: toy.history("dan")}, {"3": toy.history("dan")}):
-            found = model.recommend(asked, **how, **{option: {user: ["tea"], 99: ["salt"]}})
-            assert found.items == expected
-        count = model.recommend_to(tmp_path / "l.csv", ["3"], **how, **{option: {user: ["tea"]}})
+        for query in ([3], ["3"], {3: toy.history("dan")}, {"3": toy.history("dan")}):
+            lists = model.recommend(query, **options, **{option: {user: ["tea"], 99: ["salt"]}})
+            assert lists.items == expected
+        count = model.recommend_to(
+            tmp_path / "l.csv", ["3"], **options, **{option: {user: ["tea"]}}
+        )
         assert count == 1
         written = pl.read_csv(tmp_path / "l.csv")["item"].to_list()
         assert written == expected[0]
     for user in ("03", 3.0, " 3"):
-        assert model.recommend(["3"], **how, **{option: {user: ["tea"]}}).items == every
+        assert model.recommend(["3"], **options, **{option: {user: ["tea"]}}).items == every
     with pytest.raises(SettingError, match=f"{option} names the user 3 twice, as 3 and as '3'"):
         model.recommend([3], **{option: {3: ["tea"], "3": ["milk"]}})

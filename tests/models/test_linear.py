@@ -158,12 +158,12 @@ def test_pruned_model_keeps_what_it_says(synthetic: Interactions, tmp_path) -> N
     model = eq.EASE(l2=5.0, normalizer=DAN).fit(synthetic)
     W = model.weights_
     pruned = model.prune(20)
-    kept = pruned.weights_
-    assert (np.count_nonzero(kept, axis=0) == 20).all()
+    remaining = pruned.weights_
+    assert (np.count_nonzero(remaining, axis=0) == 20).all()
     for column in range(synthetic.n_items):
         strongest = np.sort(np.abs(W[:, column]))[-20:]
-        np.testing.assert_array_equal(np.sort(np.abs(kept[:, column]))[-20:], strongest)
-    lost = 1 - (kept.astype(float) ** 2).sum() / (W.astype(float) ** 2).sum()
+        np.testing.assert_array_equal(np.sort(np.abs(remaining[:, column]))[-20:], strongest)
+    lost = 1 - (remaining.astype(float) ** 2).sum() / (W.astype(float) ** 2).sum()
     assert pruned.loss_["weight"] == pytest.approx(lost, rel=1e-4)
     assert 0.5 < pruned.loss_["overlap@20"] <= 1
     everything = model.prune(79)
@@ -227,8 +227,8 @@ def test_pruned_model_keeps_everything_when_it_is_saved(
 def test_users_without_a_list_take_nothing_from_the_overlap(toy: Interactions) -> None:
     assert (toy.user_counts == toy.n_items).any()
     assert eq.EASE(l2=1.0).fit(toy).prune(3).loss_["overlap@20"] == 1.0
-    whole = Interactions(np.ones((3, 2), np.float32))
-    assert eq.EASE(l2=1.0).fit(whole).prune(1).loss_["overlap@20"] == 1.0
+    full = Interactions(np.ones((3, 2), np.float32))
+    assert eq.EASE(l2=1.0).fit(full).prune(1).loss_["overlap@20"] == 1.0
 
 
 def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
@@ -247,13 +247,13 @@ def test_halved_model_keeps_16_bits_of_each_weight(
     P = np.array(model.inverse_, np.float64)
     np.testing.assert_array_equal(halved.solution_.diagonal(), P.diagonal())
     np.fill_diagonal(P, 0)
-    found = halved.solution_.toarray().astype(np.float64)
-    np.fill_diagonal(found, 0)
+    restored = halved.solution_.toarray().astype(np.float64)
+    np.fill_diagonal(restored, 0)
     step = np.abs(P).max(axis=1, keepdims=True) / (2**15 - 1)
-    assert (np.abs(found - P) <= 0.51 * step).all()  # half a step, and the rounding of float32
+    assert (np.abs(restored - P) <= 0.51 * step).all()  # half a step, and the rounding of float32
     assert halved.solution_.nbytes < 0.27 * 8 * P.size
     assert model.loss_ is None
-    lists = [np.array(each.recommend(synthetic, k=20).items) for each in (model, halved)]
+    lists = [np.array(variant.recommend(synthetic, k=20).items) for variant in (model, halved)]
     shared = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(*lists, strict=True)])
     assert shared >= 0.995
     assert halved.loss_ == {"overlap@20": pytest.approx(shared)}

@@ -104,11 +104,11 @@ def test_settings_build_the_same_model() -> None:
 def test_contributions_are_the_scores_of_single_items(synthetic: Interactions) -> None:
     model = both(eq.EASE, eq.LowPass(rank=9, strength=0.2)).fit(synthetic, dtype="float64")
     item = model.recommend(["u3"], k=1).items[0][0]
-    found = model.explain("u3", item)
+    explanation = model.explain("u3", item)
     place = synthetic.item_index.positions([item])[0]
-    alone = model.score([[source] for source in found.sources])[:, place]
-    assert_close(found.contributions, alone, "float64", scale=abs(found.score))
-    assert np.cumsum(found.contributions)[-1] == found.score
+    alone = model.score([[source] for source in explanation.sources])[:, place]
+    assert_close(explanation.contributions, alone, "float64", scale=abs(explanation.score))
+    assert np.cumsum(explanation.contributions)[-1] == explanation.score
 
 
 def test_reused_solves_take_their_own_companion(synthetic: Interactions) -> None:

@@ -64,8 +64,8 @@ def test_training_lowers_the_loss_and_beats_popularity(name: str, split: Split) 
     losses = [entry["loss"] for entry in model.history_]
     assert losses[-1] < losses[0]
     popular = eq.evaluate(eq.Popularity().fit(split.train), split.test, bootstrap=0)
-    found = eq.evaluate(model, split.test, bootstrap=0)
-    assert found["ndcg@20"] > 1.3 * popular["ndcg@20"]
+    result = eq.evaluate(model, split.test, bootstrap=0)
+    assert result["ndcg@20"] > 1.3 * popular["ndcg@20"]
 
 
 @pytest.fixture(params=["small", pytest.param("ml-latest-small", marks=pytest.mark.data)])
@@ -103,10 +103,10 @@ def test_metrics_in_training_agree_with_evaluate(
     name: str, fitted: dict[str, NeuralModel], split: Split
 ) -> None:
     model = fitted[name]
-    kept = model.history_[model.epoch_ - 1]
+    best = model.history_[model.epoch_ - 1]
     result = eq.evaluate(model, split.valid, bootstrap=0)
-    assert kept["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
-    assert kept["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
+    assert best["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
+    assert best["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
 
 
 def test_best_epoch_is_kept_and_training_stops_without_gain(name: str, split: Split) -> None:
@@ -124,7 +124,7 @@ def test_last_epoch_is_kept_without_a_validation_part(name: str, split: Split) -
     seen: list[Epoch] = []
     model = CASES[name](epochs=3).fit(split.train, threads=1, progress=seen.append)
     assert model.epoch_ == 3
-    assert [(each.epoch, each.epochs, each.ndcg) for each in seen] == [
+    assert [(epoch.epoch, epoch.epochs, epoch.ndcg) for epoch in seen] == [
         (n, 3, None) for n in (1, 2, 3)
     ]
 
@@ -139,7 +139,7 @@ def test_resumed_run_equals_an_uninterrupted_one(name: str, split: Split, tmp_pa
             raise Interrupted
 
     options: dict[str, Any] = {"valid": split.valid, "threads": 1}
-    whole = CASES[name](epochs=7, patience=None).fit(split.train, **options)
+    uninterrupted = CASES[name](epochs=7, patience=None).fit(split.train, **options)
     options.update(checkpoint=tmp_path / "state", checkpoint_every=2)
     with pytest.raises(Interrupted):
         CASES[name](epochs=7, patience=None).fit(split.train, progress=stop, **options)
@@ -147,11 +147,11 @@ def test_resumed_run_equals_an_uninterrupted_one(name: str, split: Split, tmp_pa
     again = CASES[name](epochs=7, patience=None)
     again.fit(split.train, progress=lambda epoch: seen.append(epoch.epoch), **options)
     assert seen == [5, 6, 7]
-    assert same_arrays(again, whole)
-    assert again.history_ == whole.history_
-    assert again.epoch_ == whole.epoch_
+    assert same_arrays(again, uninterrupted)
+    assert again.history_ == uninterrupted.history_
+    assert again.epoch_ == uninterrupted.epoch_
     finished = CASES[name](epochs=7, patience=None).fit(split.train, **options)
-    assert same_arrays(finished, whole)
+    assert same_arrays(finished, uninterrupted)
 
 
 def test_checkpoint_of_other_settings_or_data_is_refused(split: Split, tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_a_checkpoint_that_could_not_be_written_is_refused_before_training(
     (folder / "letter.txt").write_text("a letter")
     eq.Popularity().fit(split.train).save(model)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for taken in (file, folder, model):
-        with pytest.raises(DataError, match=f"{taken.name} (is a file|exists and is not|holds)"):
+    for path in (file, folder, model):
+        with pytest.raises(DataError, match=f"{path.name} (is a file|exists and is not|holds)"):
             CASES["LightGCN"](epochs=2).fit(
-                split.train, checkpoint=taken, resume=resume, threads=1, progress=pytest.fail
+                split.train, checkpoint=path, resume=resume, threads=1, progress=pytest.fail
             )
     assert {path: path.read_bytes() for path in before} == before
 
@@ -221,23 +221,25 @@ def test_checkpoint_with_any_field_damaged_is_refused_or_goes_on(
 def test_graph_models_refuse_users_without_vectors(
     name: str, fitted: dict[str, NeuralModel]
 ) -> None:
-    others = eq.split.strong(clustered(), valid=0.1, test=0.1)
-    with pytest.raises(DataError, match=f"{name} ranks only the users it was fitted on"):
+    strong = eq.split.strong(clustered(), valid=0.1, test=0.1)
+    with pytest.raises(
+        DataError, match=f"{name} ranks only for the users and histories it was fitted on"
+    ):
         fitted[name].recommend([[0, 1, 2, 3, 59]])
-    model = CASES[name](epochs=1).fit(others.train, threads=1)
-    with pytest.raises(DataError, match="only the users it was fitted on"):
-        eq.evaluate(model, others.test, bootstrap=0)
+    model = CASES[name](epochs=1).fit(strong.train, threads=1)
+    with pytest.raises(DataError, match="only for the users and histories it was fitted on"):
+        eq.evaluate(model, strong.test, bootstrap=0)
     with pytest.raises(DataError, match=f"{name} has vectors only for users who are"):
-        CASES[name]().fit(others.train, valid=others.valid)
+        CASES[name]().fit(strong.train, valid=strong.valid)
 
 
 def test_multvae_ranks_for_users_outside_the_training_data() -> None:
     split = eq.split.strong(clustered(), valid=0.2, test=0.1)
     model = CASES["MultVAE"]().fit(split.train, valid=split.valid, threads=1)
-    kept = model.history_[model.epoch_ - 1]
+    best = model.history_[model.epoch_ - 1]
     result = eq.evaluate(model, split.valid, bootstrap=0)
-    assert kept["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
-    assert kept["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
+    assert best["recall"] == pytest.approx(result["recall@20"], abs=2e-3)  # near-equal scores
+    assert best["ndcg"] == pytest.approx(result["ndcg@20"], abs=2e-3)
     assert np.isfinite(model.score([[0, 3], [59]])).all()
 
 
@@ -292,11 +294,11 @@ def test_each_model_has_a_space_to_tune(name: str) -> None:
 def test_a_refit_on_all_data_trains_as_long_as_was_best_on_the_valid_part(split: Split) -> None:
     model = CASES["MultVAE"](epochs=6, evaluate_every=1)
     options: dict[str, Any] = {"grid": {"learning_rate": [0.05]}, "threads": 1}
-    kept = eq.tune(model, split, **options).model
-    whole = eq.tune(model, split, refit="all", **options).model
-    assert whole.epoch_ == len(whole.history_) == kept.epoch_
-    assert all(entry["ndcg"] is None for entry in whole.history_)
-    assert whole.data_.n_interactions > kept.data_.n_interactions
+    on_train = eq.tune(model, split, **options).model
+    refit = eq.tune(model, split, refit="all", **options).model
+    assert refit.epoch_ == len(refit.history_) == on_train.epoch_
+    assert all(entry["ndcg"] is None for entry in refit.history_)
+    assert refit.data_.n_interactions > on_train.data_.n_interactions
 
 
 @pytest.mark.parametrize(
@@ -347,5 +349,5 @@ def test_data_that_cannot_be_fitted_are_refused(name: str) -> None:
 def test_training_on_a_gpu_gives_about_the_same_quality(name: str, split: Split) -> None:
     model = CASES[name](**LONGER[name]).fit(split.train, valid=split.valid, device="cuda")
     popular = eq.evaluate(eq.Popularity().fit(split.train), split.test, bootstrap=0)
-    found = eq.evaluate(model, split.test, bootstrap=0)
-    assert found["ndcg@20"] > 1.3 * popular["ndcg@20"]
+    result = eq.evaluate(model, split.test, bootstrap=0)
+    assert result["ndcg@20"] > 1.3 * popular["ndcg@20"]

@@ -71,9 +71,9 @@ def lightgcn_table(H: Matrix, first: Matrix, layers: int) -> Matrix:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_lightgcn_averages_all_layers(data: Interactions, first: Matrix, layers: int) -> None:
-    found = mean_of_layers(device_graph(data, torch.device("cpu")), tensor(first), layers)
+    table = mean_of_layers(device_graph(data, torch.device("cpu")), tensor(first), layers)
     expected = lightgcn_table(dense_graph(data), first, layers)
-    assert_close(found.numpy(), expected, "float32", scale=1.0)
+    assert_close(table.numpy(), expected, "float32", scale=1.0)
 
 
 def test_lightgcn_loss_is_that_of_the_formula(
@@ -86,8 +86,8 @@ def test_lightgcn_loss_is_that_of_the_formula(
         good, bad = (E[user] @ E[30 + item] for item in (used, unused))
         start = first[[user, 30 + used, 30 + unused]]
         expected += np.log1p(np.exp(bad - good)) + 0.1 * 0.5 * (start**2).sum()
-    found = task.loss(batch_of(triples), 0, None)
-    assert_close(float(found.detach()), expected / 40, "float32")
+    loss = task.loss(batch_of(triples), 0, None)
+    assert_close(float(loss.detach()), expected / 40, "float32")
 
 
 def noisy_layers(
@@ -141,8 +141,8 @@ def test_xsimgcl_loss_is_that_of_the_formula(
     expected += 0.5 * (np.linalg.norm(E[users]) + np.linalg.norm(E[30 + used])) / 40
     for rows in (users, 30 + used):
         expected += 0.7 * dense_contrast(E, layers[0], rows, 0.4)
-    found = task.loss(batch_of(triples), 0, torch.Generator().manual_seed(8))
-    assert_close(float(found.detach()), expected, "float32")
+    loss = task.loss(batch_of(triples), 0, torch.Generator().manual_seed(8))
+    assert_close(float(loss.detach()), expected, "float32")
 
 
 def test_contrast_does_not_depend_on_order_and_repetition(first: Matrix) -> None:
@@ -200,32 +200,34 @@ def twins(request: pytest.FixtureRequest) -> Any:
 
 def test_users_with_equal_histories_keep_vectors_of_their_own(twins: Any, tmp_path: Path) -> None:
     users, items = twins.arrays_["users"], twins.arrays_["items"]
-    own = type(twins) is eq.LightGCN  # XSimGCL has no layer 0
-    assert (users[0] != users[2]).any() == own
+    differs = type(twins) is eq.LightGCN  # XSimGCL has no layer 0
+    assert (users[0] != users[2]).any() == differs
     expected = users.astype(np.float64) @ items.T
     order = ["c", "b", "a"]
     scale = np.abs(expected).max()
     assert_close(twins.score(order), expected[[2, 1, 0]], "float32", scale=scale)
     assert_close(twins.score(twins.interactions_), expected, "float32", scale=scale)
-    found = twins.recommend(order, k=4, exclude_seen=False)
+    all_items = twins.recommend(order, k=4, exclude_seen=False)
     for row, place in enumerate((2, 1, 0)):
-        np.testing.assert_array_equal(found.scores[row], np.sort(twins.score(order)[row])[::-1])
-        assert found.items[row] == [10 * (n + 1) for n in np.argsort(-expected[place])]
+        np.testing.assert_array_equal(
+            all_items.scores[row], np.sort(twins.score(order)[row])[::-1]
+        )
+        assert all_items.items[row] == [10 * (n + 1) for n in np.argsort(-expected[place])]
     ranked = twins.rank(twins.interactions_, 4, exclude_seen=False)
-    np.testing.assert_array_equal(ranked.scores[2], found.scores[0])
+    np.testing.assert_array_equal(ranked.scores[2], all_items.scores[0])
     # the candidates differ, so that the users are answered one by one
     lists = twins.recommend(order, k=1, candidates=[[20], [10], [20]])
     assert_close([row[0] for row in lists.scores], expected[[2, 1, 0], [1, 0, 1]], "float32")
     twins.recommend_to(tmp_path / "lists.parquet", k=4, batch_size=2, exclude_seen=False)
     written = pl.read_parquet(tmp_path / "lists.parquet").filter(pl.col("user") == "c")
-    np.testing.assert_array_equal(written["score"].to_numpy(), found.scores[0])
+    np.testing.assert_array_equal(written["score"].to_numpy(), all_items.scores[0])
     twins.save(tmp_path / "model")
     np.testing.assert_array_equal(eq.load(tmp_path / "model").score(order), twins.score(order))
 
 
 def test_history_that_several_users_share_is_refused(twins: Any) -> None:
     if type(twins) is eq.LightGCN:
-        with pytest.raises(DataError, match=r"several users of .* ask for one of them by id"):
+        with pytest.raises(DataError, match=r"several users of .* pass a user id"):
             twins.recommend([[10, 30]])
         with pytest.raises(DataError, match="several users"):
             twins.recommend({"a": [10, 30]})
@@ -236,7 +238,7 @@ def test_history_that_several_users_share_is_refused(twins: Any) -> None:
 
 def test_known_ids_with_other_histories_are_refused(twins: Any) -> None:
     other = Interactions(np.array([[0, 1, 1, 0]], np.float32), ["a"], [10, 20, 30, 40])
-    with pytest.raises(DataError, match="only the users it was fitted on"):
+    with pytest.raises(DataError, match="only for the users and histories it was fitted on"):
         twins.recommend(other)
 
 
@@ -249,30 +251,30 @@ def drawn(sampler: TripleSampler, way: str, epochs: int) -> Matrix:
 @pytest.mark.parametrize("way", ["by_user", "by_interaction"])
 def test_triples_hold_a_used_and_an_unused_item(data: Interactions, way: str) -> None:
     X = data.matrix.toarray()
-    found = drawn(TripleSampler(data.matrix, torch.device("cpu")), way, 3)
-    assert len(found) == 3 * data.n_interactions
-    assert X[found[:, 0], found[:, 1]].all()
-    assert not X[found[:, 0], found[:, 2]].any()
+    triples = drawn(TripleSampler(data.matrix, torch.device("cpu")), way, 3)
+    assert len(triples) == 3 * data.n_interactions
+    assert X[triples[:, 0], triples[:, 1]].all()
+    assert not X[triples[:, 0], triples[:, 2]].any()
 
 
 def test_an_epoch_by_interaction_has_each_once(data: Interactions) -> None:
-    found = drawn(TripleSampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
+    triples = drawn(TripleSampler(data.matrix, torch.device("cpu")), "by_interaction", 1)
     pairs = set(zip(*data.matrix.nonzero(), strict=True))
-    assert {(user, item) for user, item, _ in found.tolist()} == pairs
+    assert {(user, item) for user, item, _ in triples.tolist()} == pairs
 
 
 def test_users_and_items_are_drawn_evenly() -> None:
     X = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 1, 0, 0, 0], [1] * 6], np.float32)
-    found = drawn(TripleSampler(sp.csr_array(X), torch.device("cpu")), "by_user", 1000)
-    count = len(found)  # the third user used every item and is left out
+    triples = drawn(TripleSampler(sp.csr_array(X), torch.device("cpu")), "by_user", 1000)
+    count = len(triples)  # the third user used every item and is left out
     assert count == 4_000
     margin = 5 * 0.5 / np.sqrt(count)  # five standard deviations
-    assert abs((found[:, 0] == 0).mean() - 1 / 2) < margin
-    one = found[found[:, 0] == 0]
+    assert abs((triples[:, 0] == 0).mean() - 1 / 2) < margin
+    one = triples[triples[:, 0] == 0]
     for item in (0, 1, 2):
         assert abs((one[:, 1] == item).mean() - 1 / 3) < 2 * margin
         assert abs((one[:, 2] == item + 3).mean() - 1 / 3) < 2 * margin
-    other = found[found[:, 0] == 1]
+    other = triples[triples[:, 0] == 1]
     for item in (0, 1, 3, 4, 5):
         assert abs((other[:, 2] == item).mean() - 1 / 5) < 2 * margin
 

@@ -30,16 +30,16 @@ def data(rng: np.random.Generator) -> Interactions:
 @pytest.fixture
 def weights(rng: np.random.Generator) -> dict[str, Matrix]:
     shapes = {"read": (12, 7), "encode": (7, 2 * LATENT), "decode": (LATENT, 7), "write": (7, 12)}
-    found = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    found |= {f"{name}_bias": rng.standard_normal(shape[1]) for name, shape in shapes.items()}
-    return found
+    out = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    out |= {f"{name}_bias": rng.standard_normal(shape[1]) for name, shape in shapes.items()}
+    return out
 
 
 def task_of(data: Interactions, weights: dict[str, Matrix], **settings: Any) -> MultVAETask:
     model = eq.MultVAE(hidden=7, latent=LATENT, **settings)
     parameters = {
-        name: torch.from_numpy(each.astype(np.float32)).requires_grad_()
-        for name, each in weights.items()
+        name: torch.from_numpy(array.astype(np.float32)).requires_grad_()
+        for name, array in weights.items()
     }
     return MultVAETask(model, data, parameters)
 
@@ -59,14 +59,14 @@ def test_loss_is_that_of_the_formula(data: Interactions, weights: dict[str, Matr
     users = np.array([2, 5, 11, 23])
     X = data.matrix.toarray().astype(np.float64)
     generator = torch.Generator().manual_seed(9)
-    kept = (torch.rand(int(X[users].sum()), generator=generator) < 0.6).numpy()
+    stays = (torch.rand(int(X[users].sum()), generator=generator) < 0.6).numpy()
     noise = torch.randn((4, LATENT), generator=generator).numpy().astype(np.float64)
-    kept, expected = list(kept), 0.0
+    stays, expected = list(stays), 0.0
     for row, user in enumerate(users):
         x = X[user]
         seen = x / np.linalg.norm(x)
         for item in np.flatnonzero(x):
-            seen[item] *= kept.pop(0) / 0.6
+            seen[item] *= stays.pop(0) / 0.6
         mean, log_variance = encoded(seen, weights)
         scores = decoded(mean + noise[row] * np.exp(log_variance / 2), weights)
         likelihood = (x * (scores - np.log(np.exp(scores).sum()))).sum()
@@ -75,8 +75,8 @@ def test_loss_is_that_of_the_formula(data: Interactions, weights: dict[str, Matr
             -likelihood + 0.6 * 3 / 6 * divergence
         )  # update 3 of the 6 that annealing takes
     generator.manual_seed(9)
-    found = task.loss(torch.from_numpy(users), 3, generator)
-    assert_close(float(found.detach()), expected / 4, "float32")
+    loss = task.loss(torch.from_numpy(users), 3, generator)
+    assert_close(float(loss.detach()), expected / 4, "float32")
 
 
 def test_divergence_is_annealed_over_a_share_of_all_updates(
@@ -102,7 +102,7 @@ def test_an_epoch_deals_all_users_who_have_items(
 def test_scores_are_those_of_the_formula() -> None:
     data = clustered()
     model = CASES["MultVAE"]().fit(data, threads=1)
-    w = {name: np.asarray(each, np.float64) for name, each in model.arrays_.items()}
+    w = {name: np.asarray(array, np.float64) for name, array in model.arrays_.items()}
     for history in ([0], [3, 8, 40, 59], list(range(0, 60, 2))):
         x = np.zeros(60)
         x[history] = 1 / np.sqrt(len(history))

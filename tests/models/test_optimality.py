@@ -129,10 +129,10 @@ DENOISING = [(eq.LAE, eq.DLAE), (eq.EASE, eq.EDLAE), (eq.RLAE, eq.RDLAE)]
 def test_denoising_forms_are_their_families_with_a_dropout(
     data: Interactions, plain: type[eq.LAE], denoising: type[eq.LAE]
 ) -> None:
-    made = denoising(l2=2.0)
-    assert isinstance(made, plain)
-    assert made.settings() == {
-        **plain(l2=2.0, dropout=0.5).settings(),
+    model = denoising(l2=2.0)
+    assert isinstance(model, plain)
+    assert model.settings() == {
+        **plain(l2=2.0, dropout="auto").settings(),
         "model": denoising.__name__,
     }
     for dropout in (0.5, 0.2):

@@ -49,10 +49,10 @@ def test_gowalla_gives_the_published_numbers_within_the_planned_memory(
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
+    measured = json.loads(done.stdout)
     for name, published in PUBLISHED.items():
-        assert [round(value, 4) for value in found[name][:2]] == published[:2]
+        assert [round(value, 4) for value in measured[name][:2]] == published[:2]
         # tail and unbiased differ by how ties at the head's border and target order are broken
-        for ours, theirs in zip(found[name][2:], published[2:], strict=True):
-            assert abs(ours - theirs) <= 0.0008
-    assert found["peak"] < 8.5e9
+        for ours, expected in zip(measured[name][2:], published[2:], strict=True):
+            assert abs(ours - expected) <= 0.0008
+    assert measured["peak"] < 8.5e9

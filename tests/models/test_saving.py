@@ -56,10 +56,10 @@ def test_golden_model_of_format_1_still_answers_the_same() -> None:
     expected = json.loads((GOLDEN.parent / "golden-model-v1.json").read_text())
     # later versions may know more settings, the recorded ones stay
     assert expected["settings"].items() <= model.settings().items()
-    found = model.recommend(model.interactions_, k=2)
-    assert found.items == expected["items"]
+    lists = model.recommend(model.interactions_, k=2)
+    assert lists.items == expected["items"]
     np.testing.assert_allclose(
-        np.concatenate(found.scores), np.concatenate(expected["scores"]), rtol=1e-5
+        np.concatenate(lists.scores), np.concatenate(expected["scores"]), rtol=1e-5
     )
 
 
@@ -82,8 +82,8 @@ def test_labels_and_titles_survive(tmp_path: Path, toy: Interactions) -> None:
     data = Interactions(toy.matrix, toy.users, toy.items, labels=labels)
     model = eq.EASE(l2=1.0).fit(data)
     model.save(tmp_path / "m")
-    found = eq.load(tmp_path / "m").recommend([["tea"]], k=3)
-    assert set(found.titles[0]) == {"Milk", "salt", "Rice"}
+    lists = eq.load(tmp_path / "m").recommend([["tea"]], k=3)
+    assert set(lists.titles[0]) == {"Milk", "salt", "Rice"}
     reason = eq.load(tmp_path / "m").explain(["tea", "milk"], "rice")
     assert set(reason.titles) == {"Tea", "Milk"}
 
@@ -151,9 +151,9 @@ def test_a_model_that_could_not_be_loaded_does_not_replace_one_that_can(
 def test_a_class_that_takes_the_name_of_another_is_not_saved(
     saved: Path, toy: Interactions
 ) -> None:
-    taken = type("Popularity", (eq.Popularity,), {})
-    with pytest.raises(DataError, match="Popularity names another class"):
-        taken().fit(toy).save(saved)
+    namesake = type("Popularity", (eq.Popularity,), {})
+    with pytest.raises(DataError, match="Popularity is also the name of another class"):
+        namesake().fit(toy).save(saved)
     assert eq.load(saved).settings()["model"] == "EASE"
 
 
@@ -249,6 +249,12 @@ def test_opening_a_large_model_reads_a_small_part_of_it(tmp_path: Path) -> None:
 )
 def test_settings_under_their_old_names_still_build(old: dict[str, Any], n_factors: float) -> None:
     assert build(old).settings()["n_factors"] == n_factors
+
+
+@pytest.mark.parametrize(("l2", "dropout"), [("auto", "auto"), (3.0, 0.0)])
+def test_models_saved_without_a_dropout_keep_its_meaning(l2: Any, dropout: Any) -> None:
+    old = {"model": "EASE", "l2": l2, "dropout": None}
+    assert build(old).settings()["dropout"] == dropout
 
 
 def test_a_save_under_old_names_still_loads(tmp_path: Path, toy: Interactions) -> None:

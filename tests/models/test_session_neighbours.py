@@ -36,9 +36,9 @@ def by_definition(data: Interactions, session: list[int], model: eq.VSKNN) -> np
 def test_scores_are_those_of_the_definition(
     neighbours: int, sample: int, last_match: bool
 ) -> None:
-    data, asked = drawn(150, 20, seed=3), drawn(25, 20, seed=8)
+    data, queries = drawn(150, 20, seed=3), drawn(25, 20, seed=8)
     model = eq.VSKNN(neighbours=neighbours, sample=sample, last_match=last_match).fit(data)
-    sessions = [asked.sequences[row].tolist() for row in range(asked.n_users)]
+    sessions = [queries.sequences[row].tolist() for row in range(queries.n_users)]
     expected = [by_definition(data, session, model) for session in sessions]
     assert_close(model.score(sessions), expected, "float32")
 
@@ -66,9 +66,9 @@ def test_later_sessions_are_preferred_by_their_times_or_their_order() -> None:
 def test_it_is_tuned_and_evaluated_like_any_session_model() -> None:
     split = eq.split.sessions(drawn(200, 25, seed=1), valid=0.2, test=0.2)
     grid = {"neighbours": [5, 50], "last_match": [False, True]}
-    found = eq.tune(eq.VSKNN, split, metric="mrr@5", objectives=(), grid=grid)
-    assert found.solves == 4
-    assert eq.evaluate(found.model, split.valid, k=5)["mrr@5"] == found.best["mrr@5"]
+    tuned = eq.tune(eq.VSKNN, split, metric="mrr@5", objectives=(), grid=grid)
+    assert tuned.solves == 4
+    assert eq.evaluate(tuned.model, split.valid, k=5)["mrr@5"] == tuned.best["mrr@5"]
 
 
 @pytest.mark.parametrize("wrong", [{"neighbours": 0}, {"sample": 1.5}, {"last_match": 1}])

@@ -72,8 +72,8 @@ def test_a_session_worked_by_hand() -> None:
     # The session a b: b counts 1 and a counts 1/e.
     assert_close(model.score([[0, 1]])[0], [1 / 2 + 1 / (2 * e * e), 1 / (2 * e)], "float64")
     # SLIS: X = (1 1), inputs (1/2 1/2): M = [[5 1] [1 5]] / 4, R = 1/2 everywhere, C = 1/3.
-    whole = eq.SLIS(l2=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
-    assert_close(whole.weights_, np.full((2, 2), 1 / 3), "float64")
+    slis = eq.SLIS(l2=1.0).fit(as_data([[0, 1, 0]], 2), dtype="float64")
+    assert_close(slis.weights_, np.full((2, 2), 1 / 3), "float64")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -94,17 +94,17 @@ def test_same_bits_for_any_threads_batches_and_cache(
 ) -> None:
     data = drawn(300, 50, seed=2)
     model = MODELS[name](l2=2.0).fit(data, engine="sparse")
-    whole = model.recommend(data, k=8, threads=1)
+    one_batch = model.recommend(data, k=8, threads=1)
     monkeypatch.setattr(session_solver, "CACHE_BYTES", 3 * 50 * 4)
     monkeypatch.setattr(session_solver, "CACHE_SHARE", 0.0)
     other = MODELS[name](l2=2.0).fit(data, engine="sparse")
-    pieces = [other.recommend(data.rows(some), k=8) for some in np.split(np.arange(300), 30)]
-    assert whole.items == [row for piece in pieces for row in piece.items]
+    pieces = [other.recommend(data.rows(rows), k=8) for rows in np.split(np.arange(300), 30)]
+    assert one_batch.items == [row for piece in pieces for row in piece.items]
     np.testing.assert_array_equal(
-        np.concatenate(whole.scores), np.concatenate([s for p in pieces for s in p.scores])
+        np.concatenate(one_batch.scores), np.concatenate([s for p in pieces for s in p.scores])
     )
     threads = model.recommend(data, k=8, threads=2)
-    assert threads.items == whole.items
+    assert threads.items == one_batch.items
 
 
 def test_order_and_repeats_of_clicks_count() -> None:
@@ -150,9 +150,9 @@ def test_unknown_items_of_a_session_are_skipped_and_reported(
     with pytest.raises(UnknownIdError, match="99"):
         model.recommend(session=[1, 99, 2])
     with caplog.at_level(logging.WARNING):
-        found = model.recommend(session=[1, 99, 2], unknown="skip")
+        lists = model.recommend(session=[1, 99, 2], unknown="skip")
     assert "skipped a click on an item the model does not know: 99" in caplog.text
-    assert found.items == model.recommend(session=[1, 2]).items
+    assert lists.items == model.recommend(session=[1, 2]).items
     nothing = model.recommend(session=[99], unknown="skip")
     assert nothing.source == ["popular"]
 
@@ -160,8 +160,8 @@ def test_unknown_items_of_a_session_are_skipped_and_reported(
 def test_contributions_of_clicks_add_up_to_the_score(data: Interactions) -> None:
     model = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.3, 0.5)).fit(data, engine="sparse")
     clicks = [3, 1, 3, 0, 5]
-    found = model.recommend(session=clicks, k=4)
-    for item, score in zip(found.items[0], found.scores[0], strict=True):
+    lists = model.recommend(session=clicks, k=4)
+    for item, score in zip(lists.items[0], lists.scores[0], strict=True):
         reason = model.explain(clicks, item)
         assert reason.score == score
         assert sum(reason.contributions) == score
@@ -228,10 +228,10 @@ def test_sessions_are_evaluated_step_by_step() -> None:
     result = eq.evaluate(model, split.test, k=20, metrics=["recall", "mrr"], bootstrap=0)
     assert not result.exclude_seen
     items = split.test.target.matrix.indices
-    found = model.recommend(split.test.history, k=20).items
+    lists = model.recommend(split.test.history, k=20).items
     ranks = [
         row.index(want) + 1 if want in row else np.inf
-        for row, want in zip(found, split.train.items[items], strict=True)
+        for row, want in zip(lists, split.train.items[items], strict=True)
     ]
     assert result["recall@20"] == pytest.approx(np.mean(np.isfinite(ranks)))
     assert result["mrr@20"] == pytest.approx(np.mean(1 / np.array(ranks)))
@@ -270,8 +270,8 @@ def test_settings_are_tuned_by_the_next_click() -> None:
     values = {}
     for l2, mix in itertools.product(grid["l2"], grid["mix"]):
         model = eq.SLIST(normalizer=prototype.normalizer, l2=l2, mix=mix).fit(split.train)
-        found = eq.evaluate(model, split.valid, 10, metrics=["mrr"], bootstrap=0)
-        values[l2, mix] = found["mrr@10"]
+        result = eq.evaluate(model, split.valid, 10, metrics=["mrr"], bootstrap=0)
+        values[l2, mix] = result["mrr@10"]
     best = max(values, key=lambda point: values[point])
     assert (tuned.model.l2, tuned.model.mix) == best
     assert tuned.best["mrr@10"] == pytest.approx(values[best])
@@ -284,21 +284,21 @@ def test_automatic_settings_are_the_best_of_the_choices_on_the_last_sessions(
 ) -> None:
     data = drawn(400, 30, seed=5)
     model = family(l2="auto").fit(data)
-    held = data.rows(np.arange(360, 400))
-    history, target = eq.split.reveal(held)
+    last = data.rows(np.arange(360, 400))
+    history, target = eq.split.reveal(last)
     values = {}
     names = family().tunable()
     for choice, decay in itertools.product(sessions.CHOICES, sessions.DECAYS):
-        own = {name: value for name, value in choice.items() if name in names}
-        one = family(**own, decay_inference=decay).fit(data.rows(np.arange(360)))
+        settings = {name: value for name, value in choice.items() if name in names}
+        one = family(**settings, decay_inference=decay).fit(data.rows(np.arange(360)))
         result = eq.evaluate(one, (history, target), 20, metrics=["mrr"], exclude_seen=False)
-        values[tuple(own.items()), decay] = result["mrr@20"]
+        values[tuple(settings.items()), decay] = result["mrr@20"]
     chosen = dict(model.chosen_)
     decay = chosen.pop("decay_inference")
     assert values[tuple(chosen.items()), decay] == max(values.values())
     # all sessions are in the fit, with the numbers that were chosen
     same = family(**chosen, decay_inference=decay).fit(data)
-    np.testing.assert_array_equal(model.score(held), same.score(held))
+    np.testing.assert_array_equal(model.score(last), same.score(last))
     assert model.settings()["l2"] == "auto"
     assert model.settings(resolved=True)["l2"] == chosen["l2"]
 
@@ -325,9 +325,9 @@ def test_a_return_is_no_click_in_a_fit_or_a_history() -> None:
         for size in (clicks.n_events, len(rows))
     )
     ones = drawn(40, 8).matrix
-    without, returned = (Interactions(ones, events=each) for each in (plain, signed))
+    without, returned = (Interactions(ones, events=events) for events in (plain, signed))
     for model in (eq.SLIST(l2=2.0), eq.VSKNN()):
         expected = model.clone().fit(without)
-        found = model.clone().fit(returned)
-        assert_array_equal(found.score(returned.users), expected.score(without.users))
-        assert_array_equal(found.score(returned), expected.score(without))
+        with_returns = model.clone().fit(returned)
+        assert_array_equal(with_returns.score(returned.users), expected.score(without.users))
+        assert_array_equal(with_returns.score(returned), expected.score(without))

@@ -34,7 +34,7 @@ def eigenvalues(matrix: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.2, 0.5, 1.0])
 def test_item_normalization_keeps_the_eigenvalues(data: Interactions, alpha: float) -> None:
     settings = {"l2": 0.0, "dropout": 0.5}
-    plain = eq.DLAE(l2=0.0).fit(data, dtype="float64")
+    plain = eq.DLAE(**settings).fit(data, dtype="float64")
     scaled = eq.LAE(normalizer=eq.ItemNorm(alpha), **settings).fit(data, dtype="float64")
     np.testing.assert_allclose(
         eigenvalues(full_weights(scaled)), eigenvalues(full_weights(plain)), rtol=1e-7, atol=1e-13

@@ -127,9 +127,9 @@ def test_wrong_updates_are_refused_and_leave_the_model(synthetic: Interactions) 
     np.testing.assert_array_equal(model.inverse_, before)
     with pytest.raises(SettingError, match="pruned"):
         model.prune(5).update(synthetic.rows([1]))
-    own = eq.EASE(l2=5.0, normalizer=eq.CustomNorm(users=np.ones(300))).fit(synthetic)
+    custom = eq.EASE(l2=5.0, normalizer=eq.CustomNorm(users=np.ones(300))).fit(synthetic)
     with pytest.raises(SettingError, match="fit again"):
-        own.update(removed=["u1"])
+        custom.update(removed=["u1"])
 
 
 def test_update_that_loses_accuracy_becomes_a_refit(
@@ -232,17 +232,17 @@ def test_request_during_an_update_sees_the_old_model(
     owner, function, pays = STAGES[name]
     original = getattr(owner, function)
 
-    def asked(*args: object, **options: object) -> object:
-        found = original(*args, **options)
+    def observed(*args: object, **options: object) -> object:
+        result = original(*args, **options)
         during.append(scored(model, old))
-        return found
+        return result
 
     monkeypatch.setattr(updating, "PAYS", pays)
-    monkeypatch.setattr(owner, function, asked)
+    monkeypatch.setattr(owner, function, observed)
     model.update(eq.read([("zoe", 23), ("zoe", 13), ("u3", 23)]))
     assert during
-    for found in during:
-        np.testing.assert_array_equal(found, before)
+    for scores in during:
+        np.testing.assert_array_equal(scores, before)
 
 
 @pytest.mark.parametrize("ask", ["recommend", "score", "explain", "similar", "rank"])
@@ -299,7 +299,7 @@ def test_requests_of_another_thread_see_the_model_before_or_after_each_update(
         finally:
             done.set()
         asking.result()
-    assert all(found in allowed for found in seen)
+    assert all(items in allowed for items in seen)
     assert model.recommend([[13, 33]], k=10).items[0] == allowed[-1]
 
 
@@ -348,7 +348,7 @@ RETURNED = [
     ("cleo", "rice", 1.0, 5),
 ]
 LATER = [("ann", "tea", -8.0, 9), ("ann", "tea", 5.0, 10)]
-RETURNS = [None, *(eq.Signals(transform="sum", returns=each) for each in ("net", "ignore"))]
+RETURNS = [None, *(eq.Signals(transform="sum", returns=returns) for returns in ("net", "ignore"))]
 RETURNS += [eq.Signals(transform="sum", returns="negative")]
 
 

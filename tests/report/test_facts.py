@@ -197,7 +197,7 @@ def test_the_glance_names_a_difference_only_where_there_is_one(facts: dict[str, 
 
 
 def test_settings_are_told_with_the_numbers_taken_from_the_data(split: eq.split.Split) -> None:
-    model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    model = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     words = model.summary()
     assert "auto" not in words
     assert f"l2={model.l2_:.4g}" in words

@@ -43,7 +43,7 @@ def test_the_four_normalizations_of_the_paper_have_a_list_each(
     [
         ("W/O", eq.LAE(dropout=0.0)),
         ("RW", eq.LAE(l2=0.0, dropout=0.5, normalizer=eq.RandomWalk())),
-        ("DAN", eq.LAE(normalizer=eq.DAN())),
+        ("DAN", eq.LAE(dropout="auto", normalizer=eq.DAN())),
         ("Sym", eq.LAE(l2=0.0, dropout=0.5, normalizer=eq.Symmetric())),
     ],
 )

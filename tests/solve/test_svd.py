@@ -154,10 +154,10 @@ def test_a_companion_of_large_data_keeps_their_large_structure(
     groups = np.equal.outer(rng.integers(6, size=400), rng.integers(6, size=120))
     data = Interactions(rng.random(groups.shape) < np.where(groups, 0.6, 0.02))
     companion = eq.LowPass(rank=6, strength=0.3)
-    exact = companion.fit(data, "float64").found
+    exact = companion.fit(data, "float64").triples
     monkeypatch.setattr(svd, "LARGE", 100)
     model = eq.EASE(l2=20.0, lowpass=companion).fit(data, dtype="float64")
-    sketched = model.companion_.found
+    sketched = model.companion_.triples
     assert sketched.right.shape == (6, 120)
     # every product with the matrix moves the sixth value away from those beyond the 15 vectors
     beyond = np.linalg.svd(normalised(data).toarray(), compute_uv=False)[15]

@@ -162,7 +162,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a fixed setting": (
         eq.EASE(dropout=0.4, normalizer=eq.DAN(0.0, 0.0)),
         {},
-        r"its models\[0\]\.dropout is None, not 0\.4",
+        r"its models\[0\]\.dropout is 0\.0, not 0\.4",
     ),
     "more values": (
         eq.EASE,

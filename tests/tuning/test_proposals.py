@@ -107,7 +107,7 @@ def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> Non
     for row in whole.trials.iter_rows(named=True):
         key = tuple(row[name] for name in names)
         best[key] = max(best.get(key, 0.0), row["ndcg@20"])
-    auto = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+    auto = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.beta, "dropout": auto.dropout_, "l2": auto.l2_}
     axes = {name: tuple(GRID[name]) for name in names}
     walk = CoordinateSearch(axes, start, lambda point: best[tuple(point.values())])

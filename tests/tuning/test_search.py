@@ -169,10 +169,14 @@ def test_search_is_the_same_for_the_same_seed(split: Split) -> None:
 
 
 def test_search_begins_with_the_automatic_settings(split: Split) -> None:
-    found = eq.tune(eq.EASE, split, trials=1)
-    automatic = eq.EASE(normalizer=eq.DAN()).fit(split.train)
-    assert found.trials["l2"][0] == pytest.approx(automatic.l2_, rel=1e-3)
-    assert found.trials["beta"][0] == pytest.approx(automatic.normalizer_.beta, abs=0.025)
+    automatic = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
+    for model in (eq.EASE, eq.EASE(normalizer=eq.DAN())):
+        trials = eq.tune(model, split, trials=1).trials
+        assert trials["l2"][0] == pytest.approx(automatic.l2_, rel=1e-3)
+        assert trials["beta"][0] == pytest.approx(automatic.normalizer_.beta, abs=0.025)
+        assert trials["dropout"][0] == pytest.approx(automatic.dropout_, abs=0.025)
+    without = eq.tune(eq.EASE, split, trials=1, fixed=["dropout"])
+    assert without.best["dropout"] == 0
 
 
 def test_models_decide_which_exponents_are_searched(split: Split) -> None:
@@ -203,8 +207,9 @@ def test_denoising_forms_are_tuned_like_their_families(split: Split, kind: Any) 
     assert found.best["family"] == kind.__name__
 
 
-def test_denoising_form_without_a_grid_begins_at_its_own_dropout(split: Split) -> None:
-    assert eq.tune(eq.EDLAE, split, trials=1).trials["dropout"][0] == 0.5
+def test_search_without_a_grid_begins_at_the_dropout_of_the_model(split: Split) -> None:
+    model = eq.EDLAE(dropout=0.3, normalizer=eq.DAN())
+    assert eq.tune(model, split, trials=1).trials["dropout"][0] == 0.3
 
 
 def test_progress_tells_the_best_so_far(split: Split) -> None:
@@ -433,11 +438,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([eq.LAE(l2=1.0), eq.EASE(l2=100.0)], {"grid": {"dropout": [0.5]}}, MIXED),
     ([eq.EASE(l2=1.0), eq.EDLAE(l2=1.0)], {"grid": {"l2": [1.0]}}, MIXED),
     ([eq.EASE, eq.DLAE], {"grid": {"alpha": [0.0, 0.2]}}, MIXED),
-    (eq.ItemKNN, {"dtype": "float64"}, "ItemKNN is fitted without dtype; leave"),
-    (eq.ItemKNN, {"memory": "2GB"}, "ItemKNN is fitted without memory; leave"),
-    (eq.GFCF, {"memory": "2GB"}, "GFCF is fitted without memory; leave"),
-    (eq.GFCF, {"engine": "tiled"}, "GFCF is fitted without engine; leave"),
-    (eq.MultVAE, {"dtype": "float64", "grid": {"epochs": [1]}}, "MultVAE is fitted without dtype"),
+    (eq.ItemKNN, {"dtype": "float64"}, "ItemKNN does not support dtype; leave"),
+    (eq.ItemKNN, {"memory": "2GB"}, "ItemKNN does not support memory; leave"),
+    (eq.GFCF, {"memory": "2GB"}, "GFCF does not support memory; leave"),
+    (eq.GFCF, {"engine": "tiled"}, "GFCF does not support engine; leave"),
+    (eq.MultVAE, {"dtype": "float64", "grid": {"epochs": [1]}}, "MultVAE does not support dtype"),
 ]
 
 

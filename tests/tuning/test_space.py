@@ -155,7 +155,7 @@ def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:
     ):
         with pytest.raises(SettingError, match="reuse needs the same model"):
             other.reuse(fitted)
-    with pytest.raises(SettingError, match="a VSKNN takes no fit of another model"):
+    with pytest.raises(SettingError, match="VSKNN cannot reuse the fit of another model"):
         eq.VSKNN().reuse(fitted)
 
 

@@ -56,7 +56,7 @@ def test_a_pipeline_recommends_to_known_and_to_new_users(
     recommended = recommend(pipe, user, n=5)
     assert len(recommended) == 5
     assert not seen & set(recommended.ids())
-    model = eq.EASE(normalizer=eq.DAN()).fit(eq.read(frame, user="user_id", item="item_id"))
+    model = eq.EDLAE(normalizer=eq.DAN()).fit(eq.read(frame, user="user_id", item="item_id"))
     assert recommended.ids().tolist() == model.recommend([user], k=5).items[0]
     fresh = recommend(pipe, RecQuery(history_items=ItemList(item_ids=[7, 14])), n=5)
     assert fresh.ids().tolist() == model.recommend([[7, 14]], k=5).items[0]

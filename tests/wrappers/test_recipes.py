@@ -38,7 +38,7 @@ PREPARATION = {
     "MLflow": """
 import equipoise as eq
 split = eq.split.weak(eq.read(frame), seed=0)
-model = eq.EASE(normalizer=eq.DAN()).fit(split.train)
+model = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
 result = eq.evaluate(model, split.test, k=10)
 """
 }

@@ -69,7 +69,7 @@ def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
         Dataset.construct(frame),
         LastNSplitter(1, filter_cold_users=True, filter_cold_items=True),
         {"recall": Recall(5)},
-        {"ours": EquipoiseModel(eq.EASE(normalizer=eq.DAN()))},
+        {"ours": EquipoiseModel(eq.EDLAE(normalizer=eq.DAN()))},
         k=5,
         filter_viewed=True,
     )

@@ -95,7 +95,7 @@ def _models() -> dict[str, EASE]:
         PLAIN: EASE(l2=400.0, dropout=0.0),
         DROPOUT: EASE(l2=50.0, dropout=0.7),
         DAN: EASE(l2=20.0, dropout=0.7, normalizer=balanced),
-        "EASE + DAN, automatic": EASE(normalizer=normalize.DAN()),
+        "EASE + DAN, automatic": EASE(dropout="auto", normalizer=normalize.DAN()),
     }
 
 

@@ -106,17 +106,10 @@ class ModelOptions:
             names = ("rlae",)
         plain = complete and self.alpha is None and self.beta is None
         filled = dataclasses.replace(
-            self,
-            normalizer=self.normalizer or ("none" if plain else "dan"),
-            dropout=self._open_dropout(),
+            self, normalizer=self.normalizer or ("none" if plain else "dan")
         )
         models = names if self.model is None else (self.model,)
         return [dataclasses.replace(filled, model=name).build() for name in models]
-
-    def _open_dropout(self) -> str | None:
-        """Return the dropout a search begins with: beside a number for l2 it would be 0."""
-        own = self.model is not None and model_class(self.model)().dropout is not None
-        return self.dropout if own or self.dropout is not None or self.l2 is None else "auto"
 
     @property
     def fixed(self) -> dict[str, str]:
@@ -143,6 +136,8 @@ class ModelOptions:
         kind = model_class(name)
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
         chosen = self._given("l2", "dropout", "diag_bound", "neighbours")
+        if self.model is None and self.l2 is None:
+            chosen.setdefault("dropout", "auto")  # no family named: all settings from the data
         if "neighbours" not in taken and "neighbours" in kind.fit_options:
             chosen.pop("neighbours", None)  # how to solve, not what: see `solving`
         normalizer = self._normalizer()

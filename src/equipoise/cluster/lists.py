@@ -28,7 +28,7 @@ from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.evaluator import evaluate as evaluate_here
 from equipoise.evaluation.results import Result
 from equipoise.models.base import Recommender
-from equipoise.models.histories import Unknowns, parse_asked
+from equipoise.models.histories import Unknowns, parse_query
 from equipoise.models.saving import load
 from equipoise.ranking.ranker import Ranked
 from equipoise.ranking.rules import as_rules
@@ -235,12 +235,12 @@ def _parse_requests(model: Recommender, users: Any, options: dict[str, Any]) -> 
     if isinstance(users, (Partitioned, Interactions)):
         return users, True
     names = ("unknown", "unknown_users", "unknown_items")
-    parsed = parse_asked(users, model.data_, Unknowns.of(*(options.get(name) for name in names)))
-    if parsed.trained is not None:
-        return parsed.users, True
-    assert isinstance(parsed.source, list)
-    pairs = zip(parsed.users, parsed.source, strict=True)
-    return {name: as_list(history) for name, history in pairs}, parsed.has_names
+    query = parse_query(users, model.data_, Unknowns.of(*(options.get(name) for name in names)))
+    if query.trained is not None:
+        return query.users, True
+    assert isinstance(query.source, list)
+    pairs = zip(query.users, query.source, strict=True)
+    return {name: as_list(history) for name, history in pairs}, query.has_names
 
 
 def _make_batches(client: Any, requests: Any, size: int) -> list[tuple[int, tuple[Any, ...]]]:

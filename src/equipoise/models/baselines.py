@@ -19,7 +19,7 @@ from equipoise.solve.cooccurrence import strongest
 
 @dataclass(kw_only=True, eq=False)
 class Popularity(Recommender):
-    """The items with most users, for every user; with `signals` those that are worth most."""
+    """Recommends the most popular items: by number of users, or by the sum of `signals`."""
 
     def _fit(self, data: Interactions) -> None:
         self._keep(data, {})
@@ -32,24 +32,23 @@ class Popularity(Recommender):
 
 @dataclass(kw_only=True, eq=False)
 class ItemKNN(Recommender):
-    """Items that share users with those of the history, by cosine.
+    """Item neighbourhoods: items that share users with those of the history, by cosine.
 
-    Similarity of i and j: freq(i, j) / (sqrt(freq(i) freq(j)) + shrink), kept for the
-    `neighbours` most similar items j of each i. With `signals` freq(i, j) is the sum over users of
-    the product of what i and j are worth to them; otherwise each pair counts 1.
+    Similarity of i and j: freq(i, j) / (sqrt(freq(i) freq(j)) + shrink), for the `neighbours` most
+    similar items j of each i. freq(i, j) counts the users of both items; with `signals` it is the
+    sum over users of the product of both weights.
 
     Parameters
     ----------
     neighbours
-        How many similar items each item keeps, 5 to 200; "auto" takes it from the data.
+        Number of similar items of each item, 5 to 200; "auto" takes it from the data.
     shrink
-        Takes weight from similarities that rest on few users, 0 to 100; "auto" takes it from the
-        data.
+        Lowers similarities that rest on few users, 0 to 100; "auto" takes it from the data.
 
     Attributes
     ----------
     neighbours_, shrink_
-        These settings with their numbers, where "auto" was asked for.
+        These settings, with numbers in place of "auto".
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -70,21 +69,23 @@ class ItemKNN(Recommender):
             non_negative("shrink", self.shrink)
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return the settings, "auto" as numbers from the data."""
+        """Return the settings, with numbers in place of "auto"."""
         neighbours, shrink = self._numbers(data)
         return {"neighbours": neighbours, "shrink": shrink}
 
     def search_point(self) -> dict[str, Any]:
-        """Return the settings with the numbers behind "auto"."""
-        found = {"neighbours": self.neighbours_, "shrink": self.shrink_}
-        return {**super().search_point(), **found}
+        """Return the settings, with numbers in place of "auto"."""
+        numbers = {"neighbours": self.neighbours_, "shrink": self.shrink_}
+        return super().search_point() | numbers
 
     def _numbers(self, data: Interactions) -> tuple[int, float]:
-        used = [int((each > 0).sum()) for each in (data.item_counts, data.user_counts)]
-        found = neighbourhood_from_counts(*(data.n_interactions / max(n, 1) for n in used))
+        """Return `neighbours` and `shrink`, with numbers in place of "auto"."""
+        n_used = [int((counts > 0).sum()) for counts in (data.item_counts, data.user_counts)]
+        mean_counts = (data.n_interactions / max(n, 1) for n in n_used)
+        neighbours, shrink = neighbourhood_from_counts(*mean_counts)
         return (
-            found[0] if self.neighbours == "auto" else int(self.neighbours),
-            found[1] if self.shrink == "auto" else float(self.shrink),
+            neighbours if self.neighbours == "auto" else int(self.neighbours),
+            shrink if self.shrink == "auto" else float(self.shrink),
         )
 
     def _restore(self, state: Fields, stored: Stored) -> None:

@@ -39,7 +39,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(kw_only=True, eq=False)
 class GraphFilter(Recommender):
-    """Base of the graph filters: a subclass learns arrays and makes terms of them.
+    """Base of the graph filters: a subclass computes arrays, and terms from these.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class GraphFilter(Recommender):
         return {"dtype": self.dtype_}
 
     def _learn(self, interactions: Interactions) -> dict[str, Any]:
-        """Return what has to be computed and saved, by name, in the precision `dtype_`."""
+        """Return the arrays to compute and save, by name, in the precision `dtype_`."""
         return {}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -91,7 +91,7 @@ class GFCF(GraphFilter):
     Parameters
     ----------
     n_factors
-        Number of columns of V, the part of the spectrum that passes the ideal filter.
+        Number of columns of V, the eigenvectors that pass the ideal filter.
     strength
         Weight of the ideal filter, 0 to 1; 0 leaves it out.
 
@@ -150,7 +150,7 @@ class BSPM(GraphFilter):
     solver
         "euler" or "rk4".
     time
-        How long to sharpen, 0 to 3.
+        Duration of the sharpening, 0 to 3.
     steps
         Number of equal steps of the solver.
     merge
@@ -184,7 +184,7 @@ class BSPM(GraphFilter):
         count("steps", self.steps, most=MOST_STEPS)
 
     def polynomials(self) -> tuple[list[float], list[float]]:
-        """Coefficients of f and g, where the scores are x P f(P) + strength * i g(P)."""
+        """Return the coefficients of f and g: the scores are x P f(P) + strength * i g(P)."""
         order = 1 if self.solver == "euler" else 4
         h = self.time / self.steps
         step = Polynomial([(-h) ** j / factorial(j) for j in range(order + 1)])
@@ -234,7 +234,7 @@ class TurboCF(GraphFilter):
     power
         Exponent of each entry, 0.5 to 1.5. At 1 the graph is not formed at all.
     order
-        1, 2 or 3; higher orders let through less of the local structure.
+        1, 2 or 3; higher orders pass less of the local structure.
     """
 
     search_space: ClassVar[SearchSpace] = {
@@ -292,8 +292,8 @@ class SVDAE(GraphFilter):
     """Autoencoder by a truncated pseudo-inverse (Hong et al., IJCAI 2024).
 
     Minimises ||X - A B|| over the matrices B = V S^-1 U^T X on the largest singular triples of A;
-    scores x D_I^-1/2 B. The authors' SVD is a rough one, which is better than the exact one here:
-    directions of small singular values, which the inverse would blow up, are blurred.
+    scores x D_I^-1/2 B. The authors' approximate SVD gives better results than an exact one: it
+    blurs directions of small singular values, which the inverse would amplify.
 
     Parameters
     ----------
@@ -325,15 +325,15 @@ class SVDAE(GraphFilter):
 
     def _learn(self, interactions: Interactions) -> dict[str, Array]:
         rank, rounds, dtype = self.rank_on(interactions), self.power_iterations, self.dtype_
-        found = spectrum(interactions, rank, dtype=dtype, power_iterations=rounds)
+        triples = spectrum(interactions, rank, dtype=dtype, power_iterations=rounds)
         X = interactions.matrix.astype(dtype)
         # S^-1 U^T X = S^-2 V^T A^T X, since U = A V S^-1
-        left = _filter(interactions, dtype) @ found.right.T
-        values = found.values.astype(np.float64)
+        left = _filter(interactions, dtype) @ triples.right.T
+        values = triples.values.astype(np.float64)
         real = values > RANK_TOLERANCE * values[0]
         inverse = np.where(real, 1 / np.where(real, values, 1) ** 2, 0)
         right = np.ascontiguousarray((X.T @ left).T * inverse[:, None].astype(dtype))
-        return {"left": found.right, "right": right.astype(dtype, copy=False)}
+        return {"left": triples.right, "right": right.astype(dtype, copy=False)}
 
     def _shapes(self) -> Shapes:
         return dict.fromkeys(("left", "right"), self._thin(self.rank_on(self.interactions_)))
@@ -352,16 +352,16 @@ class SGFCF(GraphFilter):
     r = sum_j U_uj v_j^(w_u + w_i) V_ij and t is row u of A A^T A. The exponents w rise from
     `weakest` to `strongest` with the homophily of the user and of the item.
 
-    The exponents belong to the training users: other histories are refused.
+    The exponents belong to the training users: other histories are an error.
 
     Parameters
     ----------
     n_factors
         Number of singular triples.
     exponent
-        e, 0 to 0.5: how much active users and popular items are discounted.
+        e, 0 to 0.5: discount of active users and popular items.
     shift
-        Added to the counts; another way to discount them less, with an exponent of 0.5.
+        Added to the counts, which lowers the discount.
     strength
         gamma, the weight of the unfiltered part beside the filtered one.
     weakest, strongest
@@ -397,7 +397,7 @@ class SGFCF(GraphFilter):
 
     def _learn(self, interactions: Interactions) -> dict[str, Array]:
         dtype = self.dtype_
-        found = spectrum(
+        triples = spectrum(
             interactions,
             self.n_factors,
             user_exponent=self.exponent,
@@ -407,8 +407,8 @@ class SGFCF(GraphFilter):
         )
         X = interactions.matrix
         return {
-            "values": found.values,
-            "right": found.right,
+            "values": triples.values,
+            "right": triples.right,
             "smoothing_users": self._smoothing(homophily_of_rows(X)).astype(dtype),
             "smoothing_items": self._smoothing(homophily_of_rows(X.T.tocsr())).astype(dtype),
         }
@@ -421,8 +421,8 @@ class SGFCF(GraphFilter):
 
     def _shapes(self) -> Shapes:
         (rank, n), m = self._thin(self.n_factors), self.interactions_.n_users
-        own = {"smoothing_users": (m,), "smoothing_items": (n,)}
-        return {"values": (rank,), "right": (rank, n), **own}
+        smoothing = {"smoothing_users": (m,), "smoothing_items": (n,)}
+        return {"values": (rank,), "right": (rank, n), **smoothing}
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
         dtype = self.dtype_
@@ -445,8 +445,8 @@ class SGFCF(GraphFilter):
                 largest=float(values[0]),
                 low=LowRank(left, right, source, ones),
                 low_sums=right.sum(axis=1),
-                rest=PolynomialTerm(A, (0, 1), source, ones),
-                rest_sums=source * (A.T @ (A @ ones)),
+                unfiltered=PolynomialTerm(A, (0, 1), source, ones),
+                unfiltered_sums=source * (A.T @ (A @ ones)),
                 strength=self.strength,
             )
         ]
@@ -454,20 +454,20 @@ class SGFCF(GraphFilter):
 
 @dataclass(frozen=True, eq=False)
 class PerUserTerm(Term):
-    """Scores r / sum(r) + strength * t / sum(t) of the users whose histories it knows.
+    """Scores r / sum(r) + strength * t / sum(t) of known users.
 
-    Factors of a user that both a row and its sum have, such as a power of the number of items,
-    cancel and are left out.
+    Factors of a user that cancel between a row and its sum, such as a power of the number of
+    items, are left out.
     """
 
-    known: KnownUsers  # the users who have an exponent
+    known: KnownUsers  # the users with an exponent
     smoothing: Array  # exponent of each user
     relative: Array  # singular values relative to the largest
     largest: float  # singular value
     low: LowRank  # r without the user's exponent
     low_sums: Array  # of the rows of its right factor
-    rest: PolynomialTerm  # t
-    rest_sums: Array  # what each item of a history adds to the sum of t
+    unfiltered: PolynomialTerm  # t
+    unfiltered_sums: Array  # contribution of each item of a history to the sum of t
     strength: float
 
     @property
@@ -482,20 +482,20 @@ class PerUserTerm(Term):
 
     @property
     def held(self) -> int:
-        """A hidden vector and all scores of the rest."""
-        return self.low.held + self.rest.held
+        """A hidden vector and the unfiltered scores."""
+        return self.low.held + self.unfiltered.held
 
     def _are_outside(self, rows: Rows, hidden: Floats) -> npt.NDArray[np.bool_]:
-        """Flag the users of whom the factors hold nothing but rounding.
+        """Flag the users whose factors are nothing but rounding errors.
 
-        They have no connection to the users of the strongest factors. The sum that their part is
-        divided by would be rounding too.
+        They have no connection to the users of the largest factors, and the sum that their part
+        is divided by would be a rounding error too.
         """
         weights = rows.weights(self.low.source, self.dtype).astype(np.float64) ** 2
         lengths = np.add.reduceat(np.append(weights, 0), rows.indptr[:-1])
         # hidden is the history times V S^-1
-        held = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
-        return np.asarray(held * self.largest**2 <= np.finfo(self.dtype).eps ** 1.5 * lengths)
+        inside = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
+        return np.asarray(inside * self.largest**2 <= np.finfo(self.dtype).eps ** 1.5 * lengths)
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
@@ -504,23 +504,23 @@ class PerUserTerm(Term):
         for row, user in enumerate(self.known.places(rows)):
             hidden[row] *= self.relative ** self.smoothing[user]
         hidden /= _nonzero((hidden * self.low_sums).sum(axis=1))[:, None]
-        parts = rows.weights(self.rest_sums, self.dtype)
+        parts = rows.weights(self.unfiltered_sums, self.dtype)
         ends = itertools.pairwise(rows.indptr.tolist())
         total = np.array([parts[start:stop].sum() for start, stop in ends], self.dtype)
         share = (self.dtype.type(self.strength) / _nonzero(total))[:, None]
-        add_low, add_rest = self.low.product(hidden), self.rest.adder(rows)
+        add_low, add_unfiltered = self.low.product(hidden), self.unfiltered.adder(rows)
 
         def add(scores: Floats, low: int) -> None:
             add_low(scores, low)
-            rest = np.zeros_like(scores)
-            add_rest(rest, low)
-            scores += share * rest
+            unfiltered = np.zeros_like(scores)
+            add_unfiltered(unfiltered, low)
+            scores += share * unfiltered
 
         return add
 
 
 def homophily_of_rows(X: Csr) -> npt.NDArray[np.float64]:
-    """Share of the ordered pairs of a row's columns that some other row has too; 0 without pairs.
+    """Return the share of a row's ordered pairs of columns that another row has; 0 without pairs.
 
     A row with d columns has d (d - 1) ordered pairs.
     """
@@ -537,21 +537,21 @@ def _count_pairs(indptr: Any, indices: Any, starts: Any, rows: Any, pairs: Any) 
     n_columns = len(starts) - 1
     together = np.zeros(n_columns, np.int64)
     for column in range(n_columns):
-        mine = rows[starts[column] : starts[column + 1]]
-        for row in mine:
+        column_rows = rows[starts[column] : starts[column + 1]]
+        for row in column_rows:
             for place in range(indptr[row], indptr[row + 1]):
                 together[indices[place]] += 1
-        for row in mine:
+        for row in column_rows:
             for place in range(indptr[row], indptr[row + 1]):
                 other = indices[place]
                 pairs[row] += other != column and together[other] >= 2
-        for row in mine:
+        for row in column_rows:
             for place in range(indptr[row], indptr[row + 1]):
                 together[indices[place]] = 0
 
 
 def _nonzero(total: Array) -> Array:
-    """Return the size of sums, 1 for those of 0: dividing by it never turns an order around."""
+    """Return absolute sums, 1 in place of 0: dividing by them never reverses an order."""
     size = np.abs(total)
     return np.where(size > 0, size, np.ones_like(size))
 
@@ -561,5 +561,5 @@ def _filter(interactions: Interactions, dtype: str) -> Any:
 
 
 def _low_rank(left: Array, right: Array, source: Array, target: Array) -> LowRank:
-    """Term of two factors that both hold a vector per row."""
+    """Return the term of two factors with a vector per row."""
     return LowRank(np.ascontiguousarray(left.T), right, source, target)

@@ -1,9 +1,9 @@
-"""From what a caller passes (users, histories, item lists) to rows of a matrix."""
+"""Convert users, histories and item lists that a caller passes to rows of a matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
@@ -27,14 +27,14 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Unknowns(NamedTuple):
-    """What to do about ids the model does not know."""
+    """How to treat ids that the model does not know."""
 
     users: Literal["error", "popular", "skip"] = "error"
     items: Unknown = "error"
 
     @classmethod
     def of(cls, both: Unknown | None, users: Any = None, items: Any = None) -> Self:
-        """Return the checked choices; `both` stands for those that are left out."""
+        """Check the choices; `both` is the default of the other two."""
         default = "error" if both is None else choice("unknown", both, UNKNOWN)
         users = default if users is None else users
         items = default if items is None else items
@@ -42,34 +42,46 @@ class Unknowns(NamedTuple):
         return cls(users, choice("unknown_items", items, UNKNOWN))
 
     def user_positions(self, listed: Any, index: IdIndex) -> Positions:
-        """Positions of training users, -1 for those that are no error."""
+        """Return the positions of training users, -1 for unknown ones that are allowed."""
         hint = "pass unknown_users='popular' for popular items, or 'skip' to leave them out"
         unknown: Unknown = "error" if self.users == "error" else "skip"
         return index.positions(listed, unknown=unknown, hint=hint)
 
     def item_positions(self, listed: Any, index: IdIndex) -> Positions:
-        """Positions of items, -1 for those that are left out."""
+        """Return the positions of items, -1 for unknown ones that are skipped."""
         hint = "pass unknown_items='skip' to leave them out"
         return index.positions(listed, unknown=self.items, hint=hint)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The users or histories that a caller passed.
+class Request:
+    """Users to answer, their histories over the model's items, and the items they may get.
 
     Parameters
     ----------
     users, kind
-        A name for each of them, and the type of a column of these names.
+        A name for each user, and the type of a column of these names.
     source
-        Positions of training users (-1: unknown, to be answered all the same), histories, or
-        Interactions.
+        The histories as the caller passed them: positions of training users (-1: unknown, gets
+        popular items), lists of items, or Interactions. Not changed by `take`.
     answered
-        A flag for each user or history the caller passed: False where it was skipped.
+        A flag for each user or history of the caller: False if it was skipped.
     trained
-        Positions among the training users, -1 for others; None where all are bare histories.
+        Positions among the training users, -1 for unknown ones; None for bare histories.
     has_names
-        Whether `users` are ids or names that the caller gave; positions of a list are not.
+        Whether `users` are ids or names from the caller; positions in a list are not. Rules for
+        single users apply only to users with names.
+    history
+        A row for each user.
+    allowed
+        Mask of the items that may be listed for any user; None for all items.
+    exclude
+        Items that may not be listed, a row for each user.
+    only
+        Items that alone may be listed, a row for each user.
+    pins, used_pins
+        Users x unknown pinned items: those that `exclude` and `candidates` allow, and those in the
+        history; None without such pins.
     """
 
     users: list[Any]
@@ -78,83 +90,10 @@ class Asked:
     answered: Mask
     trained: Positions | None = None
     has_names: bool = True
-
-    def request(self, history: Csr, trained: Positions | None = None) -> Request:
-        """Return the request for these users, whose histories are the rows of a matrix."""
-        return Request(
-            self.users,
-            self.kind,
-            history,
-            self.answered,
-            trained,
-            has_names=self.has_names,
-            source=self.source,
-        )
-
-
-def parse_asked(wanted: Any, train: Interactions, unknown: Unknowns) -> Asked:
-    """Tell user ids, histories and Interactions apart.
-
-    A single id or a list of ids means known users; a list of lists, a mapping from names to lists
-    and Interactions mean histories.
-    """
-    if isinstance(wanted, Interactions):
-        index = wanted.user_index
-        trained = train.user_index.positions(wanted.users, unknown="skip")
-        every = np.ones(len(index), np.bool_)
-        return Asked(wanted.users.tolist(), index.kind, wanted, every, trained)
-    if isinstance(wanted, Mapping):
-        users, histories = list(wanted), list(wanted.values())
-        return Asked(users, column_kind(users), histories, np.ones(len(users), np.bool_))
-    listed = as_list(wanted)
-    if _are_ids(listed, "user ids or histories (lists of item ids)"):
-        place = unknown.user_positions(listed, train.user_index)
-        answered = (place >= 0) | (unknown.users == "popular")
-        place = place[answered]
-        given = [_plain(user) for user, kept in zip(listed, answered, strict=True) if kept]
-        known = train.users[place].tolist() if len(train.users) else given
-        users = [own if at >= 0 else new for own, new, at in zip(known, given, place, strict=True)]
-        kind = train.user_index.kind
-        if (place < 0).any() and kind == pl.Int64:
-            kind = column_kind(users)
-        return Asked(users, kind, place, answered, place)
-    every = np.ones(len(listed), np.bool_)
-    return Asked(list(range(len(listed))), pl.Int64, listed, every, has_names=False)
-
-
-@dataclass(frozen=True)
-class Request:
-    """Users to answer, their histories over the model's items, and what may be listed.
-
-    Parameters
-    ----------
-    users, kind, answered, trained, has_names
-        As of `Asked`. Rules for users hold only where these have names.
-    history
-        A row for each user.
-    allowed
-        Mask of the items that may be listed for all users; None stands for all items.
-    exclude
-        Items that may not be listed, a row for each user.
-    only
-        Items that alone may be listed, a row for each user.
-    source
-        As of `Asked`, before any users are taken.
-    pins, used_pins
-        Users x pinned items that the model does not know: which the lists of the caller allow,
-        and which are in the history; None where there are no such lists.
-    """
-
-    users: list[Any]
-    kind: Any
-    history: Csr
-    answered: Mask
-    trained: Positions | None = None
+    history: Csr = field(default_factory=lambda: sp.csr_array(np.zeros((0, 0), np.float32)))
     allowed: Mask | None = None
     exclude: Csr | None = None
     only: tuple[Only, ...] = ()
-    has_names: bool = True
-    source: Any = None
     pins: Mask | None = None
     used_pins: Mask | None = None
 
@@ -167,7 +106,7 @@ class Request:
             name: None if getattr(self, name) is None else getattr(self, name)[rows]
             for name in ("history", "trained", "exclude", "pins", "used_pins")
         }
-        only = tuple(each.take(rows) for each in self.only)
+        only = tuple(lists.take(rows) for lists in self.only)
         return replace(self, users=[self.users[row] for row in rows], only=only, **per_user)
 
     def limited(
@@ -178,59 +117,53 @@ class Request:
         unknown: Unknowns,
         pins: UnknownPins | None = None,
     ) -> Self:
-        """Return the request with item lists of the caller, each looked up once.
+        """Return the request with the item lists of the caller, which are looked up once.
 
-        One list for all users becomes a mask, which all of them share. `pins` are items that the
-        model does not know, which these lists and the histories may name too.
+        One list for all users becomes a shared mask. `pins` are pinned items that the model does
+        not know; the lists and the histories may name them too.
         """
-        exclude, candidates = _reusable(exclude), _reusable(candidates)
+        lists = {"exclude": _reusable(exclude), "candidates": _reusable(candidates)}
+        lists = {name: ids for name, ids in lists.items() if ids is not None}
         out = self
-        for name, given in (("exclude", exclude), ("candidates", candidates)):
-            if given is None:
-                continue
-            excludes = name == "exclude"
-            found, rows = self._item_lists(name, given, items, unknown)
-            if isinstance(found, np.ndarray):
-                out = out.within(~found if excludes else found)
-            elif excludes:
-                out = out._without(found)
+        for name, ids in lists.items():
+            selected, has_list = self._item_lists(name, ids, items, unknown)
+            if isinstance(selected, np.ndarray):
+                out = out.within(~selected if name == "exclude" else selected)
             else:
-                out = replace(out, only=(*out.only, Only(found, rows)))
-        return out if pins is None else out._with_pins(exclude, candidates, pins.index)
+                out = out._with_pairs(name == "exclude", selected, has_list)
+        return out if pins is None else out._with_pins(lists, pins.index)
 
-    def _with_pins(self, exclude: Any, candidates: Any, pins: IdIndex) -> Self:
-        """Return the request with what lists and histories say of items outside the model."""
+    def _with_pins(self, lists: dict[str, Any], pins: IdIndex) -> Self:
+        """Return the request with what lists and histories say about unknown pinned items."""
         skip = Unknowns("skip", "skip")
         used = np.zeros((len(self), len(pins)), np.bool_)
         if isinstance(self.source, Interactions):
-            known = pins.positions(self.source.items, unknown="skip")
-            columns = self.source.matrix.tocsc()[:, np.flatnonzero(known >= 0)]
-            used[:, known[known >= 0]] = columns.toarray() != 0
+            positions = pins.positions(self.source.items, unknown="skip")
+            columns = self.source.matrix.tocsc()[:, np.flatnonzero(positions >= 0)]
+            used[:, positions[positions >= 0]] = columns.toarray() != 0
         elif isinstance(self.source, list):
             used = history_rows(self.source, pins, skip).toarray() > 0
         allowed = np.ones_like(used)
-        for name, given in (("exclude", exclude), ("candidates", candidates)):
-            if given is None:
-                continue
-            named, rows = np.zeros_like(used), None
-            if not _are_flags(given):
-                found, rows = self._item_lists(name, given, pins, skip)
-                named |= found if isinstance(found, np.ndarray) else found.toarray() > 0
+        for name, ids in lists.items():
+            named, has_list = np.zeros_like(used), None
+            if not _are_flags(ids):
+                selected, has_list = self._item_lists(name, ids, pins, skip)
+                named |= selected if isinstance(selected, np.ndarray) else selected.toarray() > 0
             if name == "exclude":
                 allowed &= ~named
             else:
-                allowed &= named if rows is None else named | ~rows[:, None]
+                allowed &= named if has_list is None else named | ~has_list[:, None]
         return replace(self, pins=allowed, used_pins=used)
 
     def shown_pins(self, rules: ItemRules, exclude_seen: bool) -> Mask | None:
-        """Return users x pins that the model does not know, which may be listed; None for none."""
+        """Return users x unknown pinned items that may be listed; None without such pins."""
         pins = rules.unknown_pins
         if pins is None:
             return None
         shown = np.tile(pins.allowed, (len(self), 1))
         for row, user in enumerate(self.users if pins.users and self.has_names else []):
-            own = pins.users.get(id_key(user), {})
-            shown[row] &= own.get("include", True) & ~own.get("exclude", np.False_)
+            user_rules = pins.users.get(id_key(user), {})
+            shown[row] &= user_rules.get("include", True) & ~user_rules.get("exclude", np.False_)
         if self.pins is not None:
             shown &= self.pins
         used = np.zeros_like(shown) if self.used_pins is None else self.used_pins
@@ -239,71 +172,101 @@ class Request:
         return shown & ~used if exclude_seen else shown
 
     def ruled(self, rules: ItemRules) -> Self:
-        """Return the request with what rules allow, for all users and for each."""
+        """Return the request under the rules for all users and those for single users."""
         out = self if rules.allowed is None else self.within(rules.allowed)
         if rules.seen == "only":
             out = replace(out, only=(*out.only, Only(self.history)))
         if not rules.users or not self.has_names:
             return out
-        each = [rules.users.get(id_key(user), {}) for user in self.users]
+        user_rules = [rules.users.get(id_key(user), {}) for user in self.users]
         for name in ("include", "exclude"):
-            rows = np.array([name in own for own in each], np.bool_)
-            if not rows.any():
-                continue
-            lists = [np.flatnonzero(own[name]) if name in own else () for own in each]
-            pairs = _pairs(lists, self.history.shape[1])
-            if name == "exclude":
-                out = out._without(pairs)
-            else:
-                out = replace(out, only=(*out.only, Only(pairs, rows)))
+            has_list = np.array([name in masks for masks in user_rules], np.bool_)
+            if has_list.any():
+                lists = [
+                    np.flatnonzero(masks[name]) if name in masks else () for masks in user_rules
+                ]
+                pairs = _pairs(lists, self.history.shape[1])
+                out = out._with_pairs(name == "exclude", pairs, has_list)
         return out
 
     def within(self, mask: Mask) -> Self:
-        """Return the request with these items alone, among those it allows."""
+        """Return the request limited to the items of a mask."""
         return replace(self, allowed=mask if self.allowed is None else self.allowed & mask)
 
-    def _without(self, pairs: Csr) -> Self:
-        return replace(self, exclude=pairs if self.exclude is None else self.exclude + pairs)
+    def _with_pairs(self, excludes: bool, pairs: Csr, has_list: Mask | None) -> Self:
+        """Return the request without these pairs, or with these alone for users with a list."""
+        if excludes:
+            return replace(self, exclude=pairs if self.exclude is None else self.exclude + pairs)
+        return replace(self, only=(*self.only, Only(pairs, has_list)))
 
     def _item_lists(
-        self, name: str, given: Any, items: IdIndex, unknown: Unknowns
+        self, name: str, ids: Any, items: IdIndex, unknown: Unknowns
     ) -> tuple[Mask | Csr, Mask | None]:
-        """Return a mask for all users, or a row per user and which users have one."""
-        if isinstance(given, Mapping):
-            by_user = by_id_key(name, given)
+        """Return a mask for all users, or a row per user and a flag of who has one."""
+        if isinstance(ids, Mapping):
+            by_user = by_id_key(name, ids)
             keys = [id_key(user) for user in self.users]
-            rows = np.array([key in by_user for key in keys], np.bool_)
+            has_list = np.array([key in by_user for key in keys], np.bool_)
             lists = [by_user.get(key, ()) for key in keys]
-            return history_rows(lists, items, unknown), rows
-        listed = as_list(given)
-        if _are_flags(listed):
-            if len(listed) != len(items):
-                size = f"{len(listed)} flags for {len(items)} items"
+            return history_rows(lists, items, unknown), has_list
+        entries = as_list(ids)
+        if _are_flags(entries):
+            if len(entries) != len(items):
+                size = f"{len(entries)} flags for {len(items)} items"
                 raise DataError(f"got {size}; give one for each item of the model, or item ids")
-            return np.array(listed, np.bool_), None
-        if _are_ids(listed, "item ids or lists of item ids"):
+            return np.array(entries, np.bool_), None
+        if _are_ids(entries, "item ids or lists of item ids"):
             mask = np.zeros(len(items), np.bool_)
-            mask[_item_positions(listed, items, unknown)] = True
+            mask[_item_positions(entries, items, unknown)] = True
             return mask, None
-        known = self.answered
-        if len(listed) != len(known):
-            size = f"{len(listed)} lists of items for {len(known)} users"
+        if len(entries) != len(self.answered):
+            size = f"{len(entries)} lists of items for {len(self.answered)} users"
             raise DataError(f"got {size}; give one each, or a mapping from users to lists")
-        kept = [row for row, is_known in zip(listed, known, strict=True) if is_known]
-        return history_rows(kept, items, unknown), None
+        lists = [entries[row] for row in np.flatnonzero(self.answered)]
+        return history_rows(lists, items, unknown), None
 
 
-def _reusable(given: Any) -> Any:
-    """Return item lists as they are, an iterator as a list."""
-    return list(given) if isinstance(given, Iterator) else given
+def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
+    """Tell user ids, histories and Interactions apart; the caller adds the rows of the histories.
+
+    A single id or a list of ids means training users; a list of lists, a mapping from names to
+    lists and Interactions mean histories.
+    """
+    if isinstance(query, Interactions):
+        index = query.user_index
+        trained = train.user_index.positions(query.users, unknown="skip")
+        answered = np.ones(len(index), np.bool_)
+        return Request(query.users.tolist(), index.kind, query, answered, trained)
+    if isinstance(query, Mapping):
+        users, histories = list(query), list(query.values())
+        return Request(users, column_kind(users), histories, np.ones(len(users), np.bool_))
+    entries = as_list(query)
+    if not _are_ids(entries, "user ids or histories (lists of item ids)"):
+        answered = np.ones(len(entries), np.bool_)
+        return Request(list(range(len(entries))), pl.Int64, entries, answered, has_names=False)
+    positions = unknown.user_positions(entries, train.user_index)
+    answered = (positions >= 0) | (unknown.users == "popular")
+    positions = positions[answered]
+    passed = [_plain(entries[row]) for row in np.flatnonzero(answered)]
+    known = train.users[positions].tolist() if len(train.users) else passed
+    users = [known[i] if place >= 0 else passed[i] for i, place in enumerate(positions)]
+    kind = train.user_index.kind
+    if (positions < 0).any() and kind == pl.Int64:
+        kind = column_kind(users)
+    return Request(users, kind, positions, answered, positions)
 
 
-def _are_flags(given: Any) -> bool:
+def _reusable(ids: Any) -> Any:
+    """Return an iterator as a list, anything else unchanged."""
+    return list(ids) if isinstance(ids, Iterator) else ids
+
+
+def _are_flags(ids: Any) -> bool:
     """Whether these are flags, one for each item of a model."""
-    if isinstance(given, Mapping) or is_id(given):
+    if isinstance(ids, Mapping) or is_id(ids):
         return False
-    listed = as_list(given)
-    return bool(listed) and all(isinstance(each, (bool, np.bool_)) for each in listed)
+    entries = as_list(ids)
+    return bool(entries) and all(isinstance(entry, (bool, np.bool_)) for entry in entries)
 
 
 def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
@@ -311,18 +274,18 @@ def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
     if (places >= 0).all():
         return matrix[places]
     starts, stops = matrix.indptr[places], matrix.indptr[places + 1]
-    taken, offsets = segments(starts, np.where(places >= 0, stops - starts, 0))
-    parts = matrix.data[taken], matrix.indices[taken], offsets
+    entries, offsets = segments(starts, np.where(places >= 0, stops - starts, 0))
+    parts = matrix.data[entries], matrix.indices[entries], offsets
     return sp.csr_array(parts, shape=(len(places), matrix.shape[1]))
 
 
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Csr:
     """Return one row per history, with a 1 for each of its items."""
-    return _pairs([_item_positions(each, items, unknown) for each in histories], len(items))
+    return _pairs([_item_positions(ids, items, unknown) for ids in histories], len(items))
 
 
 def _pairs(rows: Sequence[Any], n_items: int) -> Csr:
-    """Return rows of ones at these positions, which ascend."""
+    """Return rows with ones at these ascending positions."""
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     columns = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
     ones = np.ones(len(columns), np.float32)
@@ -330,40 +293,40 @@ def _pairs(rows: Sequence[Any], n_items: int) -> Csr:
 
 
 def cold_rows(history: Csr, item_counts: npt.NDArray[Any]) -> Mask:
-    """Flags of the users without a history, or with items alone that nobody used in training."""
+    """Flag users without a history, or whose items nobody used in training."""
     # `reduceat` gives an empty row the value of the next one, and needs one after the last
     used = np.append(item_counts[history.indices] > 0, False)
-    found = np.logical_or.reduceat(used, history.indptr[:-1])
-    return np.asarray(~found | (np.diff(history.indptr) == 0))
+    has_used_item = np.logical_or.reduceat(used, history.indptr[:-1])
+    return np.asarray(~has_used_item | (np.diff(history.indptr) == 0))
 
 
 def history_events(
     histories: Iterable[Any], items: IdIndex, unknown: Unknowns
 ) -> tuple[Events, list[Any]]:
-    """Return the items of each history in their order, repeats included; and those left out."""
-    listed = [as_list(history) for history in histories]
-    rows = [unknown.item_positions(each, items) for each in listed]
+    """Return the known items of each history in order, with repeats; and the skipped ids."""
+    lists = [as_list(history) for history in histories]
+    rows = [unknown.item_positions(ids, items) for ids in lists]
     skipped = [
-        each[at] for each, row in zip(listed, rows, strict=True) for at in np.flatnonzero(row < 0)
+        ids[at] for ids, row in zip(lists, rows, strict=True) for at in np.flatnonzero(row < 0)
     ]
     rows = [row[row >= 0] for row in rows]
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    found = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32)
-    return Events(found, offsets), skipped
+    positions = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int32)
+    return Events(positions, offsets), skipped
 
 
-def _item_positions(listed: Any, items: IdIndex, unknown: Unknowns) -> Positions:
-    """Sorted positions of item ids, each once."""
-    place = unknown.item_positions(listed, items)
-    return np.unique(place[place >= 0])
+def _item_positions(ids: Any, items: IdIndex, unknown: Unknowns) -> Positions:
+    """Return the sorted distinct positions of item ids."""
+    positions = unknown.item_positions(ids, items)
+    return np.unique(positions[positions >= 0])
 
 
-def _are_ids(listed: list[Any], choice: str) -> bool:
-    """Whether all of these are ids; otherwise none may be."""
-    ids = [is_id(value) for value in listed]
-    if any(ids) and not all(ids):
+def _are_ids(entries: list[Any], choice: str) -> bool:
+    """Whether all entries are ids; a mixture is an error."""
+    flags = [is_id(entry) for entry in entries]
+    if any(flags) and not all(flags):
         raise DataError(f"pass either {choice}, not a mixture")
-    return all(ids)
+    return all(flags)
 
 
 def _plain(user: Any) -> Any:
@@ -371,9 +334,11 @@ def _plain(user: Any) -> Any:
 
 
 def column_kind(names: list[Any]) -> Any:
-    """Type of a column of names: integers where all of them are, else text."""
-    whole = all(isinstance(name, (int, np.integer)) and type(name) is not bool for name in names)
-    return pl.Int64 if whole and all(abs(int(name)) < 2**63 for name in names) else pl.String
+    """Return the type of a column of names: integer if all names are, else text."""
+    integers = all(
+        isinstance(name, (int, np.integer)) and type(name) is not bool for name in names
+    )
+    return pl.Int64 if integers and all(abs(int(name)) < 2**63 for name in names) else pl.String
 
 
 SHARED = -2  # a history that several users have
@@ -382,9 +347,9 @@ SHARED = -2  # a history that several users have
 class KnownUsers:
     """The users a model was fitted on, found by position or by history.
 
-    A row that comes with a user's position is that user, if it is the history the model was fitted
-    on. A bare history belongs to the one user who has it; one that several users share is refused,
-    unless users with equal histories score `alike`. `model` is a name for errors.
+    A row with a user's position is that user, if its history is the one of the fit. A bare history
+    belongs to the one user who has it; one that several users share is an error, unless users
+    with equal histories score `alike`. `model` is the name in error messages.
     """
 
     def __init__(self, model: str, X: Csr, *, alike: bool = False) -> None:
@@ -398,25 +363,25 @@ class KnownUsers:
 
     def places(self, rows: Rows) -> list[int]:
         """Return the position of the user of each row, -1 for an empty history."""
-        given = [-1] * len(rows) if rows.users is None else rows.users.tolist()
+        users = [-1] * len(rows) if rows.users is None else rows.users.tolist()
         keys = _keys(rows.indptr, rows.indices, rows.values)
-        return [self._place(key, place) for key, place in zip(keys, given, strict=True)]
+        return [self._place(key, user) for key, user in zip(keys, users, strict=True)]
 
-    def _place(self, key: bytes, given: int) -> int:
+    def _place(self, key: bytes, user: int) -> int:
         if not key:
             return -1
-        if given >= 0 and self._keys[given] == key:
-            return given
+        if user >= 0 and self._keys[user] == key:
+            return user
         place = self._places.get(key, -1)
         if place == SHARED:
             raise DataError(
-                f"several users of {self.model} have this history, and vectors of their own; ask "
-                "for one of them by id, or take a model that ranks for any history"
+                f"several users of {self.model} have this history, and each has another vector; "
+                "pass a user id, or use a model that ranks for any history"
             )
         if place < 0:
             raise DataError(
-                f"{self.model} ranks only the users it was fitted on, by the histories it was "
-                "fitted on; fit it with these histories, or take a model without this limit"
+                f"{self.model} ranks only for the users and histories it was fitted on; fit it "
+                "with these histories, or use a model without this limit"
             )
         return place
 

@@ -1,9 +1,8 @@
-"""What a solve leaves behind: P in one of several forms, all asked the same questions.
+"""The inverse P of a solve in its forms, behind one interface.
 
-A dense array, what `prune` or `halve` kept of one, a matrix on a card: each is an `Inverse`.
-Families, the dial, ranking, saving and updating work with that and never ask which form it is. A
-new form is a subclass with the type of matrix it carries (`carries`) and, where it is saved, a
-`kind`.
+A dense array, the result of `prune` or `halve`, a matrix on a GPU: each is an `Inverse`. Ranking,
+saving and updating use that interface and do not depend on the form. A new form is a subclass
+with the type of its matrix (`carries`) and, if it can be saved, a `kind`.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ CANNOT_LEAVE_OUT = (
     "users cannot be left out exactly of a model of the neighbourhood engine; evaluate or tune it "
     "on a split, such as eq.split.strong(data, valid=0.1)"
 )
-BLOCK_BYTES = 64 << 20  # of rows of P that are looked at together
-WHOLE = 2**15 - 1  # the largest number in 16 bits
+BLOCK_BYTES = 64 << 20  # of rows of P that are processed together
+LARGEST = 2**15 - 1  # in 16 bits
 
 
 class Inverse(ABC):
@@ -46,11 +45,12 @@ class Inverse(ABC):
     Parameters
     ----------
     matrix
-        The numbers, of a type that `carries` names; has `shape`, `dtype` and `diagonal()`.
+        The entries, of the type `carries`; has `shape`, `dtype` and `diagonal()`.
     """
 
     carries: ClassVar[type] = object  # type of the matrix
     kind: ClassVar[str]  # name in a saved model
+    host_only: ClassVar[str] = ""  # why the model cannot be moved to a GPU, and a remedy
     _forms: ClassVar[list[type[Inverse]]] = []
 
     def __init__(self, matrix: Any) -> None:
@@ -63,14 +63,15 @@ class Inverse(ABC):
 
     @staticmethod
     def of(matrix: Any) -> Inverse:
-        """Return the form of a matrix that a solve returned."""
+        """Return the inverse that holds the matrix of a solve."""
         return next(form(matrix) for form in Inverse._forms if isinstance(matrix, form.carries))
 
     @staticmethod
     def restored(state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
-        """Return what `state` and `arrays` saved."""
-        # models without a name for it are older than the name, or dense
-        kind = state.text("inverse") if "inverse" in state else _unnamed(state)
+        """Return the inverse that `state` and `arrays` saved."""
+        # dense and pruned models are saved without a kind
+        unnamed = _PrunedInverse.kind if "loss" in state else _DenseInverse.kind
+        kind = state.text("inverse") if "inverse" in state else unnamed
         form = {form.kind: form for form in Inverse._forms if "kind" in vars(form)}.get(kind)
         if form is None:
             raise FileFormatError(f"its inverse is of unknown kind {kind!r}")
@@ -78,9 +79,9 @@ class Inverse(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Precision of the numbers."""
-        found: np.dtype[Any] = self.matrix.dtype
-        return found
+        """Precision of the entries."""
+        dtype: np.dtype[Any] = self.matrix.dtype
+        return dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -89,7 +90,7 @@ class Inverse(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return int(self.matrix.nbytes)
 
     def diagonal(self) -> npt.NDArray[np.float64]:
@@ -102,40 +103,44 @@ class Inverse(ABC):
 
     @abstractmethod
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return rows of P, dense and in the memory of the host."""
+        """Return rows of P, dense and on the host."""
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
-        """Return what `save` writes; all names begin with "inverse"."""
+        """Return the arrays that `save` writes; all names begin with "inverse"."""
 
     @classmethod
     @abstractmethod
     def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
-        """Return what `state` and `arrays` saved."""
+        """Return the inverse that `state` and `arrays` saved."""
 
     def state(self) -> dict[str, Any]:
-        """Return plain values that `save` writes beside the arrays."""
+        """Return the plain values that `save` writes."""
         return {"inverse": self.kind}
 
     def to(self, device: str) -> Inverse:
-        """Return it in the memory of the machine ("cpu") or of a card."""
-        return Inverse.of(move(self.matrix, device))
+        """Return it in the memory of the host ("cpu") or of a GPU."""
+        if not self.host_only:
+            return Inverse.of(move(self.matrix, device))
+        if device != "cpu":
+            raise SettingError(self.host_only)
+        return self
 
     def require(self, work: Work) -> None:
-        """Raise `SettingError` where this form cannot do the work; by default it can."""
+        """Raise `SettingError` if this form cannot do the work; by default it can."""
         return
 
     def updated(self, change: Change) -> Solved | None:
-        """Return the solve of the changed system; None where a new solve is the better way."""
+        """Return the solve of the changed system; None if a new solve is better."""
         return None
 
     def solve_options(self) -> dict[str, Any]:
-        """Return options of `fit` for solving again: any exact engine in the same precision."""
+        """Return options of `fit` for a new solve: any exact engine in the same precision."""
         return {"dtype": self.dtype.name}
 
     @property
     def agreement(self) -> dict[str, float]:
-        """How far an approximate form agreed with the exact one; empty where it is exact."""
+        """Agreement of an approximate form with the exact one; empty if it is exact."""
         return {}
 
     def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
@@ -143,14 +148,14 @@ class Inverse(ABC):
         raise SettingError("this model was solved exactly; residual_ says how accurately")
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield all rows, some at a time, each block with the number of its first row."""
+        """Yield all rows in blocks, each with the number of its first row."""
         n_items = self.shape[0]
         step = max(1, BLOCK_BYTES // (self.dtype.itemsize * max(n_items, 1)))
         for low in range(0, n_items, step):
             yield low, self.rows(low, min(low + step, n_items))
 
     def toarray(self) -> npt.NDArray[Any]:
-        """Return P as an array of its own."""
+        """Return P as a new array."""
         P = np.empty(self.shape, self.dtype)
         for low, rows in self.blocks():
             P[low : low + len(rows)] = rows
@@ -158,10 +163,11 @@ class Inverse(ABC):
 
     def pruned(
         self, source: npt.NDArray[Any], keep: int
-    ) -> tuple[Pruned, npt.NDArray[np.float64]]:
+    ) -> tuple[_PrunedInverse, npt.NDArray[np.float64]]:
         """Return P with the sources i of largest |source_i P_ij| for each target j.
 
-        Beside it the sums of squares of all of them and of those kept, a row for each target.
+        The second result has a row per target: the sum of squares of all sources, and of the
+        remaining ones.
         """
         n_items = self.shape[0]
         chosen, squares = np.empty((n_items, keep), np.int32), np.empty((n_items, 2))
@@ -173,35 +179,32 @@ class Inverse(ABC):
             )
         offsets = np.arange(n_items + 1, dtype=np.int64) * keep
         columns: Any = sp.csc_array((values.ravel(), chosen.ravel(), offsets), shape=self.shape)
-        kept = columns.tocsr()
-        kept.sort_indices()
-        return Pruned(kept), squares
+        rows_of_sources = columns.tocsr()
+        rows_of_sources.sort_indices()
+        return _PrunedInverse(rows_of_sources), squares
 
-    def halved(self) -> Halved:
-        """Return P in 16 bits; by default there is no dense P to do this to."""
+    def halved(self) -> _HalvedInverse:
+        """Return P in 16 bits; only a dense P can be halved."""
         raise SettingError("only a model with a dense inverse can be halved; this one is small")
 
 
-class Array(Inverse):
+class _DenseInverse(Inverse):
     """An array in memory or mapped from a file."""
 
     carries: ClassVar[type] = np.ndarray
     kind = "dense"
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a dense term."""
         return Dense(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """View the rows."""
         return np.asarray(self.matrix[low:high])
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: this is the form of models without a name for it."""
+        """Return nothing: dense models are saved without a kind."""
         return {}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the matrix."""
         return {"inverse": self.matrix}
 
     @classmethod
@@ -209,78 +212,62 @@ class Array(Inverse):
         return cls(stored.mapped("inverse", (system.data.n_items,) * 2))
 
     def updated(self, change: Change) -> Solved | None:
-        """Return the inverse after a low-rank change."""
         return updated_array(self.matrix, change)
 
-    def halved(self) -> Halved:
-        """Return it in 16 bits."""
+    def halved(self) -> _HalvedInverse:
         values, scale = np.empty(self.shape, np.int16), np.empty(self.shape[0], np.float32)
         for low, rows in self.blocks():
             part = np.abs(rows)
-            own = np.arange(len(rows))
-            part[own, low + own] = 0  # the largest of its row, and in no score
-            some = slice(low, low + len(rows))
-            scale[some] = np.maximum(part.max(axis=1) / WHOLE, np.finfo(np.float32).tiny)
-            np.divide(rows, scale[some, None], out=part)
-            part[own, low + own] = 0
-            values[some] = np.rint(part, out=part)
-        return Halved(HalfMatrix(values, scale, self.diagonal()))
+            diagonal = np.arange(len(rows)), np.arange(low, low + len(rows))
+            part[diagonal] = 0  # the largest of its row, and in no score
+            block = slice(low, low + len(rows))
+            scale[block] = np.maximum(part.max(axis=1) / LARGEST, np.finfo(np.float32).tiny)
+            np.divide(rows, scale[block, None], out=part)
+            part[diagonal] = 0
+            values[block] = np.rint(part, out=part)
+        return _HalvedInverse(HalfMatrix(values, scale, self.diagonal()))
 
 
-class OnCard(Array):
-    """An array on a card; saved from there, and loaded as an `Array`."""
+class _DeviceInverse(_DenseInverse):
+    """An array on a GPU; saved from there, and loaded as a dense one."""
 
     carries = DeviceMatrix
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes on the card."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a term that ranks on the card."""
         return OnDevice(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Copy the rows to the host."""
         return np.asarray(self.matrix.rows(low, high))
 
     def require(self, work: Work) -> None:
-        """Ask for the host where the card cannot do it."""
         if work in ("update", "prune"):
             require_host(self.matrix)
 
 
-class ByUsers(Inverse):
+class _DualInverse(Inverse):
     """P of the dual engine: a small matrix of users, and the interactions."""
 
     carries = DualMatrix
     kind = "dual"
+    host_only = "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a term that scores through the training users."""
         P, Y = self.matrix, self.matrix.items
         scales = source / P.penalty, -target / P.penalty  # P = ... - L^-1 Y^T C Y L^-1
         return Dual(P.core, Y.data, Y.indices, Y.indptr, P.inner_diagonal, *scales, self.dtype)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows, made from the parts."""
         return np.asarray(self.matrix.rows(low, high))
 
-    def to(self, device: str) -> Inverse:
-        """Return itself, on the host."""
-        if device != "cpu":
-            raise SettingError(
-                "a dual model ranks on device='cpu'; fit one with engine='gpu' instead"
-            )
-        return self
-
     def state(self) -> dict[str, Any]:
-        """Return the name of the form and the precision of its scores."""
         return {**super().state(), "dtype": self.dtype.name}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the matrix of users and a diagonal; the rest is in the training data."""
+        """Return the matrix of users and a diagonal; the data have the remaining parts."""
         return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.inner_diagonal}
 
     @classmethod
@@ -288,65 +275,56 @@ class ByUsers(Inverse):
         items = weighted_items(system.data.matrix, system.user_weights)
         n_items, n_users = items.shape
         core = stored.mapped("inverse_core", (n_users, n_users))
-        own = np.array(stored.finite("inverse_own", (n_items,), sizes=(8,)))
+        diagonal = np.array(stored.finite("inverse_own", (n_items,), sizes=(8,)))
         if core.dtype != np.float64:
             raise FileFormatError(f"its matrix of users is {core.dtype}, not float64")
         dtype = np.dtype(state.text("dtype", ("float32", "float64")))
-        return cls(DualMatrix(core, items, system.penalty, own, dtype))
+        return cls(DualMatrix(core, items, system.penalty, diagonal, dtype))
 
 
-class Reduced(Inverse):
-    """A part of P that is enough to rank with, made from a whole one by the `verb`."""
+class _ReducedInverse(Inverse):
+    """A part of P that is enough to rank with, made from a full P by the `verb`."""
 
     verb: ClassVar[str]
 
-    def to(self, device: str) -> Inverse:
-        """Return itself, on the host."""
-        if device != "cpu":
-            raise SettingError(
-                f"a {self.kind} model ranks on device='cpu'; move the full one instead"
-            )
-        return self
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.host_only = f"a {cls.kind} model ranks on device='cpu'; move the full one instead"
 
     def require(self, work: Work) -> None:
-        """Refuse: only a part of the solve is left."""
+        """Raise: only a part of the solve is left."""
         a_model = f"a {self.kind} model"
         raise SettingError(
             {
                 "reuse": f"{a_model} cannot be reused; reuse the full one and {self.verb} it",
                 "update": f"{a_model} cannot be updated; update the full one and {self.verb} it",
                 "prune": f"this model is {self.kind} already; prune the full one",
-                "leave out": f"users cannot be left out of {a_model}; take the full one",
+                "leave out": f"users cannot be left out of {a_model}; use the full one",
             }[work]
         )
 
 
-class Pruned(Reduced):
-    """What `prune` kept of P, as sparse rows."""
+class _PrunedInverse(_ReducedInverse):
+    """P after `prune`, as sparse rows."""
 
     carries = sp.sparray
     kind, verb = "pruned", "prune"
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
         return sum(part.nbytes for part in sparse_arrays(self.matrix, "inverse").values())
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a sparse term."""
-        P = self.matrix
-        return Sparse(P.data, P.indices, P.indptr, source, target)
+        return _sparse_term(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows with zeros for what is gone."""
         return np.asarray(self.matrix[low:high].toarray())
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: a pruned model is known by its loss."""
+        """Return nothing: a pruned model is recognised by its loss."""
         return {}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the parts of the sparse matrix."""
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
@@ -356,7 +334,7 @@ class Pruned(Reduced):
 
 @dataclass(frozen=True, eq=False)
 class HalfMatrix:
-    """P in 16 bits: whole numbers, a scale for each row, and the diagonal by itself."""
+    """P in 16 bits: integers, a scale for each row, and a separate diagonal."""
 
     values: npt.NDArray[np.int16]
     scale: npt.NDArray[np.float32]
@@ -371,7 +349,7 @@ class HalfMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Size in bytes."""
         return self.values.nbytes + self.scale.nbytes
 
     def diagonal(self) -> npt.NDArray[np.float64]:
@@ -379,26 +357,21 @@ class HalfMatrix:
         return self.diagonal_
 
 
-class Halved(Reduced):
-    """P in 16 bits, for ranking; sums are made in float32."""
+class _HalvedInverse(_ReducedInverse):
+    """P in 16 bits, for ranking; sums are in float32."""
 
     carries = HalfMatrix
     kind, verb = "halved", "halve"
     matrix: HalfMatrix
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a dense term; the scale of a row is one of its item."""
         return Dense(self.matrix.values, source * self.matrix.scale, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows in single precision."""
-        found = self.matrix.values[low:high] * self.matrix.scale[low:high, None]
-        own = np.arange(low, high)
-        found[own - low, own] = self.matrix.diagonal_[own]
-        return found
+        rows = self.matrix.values[low:high] * self.matrix.scale[low:high, None]
+        return _with_diagonal(rows, self.matrix.diagonal_, low)
 
     def arrays(self) -> dict[str, Any]:
-        """Return the whole numbers and their scales."""
         return {"inverse": self.matrix.values, "inverse_scale": self.matrix.scale}
 
     @classmethod
@@ -410,32 +383,26 @@ class Halved(Reduced):
         return cls(HalfMatrix(values, scale, diagonal))
 
 
-class Neighbourhoods(Inverse):
-    """Columns on the supports of their targets; not symmetric."""
+class _NeighbourhoodInverse(Inverse):
+    """Columns of the neighbourhood engine, on the supports of their targets; not symmetric."""
 
     carries = Columns
     kind = "neighbourhood"
+    host_only = "a model of the neighbourhood engine ranks on device='cpu'"
     matrix: Columns
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
-        """Return a sparse term."""
-        P = self.matrix
-        return Sparse(P.data, P.indices, P.indptr, source, target)
+        return _sparse_term(self.matrix, source, target)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
-        """Return the rows with zeros outside of the supports."""
-        found = np.asarray(self.matrix.off_diagonal[low:high].toarray())
-        own = np.arange(low, high)
-        found[own - low, own] = self.matrix.diagonal_[own]
-        return found
+        rows = np.asarray(self.matrix.off_diagonal[low:high].toarray())
+        return _with_diagonal(rows, self.matrix.diagonal_, low)
 
     def state(self) -> dict[str, Any]:
-        """Return the number of neighbours, and how far they agree with exact columns."""
         P = self.matrix
         return {"inverse": self.kind, "neighbours": P.neighbours, "audit": P.audit}
 
     def arrays(self) -> dict[str, Any]:
-        """Return the parts of the sparse rows."""
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
@@ -453,14 +420,8 @@ class Neighbourhoods(Inverse):
         neighbours = state.whole("neighbours", least=1)
         return cls(Columns(data, indices, indptr, diagonal, neighbours, agreement))
 
-    def to(self, device: str) -> Inverse:
-        """Return itself, on the host."""
-        if device != "cpu":
-            raise SettingError("a model of the neighbourhood engine ranks on device='cpu'")
-        return self
-
     def require(self, work: Work) -> None:
-        """Refuse to prune, which a solve on fewer neighbours is better than, and to leave out."""
+        """Raise for pruning, where fewer neighbours are better, and for leaving users out."""
         if work == "prune":
             raise SettingError("this model is sparse already; fit it with fewer neighbours")
         if work == "leave out":
@@ -468,47 +429,52 @@ class Neighbourhoods(Inverse):
 
     @property
     def agreement(self) -> dict[str, float]:
-        """How far it agreed with exact columns when it was fitted."""
         return self.matrix.audit
 
     def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
-        """Compare sampled columns with exact ones."""
         X = system.data.matrix
         audit = Audit(self._checked(), X, system.user_weights, system.penalty, n_targets)
         return {"residual": audit.residual(), **audit.agreement()}
 
     def updated(self, change: Change) -> Solved | None:
-        """Solve anew for the targets whose supports the change touches."""
         after = change.after
         rows, _ = gram_change(change.before, after)
         system = after.data.matrix, after.user_weights, after.penalty
-        found = solve_again(self._checked(), *system, np.unique(rows.indices).astype(np.int64))
-        return Solved(found, found.diagonal(), Audit(found, *system, TARGETS).residual())
+        columns = solve_again(self._checked(), *system, np.unique(rows.indices).astype(np.int64))
+        return Solved(columns, columns.diagonal(), Audit(columns, *system, TARGETS).residual())
 
     def solve_options(self) -> dict[str, Any]:
-        """Return the options of this fit."""
-        near = {"engine": "neighbourhood", "neighbours": self.matrix.neighbours}
-        return {"dtype": self.dtype.name, **near}
+        options = {"engine": "neighbourhood", "neighbours": self.matrix.neighbours}
+        return {"dtype": self.dtype.name, **options}
 
     def _checked(self) -> Columns:
-        """Return the columns, whose indices a large file did not have checked when loaded."""
+        """Return the columns with checked indices; loading a large file does not check them."""
         indices, n_items = self.matrix.indices, self.shape[0]
         if len(indices) and not 0 <= indices.min() <= indices.max() < n_items:
             raise FileFormatError(
-                "the model is damaged: its weights name items that are not there"
+                "the model is damaged: its weights refer to items that do not exist"
             )
         return self.matrix
 
 
-def _unnamed(state: Fields) -> str:
-    return Pruned.kind if "loss" in state else Array.kind
+def _sparse_term(P: Any, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
+    return Sparse(P.data, P.indices, P.indptr, source, target)
+
+
+def _with_diagonal(
+    rows: npt.NDArray[Any], diagonal: npt.NDArray[np.float64], low: int
+) -> npt.NDArray[Any]:
+    """Return rows of P, from row `low` on, with their entries on the diagonal set."""
+    places = np.arange(len(rows))
+    rows[places, low + places] = diagonal[low : low + len(rows)]
+    return rows
 
 
 @compiled
 def _strongest(
     rows: Any, source: Any, keep: int, low: int, at: int, chosen: Any, values: Any, squares: Any
 ) -> None:
-    """For target j = low + at the sources i with the largest |source_i P_ij|, in order."""
+    """Select for target j = low + at the sources i with the largest |source_i P_ij|, in order."""
     j = low + at
     size = np.abs(rows[at] * source)
     size[j] = -1.0

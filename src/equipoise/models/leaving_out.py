@@ -1,8 +1,7 @@
-"""Lists of training users as if each had been left out of the fit.
+"""Rank training users by models from whose fit each user was left out.
 
-Exact for every linear autoencoder: the loops are in `ranking/left_out.py`. A low-pass companion
-has no such formula; it is fitted again without a group of users, at most a tenth of all, and
-scores these.
+Exact for linear autoencoders: the loops are in `ranking/left_out.py`. A low-pass companion has no
+closed form for this; it is refitted without groups of at most a tenth of the users.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from equipoise.solve.gpu import DeviceMatrix
 Leave = Literal["user", "items"]
 Vector = npt.NDArray[np.float64]
 
-CHUNKS = 8  # per thread, so that none waits long for the last one
-BATCH_BYTES = 64 << 20  # of rows that the dual engine makes, and of a companion's scores
-STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.4)  # that a companion is tried with
+CHUNKS = 8  # per thread, so that no thread waits long for the last one
+BATCH_BYTES = 64 << 20  # of rows that the dual engine computes, and of a companion's scores
+STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.4)  # candidates for the strength of a companion
 STRENGTH_USERS = 500
-FOLD = 0.1  # share of the users that a companion is fitted without, at most
+FOLD = 0.1  # largest share of the users that a companion is refitted without
 
 
 def lists_without(
@@ -51,26 +50,26 @@ def lists_without(
     alpha: float | None = None,
     exact: bool = True,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """Return lists and scores of models of one solve, models x users x k.
+    """Return lists and scores of models that share a solve, models x users x k.
 
-    Each user is ranked by the models as they would be without it. Lists are padded with -1.
+    Each user is ranked by the models as refitted without that user. Lists are padded with -1.
 
     Parameters
     ----------
     models
         Fitted, sharing their solve; see `fit_together` and `reuse`.
     history
-        Training users with the items they are ranked by, which must be among those they have.
+        Training users with the items to rank them by, a subset of their training items.
     k
         Length of the lists.
     leave
-        "user" leaves out all of the user; "items" leaves the history in training and takes out
-        the user's other items.
+        "user" leaves the user out completely; "items" keeps the history in training and leaves
+        out the user's other items.
     alpha
-        Takes the place of the models' own.
+        Replaces the alpha of the models.
     exact
-        Refuse signals whose numbers would change for all users, and fit again without a user on
-        whom the age of all events depends.
+        Raise for signals whose weights would change for all users, and refit without a user who
+        sets the age of all events.
     """
     for model in models:
         check_model(model, exact=exact)
@@ -82,60 +81,59 @@ def lists_without(
     items = np.full(shape, -1, np.int32)
     scores = np.full(shape, np.nan, first.inverse_.dtype)
     bad = np.zeros(history.n_users, np.bool_)
-    wanted = [each.lowpass_ or each.lowpass for each in models]
-    wanted = [each if each is not None and each.strength != 0 else None for each in wanted]
-    companions = list(dict.fromkeys(each for each in wanted if each is not None))
-    extra_of = [-1 if each is None else companions.index(each) for each in wanted]
-    sources, groups, families = _arrays(removal, readings, extra_of, first)
-    for users, rows, slots in _batches(first.inverse_, removal, len(companions)):
-        extra = _companion_scores(companions, first, removal, users)
-        parts = min(len(users), CHUNKS * machine.count())
-        solved = sources, first.diagonal_, first.penalty_
-        known = removal.entries, removal.of_user, *solved, groups, families
+    lowpasses = [_active_lowpass(model) for model in models]
+    companions = list(dict.fromkeys(lowpass for lowpass in lowpasses if lowpass is not None))
+    companion_of = [-1 if lowpass is None else companions.index(lowpass) for lowpass in lowpasses]
+    sources, groups, families = _arrays(removal, readings, companion_of, first)
+    solved = sources, first.diagonal_, first.penalty_
+    known = removal.entries, removal.of_user, *solved, groups, families
 
-        def work(
-            number: int,
-            users: Any = users,
-            rows: Any = rows,
-            slots: Any = slots,
-            extra: Any = extra,
-            parts: int = parts,
-            known: tuple[Any, Any, Any, Any, Any, Any, Any] = known,
-        ) -> None:
-            mine = np.arange(number, len(users), parts)
-            more = np.ascontiguousarray(extra[:, mine])
-            rank_left_out(users[mine], rows, slots, *known, more, items, scores, bad)
+    def rank_batch(users: npt.NDArray[np.int64], rows: Any, slots: npt.NDArray[np.int32]) -> None:
+        extra = _companion_scores(companions, first, removal, users)
+        n_parts = min(len(users), CHUNKS * machine.count())
+
+        def rank_part(number: int) -> None:
+            part = np.arange(number, len(users), n_parts)
+            part_extra = np.ascontiguousarray(extra[:, part])
+            rank_left_out(users[part], rows, slots, *known, part_extra, items, scores, bad)
 
         try:
             if isinstance(rows, DeviceMatrix):
                 rank_left_out_on_device(users, rows, *known, extra, items, scores, bad)
-                continue
+                return
             with machine.one_blas_thread():
-                machine.run(work, parts)
+                machine.run(rank_part, n_parts)
         except np.linalg.LinAlgError as error:
             raise SolveError(
                 "a user cannot be left out of this solve, which is not accurate enough; fit with "
                 "dtype='float64', or with a larger l2"
             ) from error
+
+    for batch in _batches(first.inverse_, removal, len(companions)):
+        rank_batch(*batch)
     if bad.any():
         raise SolveError("the model scores NaN; raise l2 or dropout")
     _rank_by_popularity(removal, items, scores)
-    moved = _moved_reference(first, history, removal.positions, leave) if exact else []
-    for row in moved:
-        refits = _refitted(models, wanted, history.rows(np.array([row])), leave)
-        for number, model in enumerate(refits):
-            ranked = model.rank(history.rows(np.array([row])), depth, alpha=alpha)
+    for row in _last_event_users(first, history, removal.positions, leave) if exact else []:
+        user = history.rows(np.array([row]))
+        for number, model in enumerate(_refitted(models, lowpasses, user, leave)):
+            ranked = model.rank(user, depth, alpha=alpha)
             items[number, row], scores[number, row] = ranked.items[0], ranked.scores[0]
     return items, scores
 
 
-def _moved_reference(
+def _active_lowpass(model: LinearAutoencoder) -> LowPass | None:
+    lowpass = model.lowpass_ or model.lowpass
+    return None if lowpass is None or lowpass.strength == 0 else lowpass
+
+
+def _last_event_users(
     model: LinearAutoencoder, history: Interactions, positions: npt.NDArray[np.int64], leave: Leave
 ) -> list[int]:
-    """Return the users without whom the age of all events is another.
+    """Return the users whose removal changes the age of all events.
 
-    Age counts back from the last event of the training data, unless there is a reference. Where
-    that event is of one user alone, no formula leads to the fit without it.
+    Age counts back from the last event of the training data, unless `Signals.reference` is set. If
+    that event belongs to a single user, no formula gives the fit without it.
     """
     signals, events = model.signals, model.data_.own_events
     if signals is None or signals.decay is None or signals.reference is not None:
@@ -148,9 +146,8 @@ def _moved_reference(
     if (last == latest).sum() > 1 or not len(rows):
         return []
     if leave == "items":
-        # one that the user keeps stays the last
-        stays = history.own_events.last_times[rows] == latest
-        rows = rows[~stays]
+        # an event that stays in the history remains the last one
+        rows = rows[history.own_events.last_times[rows] != latest]
     return rows.tolist()
 
 
@@ -160,7 +157,7 @@ def _refitted(
     history: Interactions,
     leave: Leave,
 ) -> Iterator[LinearAutoencoder]:
-    """Yield the models of one solve after a real fit without a user, or without its other items.
+    """Yield the models after an actual refit without a user, or without its other items.
 
     As in `update`, settings that were "auto" keep their numbers.
     """
@@ -173,7 +170,7 @@ def _refitted(
         companion = None if lowpass is None else lowpass.fit(data, dtype)
         twin = copy.copy(model)
         numbers = model.l2_, model.dropout_
-        twin._given = again.data_
+        twin._raw_data = again.data_
         twin._take(data, model.normalizer_, numbers, again.penalty_, solved, companion)
         yield twin
 
@@ -181,17 +178,17 @@ def _refitted(
 def drawn(
     data: Interactions, users: int, history: float, seed: int
 ) -> tuple[Interactions, Interactions]:
-    """Draw users with at least two items; return what of theirs is shown, and what is hidden."""
+    """Draw users with at least two items; return their shown and their hidden items."""
     rng = generator(seed)
-    able = np.flatnonzero(data.user_counts >= 2)
-    held = data.rows(np.sort(rng.choice(able, min(users, len(able)), replace=False)))
-    return shown_and_hidden(held, history, rng.random(held.n_interactions))
+    eligible = np.flatnonzero(data.user_counts >= 2)
+    sample = data.rows(np.sort(rng.choice(eligible, min(users, len(eligible)), replace=False)))
+    return shown_and_hidden(sample, history, rng.random(sample.n_interactions))
 
 
 def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
-    """Return the strength with the best NDCG@20 on users that are left out of the fit.
+    """Return the strength with the best NDCG@20 on users left out of the fit.
 
-    It is 0 unless the gain is larger than its standard error, user by user.
+    It is 0 unless the mean gain over users is larger than its standard error.
     """
     data = model.data_
     if not (data.user_counts >= 2).any():
@@ -202,7 +199,7 @@ def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
         variants.append(copy.copy(model))
         variants[-1].lowpass = dataclasses.replace(lowpass, strength=strength)
     lists, _ = lists_without(variants, shown, 20, exact=False)
-    values = np.stack([ndcg(find_hits(found, hidden.matrix), 20) for found in lists])
+    values = np.stack([ndcg(find_hits(items, hidden.matrix), 20) for items in lists])
     gains = values[1:] - values[0]
     best = int(np.argmax(gains.mean(axis=1)))
     error = float(gains[best].std()) / gains.shape[1] ** 0.5
@@ -210,7 +207,7 @@ def companion_strength(model: LinearAutoencoder, lowpass: LowPass) -> float:
 
 
 def check_model(model: Any, *, exact: bool = True) -> None:
-    """Refuse what users cannot be left out of, or not exactly."""
+    """Raise for models that users cannot be left out of, or not exactly."""
     if not isinstance(model, LinearAutoencoder):
         kind = type(model).__name__
         raise SettingError(
@@ -227,11 +224,11 @@ def check_model(model: Any, *, exact: bool = True) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Who and what is taken out: for each item of each user, and for each user.
+    """The entries of the training matrix that leave with each user.
 
-    `entries` and `of_user` are what `rank_left_out` wants; `changed` flags the items whose count
-    loses the user, `alone` those that no other user has, `values` are those of the history. `cold`
-    flags the users whose history holds no item that anybody has used after that.
+    `entries` and `of_user` are arguments of `rank_left_out`. For each item of each user, `changed`
+    flags a count that loses the user, `alone` an item of no other user, and `values` holds the
+    history. `cold` flags users whose history has no item that anybody else has used.
     """
 
     data: Interactions
@@ -246,17 +243,17 @@ class Removal:
 
     @property
     def indices(self) -> npt.NDArray[np.int32]:
-        """Positions of the items, those that are taken out first."""
+        """Positions of the items of each user, removed ones first."""
         return self.entries[0]
 
     @classmethod
     def of(cls, model: LinearAutoencoder, history: Interactions, leave: Leave) -> Removal:
-        """Work out what the model loses with these users."""
+        """Compute the removal of these users from a model."""
         data = model._fitted
         positions = data.user_index.positions(history.users)
-        own = data.rows(positions)
+        train = data.rows(positions)
         rows = model._rows_of(history, Unknowns())
-        keys, shown_keys = cell_keys(own.matrix), cell_keys(rows)
+        keys, shown_keys = cell_keys(train.matrix), cell_keys(rows)
         place = np.searchsorted(keys, shown_keys).clip(max=max(len(keys) - 1, 0))
         if len(shown_keys) and not (len(keys) and (keys[place] == shown_keys).all()):
             raise DataError(
@@ -268,38 +265,38 @@ class Removal:
         shown = np.zeros(len(keys), np.bool_)
         shown[place] = True
         changed = np.ones(len(keys), np.bool_) if leave == "user" else ~shown
-        x = own.matrix.data.astype(np.float64)
-        indices = own.matrix.indices
+        x = train.matrix.data.astype(np.float64)
+        indices = train.matrix.indices
         odds = np.where(changed, model.dropout_ / (1 - model.dropout_), 0.0)
         stored = np.bincount(data.matrix.indices, minlength=data.n_items)
         alone = changed & (stored[indices] == 1)
         penalty = model.penalty_[indices] - odds * x**2
         base = model.l2_ * model.normalizer_.penalty_scale(data.n_items)[indices]
         penalty[alone] = np.where(base > 0, base, 1.0)[alone]
-        # without l2 nothing would be left of such an item; what is left has no effect on others
+        # without l2 such an item would have no penalty left; the remainder affects no other item
         odds = np.where(alone, odds / 2, odds)
-        row = entry_rows(own.matrix)
+        row = entry_rows(train.matrix)
         order = np.lexsort((indices, ~changed, row))
-        kept = np.where(changed, 0.0, x)
+        remaining = np.where(changed, 0.0, x)
         weight = model.normalizer_.user_weights(data)
         after = np.zeros(len(positions))
         if leave == "items":
             gone = np.zeros(data.n_interactions, np.bool_)
             starts = data.matrix.indptr[positions]
-            gone[(np.arange(len(keys)) - own.matrix.indptr[row] + starts[row])[changed]] = True
+            gone[(np.arange(len(keys)) - train.matrix.indptr[row] + starts[row])[changed]] = True
             after = model.normalizer_.user_weights(data.entries(~gone))[positions]
             after[np.diff(rows.indptr) == 0] = 0.0
         uncounted = changed & (x > 0)  # negative values are not counted
         is_used = shown & (data.item_counts[indices] - uncounted > 0)
         cold = np.bincount(row[is_used], minlength=len(positions)) == 0
-        columns = (indices.astype(np.int32), x, kept, odds, penalty, shown)
+        columns = (indices.astype(np.int32), x, remaining, odds, penalty, shown)
         return cls(
             data,
             positions,
             rows,
-            tuple(np.ascontiguousarray(each[order]) for each in columns),
-            (own.matrix.indptr.astype(np.int64), weight[positions], after),
-            # an item that only this user has leads nowhere without it
+            tuple(np.ascontiguousarray(column[order]) for column in columns),
+            (train.matrix.indptr.astype(np.int64), weight[positions], after),
+            # an item that only this user has gives no scores without the user
             np.where(alone, 0.0, values)[order],
             uncounted[order],
             alone[order],
@@ -312,7 +309,7 @@ Arrays = tuple[npt.NDArray[Any], ...]
 
 
 def _reading(model: LinearAutoencoder, alpha: float | None) -> Reading:
-    """Return scales of sources and targets, before and after a user is gone, and the family."""
+    """Return scales of sources and targets, with and without a user, and the family."""
     counts = model.item_counts_
     source, target = model.normalizer_.item_scales(counts, alpha)
     fewer = model.normalizer_.item_scales(np.maximum(counts - 1, 0), alpha)
@@ -322,9 +319,9 @@ def _reading(model: LinearAutoencoder, alpha: float | None) -> Reading:
 def _family(model: LinearAutoencoder) -> tuple[float, float]:
     """Return a and b with which s = max(a penalty, b / diagonal), as in LAE, EASE and RLAE."""
     diagonal, penalty = np.array([1e30, 1.0, 0.5, 3.0]), np.array([1.0, 1e-30, 0.3, 2.0])
-    found = model._column_scale(diagonal, penalty)
-    a, b = (float(each) if each > 1e-20 else 0.0 for each in found[:2])
-    if not np.allclose(found, np.maximum(a * penalty, b / diagonal)):
+    scale = model._column_scale(diagonal, penalty)
+    a, b = (float(value) if value > 1e-20 else 0.0 for value in scale[:2])
+    if not np.allclose(scale, np.maximum(a * penalty, b / diagonal)):
         raise SettingError(
             f"users cannot be left out of a {type(model).__name__}, whose column scale is not "
             "the larger of a multiple of the penalty and one of 1 / diagonal"
@@ -335,27 +332,29 @@ def _family(model: LinearAutoencoder) -> tuple[float, float]:
 def _arrays(
     removal: Removal,
     readings: Sequence[Reading],
-    extra_of: Sequence[int],
+    companion_of: Sequence[int],
     model: LinearAutoencoder,
 ) -> tuple[npt.NDArray[Any], Arrays, Arrays]:
-    """Return the weighted histories of every source, the groups and the readings."""
+    """Return the weighted histories of each source scale, the groups of models, the families."""
     indices, changed = removal.indices, removal.changed
     sources: dict[bytes, Vector] = {}
     members: dict[tuple[bytes, bytes, int], list[int]] = {}
     for place, (source, target, *_) in enumerate(readings):
-        members.setdefault((source.tobytes(), target.tobytes(), extra_of[place]), []).append(place)
+        members.setdefault((source.tobytes(), target.tobytes(), companion_of[place]), []).append(
+            place
+        )
     columns: list[tuple[Any, ...]] = []
     for (key, _, extra), places in members.items():
         source, target, fewer_source, fewer_target, *_ = readings[places[0]]
         scale = np.where(changed, fewer_source[indices], source[indices])
         sources.setdefault(key, removal.values * scale)
         after = -np.where(changed, fewer_target[indices], target[indices])
-        after[removal.alone] = 0.0  # nothing is left that leads to them
+        after[removal.alone] = 0.0  # no other user has them
         limits = -target * model.penalty_, -target / model.diagonal_
         columns.append((list(sources).index(key), extra, -target, after, *limits))
     source_of, extras, targets, afters, *bounds = map(np.stack, zip(*columns, strict=True))
     dtype = model.inverse_.dtype
-    groups = source_of, extras, targets, afters, *(each.astype(dtype) for each in bounds)
+    groups = source_of, extras, targets, afters, *(bound.astype(dtype) for bound in bounds)
     order = np.concatenate([*members.values()])
     a, b = (np.array([reading[at] for reading in readings])[order] for at in (4, 5))
     starts = np.cumsum([0, *map(len, members.values())])
@@ -365,36 +364,36 @@ def _arrays(
 def _batches(
     P: Any, removal: Removal, n_companions: int
 ) -> Iterator[tuple[npt.NDArray[np.int64], Any, npt.NDArray[np.int32]]]:
-    """Yield users with the rows of P that their items have, and the row of each entry.
+    """Yield users with the rows of P of their items, and the row of each entry.
 
-    The dual engine makes only these; other matrices are handed on as they are.
+    Of a dual matrix only these rows are computed; other matrices are passed on whole.
     """
     offsets, n_items = removal.of_user[0], P.shape[0]
     users = np.flatnonzero(~removal.cold)
-    made = isinstance(P, DualMatrix)
-    room = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
-    if made:
-        ends = np.cumsum(np.diff(offsets)[users]) // room
+    is_dual = isinstance(P, DualMatrix)
+    n_rows = max(BATCH_BYTES // (P.dtype.itemsize * n_items), 1)
+    if is_dual:
+        batch_of = np.cumsum(np.diff(offsets)[users]) // n_rows
     elif n_companions:
-        ends = np.arange(len(users)) // max(room // n_companions, 1)
+        batch_of = np.arange(len(users)) // max(n_rows // n_companions, 1)
     else:
-        ends = np.zeros(len(users), np.int64)
+        batch_of = np.zeros(len(users), np.int64)
     rows = P
     if isinstance(P, np.ndarray):
         rows = np.asarray(P).view()
         rows.flags.writeable = False
-    for number in np.unique(ends):
-        some = users[ends == number]
-        if not made:
-            yield some, rows, removal.indices
+    for number in np.unique(batch_of):
+        batch = users[batch_of == number]
+        if not is_dual:
+            yield batch, rows, removal.indices
             continue
-        mine = np.concatenate([np.arange(offsets[u], offsets[u + 1]) for u in some])
-        needed, where = np.unique(removal.indices[mine], return_inverse=True)
+        entries = np.concatenate([np.arange(offsets[u], offsets[u + 1]) for u in batch])
+        needed, row_of_entry = np.unique(removal.indices[entries], return_inverse=True)
         slots = np.zeros(len(removal.indices), np.int32)
-        slots[mine] = where
+        slots[entries] = row_of_entry
         rows = P.gathered(needed)
         rows.flags.writeable = False
-        yield some, rows, slots
+        yield batch, rows, slots
 
 
 def _companion_scores(
@@ -403,9 +402,9 @@ def _companion_scores(
     removal: Removal,
     users: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Return what companions add to the scores, companions x users x items.
+    """Return the scores of companions, companions x users x items.
 
-    The users are dealt into groups of at most a tenth of all; a companion that scores a group is
+    The users are divided into groups of at most a tenth of all; a companion that scores a group is
     fitted without it.
     """
     n_items, dtype = len(model.item_index_), model.inverse_.dtype
@@ -415,28 +414,25 @@ def _companion_scores(
     data = removal.data
     groups = -(-len(removal.positions) // max(int(FOLD * data.n_users), 1))
     for group in np.unique(users % groups):
-        mine = np.flatnonzero(users % groups == group)
-        rest = np.ones(data.n_users, np.bool_)
-        rest[removal.positions[np.arange(len(removal.positions)) % groups == group]] = False
-        others = data.rows(rest)
+        members = np.flatnonzero(users % groups == group)
+        remains = np.ones(data.n_users, np.bool_)
+        remains[removal.positions[np.arange(len(removal.positions)) % groups == group]] = False
+        train = data.rows(remains)
         for number, companion in enumerate(companions):
-            term = companion.fit(others, dtype.name).term
-            out[number, mine] = score([term], removal.history[users[mine]])
+            term = companion.fit(train, dtype.name).term
+            out[number, members] = score([term], removal.history[users[members]])
     return out
 
 
 def _rank_by_popularity(
     removal: Removal, items: npt.NDArray[np.int32], scores: npt.NDArray[Any]
 ) -> None:
-    """Rank users without a history that anybody shares by the counts of items, theirs not counted.
-
-    Items of the history are left out.
-    """
+    """Rank items for cold users by the number of other users; seen items are left out."""
     offsets, k = removal.of_user[0], items.shape[2]
     for user in np.flatnonzero(removal.cold):
-        own = slice(offsets[user], offsets[user + 1])
+        entries = slice(offsets[user], offsets[user + 1])
         counts = removal.data.item_counts.astype(np.float64)
-        counts[removal.indices[own]] -= removal.changed[own]
+        counts[removal.indices[entries]] -= removal.changed[entries]
         order = np.argsort(-counts, kind="stable")
         history = removal.history.indices[slice(*removal.history.indptr[user : user + 2])]
         order = order[~np.isin(order, history)][:k]

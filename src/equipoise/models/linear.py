@@ -1,7 +1,7 @@
 """Linear autoencoders: LAE, EASE, RLAE and their denoising forms.
 
-With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector s differs. P is
-solved for once; family, diagonal bound and alpha are read off it.
+With P = (X^T W X + L)^-1 every family is B = I - P diag(s), and only the vector s differs. One
+solve for P serves every family, diagonal bound and alpha.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
 from equipoise.models.saving import restored_lowpass, restored_normalizer
 from equipoise.models.settings import EXPONENTS, PARTS
-from equipoise.models.snapshots import at_once, on_snapshot
+from equipoise.models.snapshots import atomic, on_snapshot
 from equipoise.models.updating import LinearSystem, update_linear
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
 from equipoise.ranking.terms import Term
@@ -38,7 +38,7 @@ from equipoise.solve.planning import plan
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-SAMPLE = 1000  # users whose lists tell what pruning costs
+SAMPLE = 1000  # users whose lists measure the loss of pruning
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,18 +48,18 @@ class LinearAutoencoder(Recommender):
     Attributes
     ----------
     solution_
-        P in the form that its engine left it in (`equipoise.models.inverse`).
+        P as an `equipoise.models.inverse.Inverse`, whose form depends on the engine.
     audit_
-        How far a model of the neighbourhood engine agrees with exact columns.
+        Agreement of a neighbourhood model with exact columns.
     inverse_
-        The numbers of P, symmetric n x n; sparse after `prune`, a `HalfMatrix` after `halve`, a
-        `DeviceMatrix` on a card.
+        The entries of P, symmetric n x n; sparse after `prune`, a `HalfMatrix` after `halve`, a
+        `DeviceMatrix` on a GPU.
     diagonal_
         Diagonal of P.
     penalty_
         Diagonal of L = l2*I + dropout/(1-dropout)*D_I, with D_I the raw item counts.
     normalizer_, l2_, dropout_, lowpass_
-        These settings with their numbers, where "auto" was asked for.
+        These settings, with numbers in place of "auto".
     residual_
         Relative error of the solve on random vectors.
     weights_
@@ -67,7 +67,7 @@ class LinearAutoencoder(Recommender):
     companion_
         The fitted `lowpass`, None without one.
     loss_
-        What `prune` or `halve` cost; None for a whole model.
+        The loss of `prune` or `halve`; None for a full model.
     """
 
     signed: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class LinearAutoencoder(Recommender):
     }
 
     l2: float | Auto = "auto"
-    dropout: float | Auto | None = None
+    dropout: float | Auto = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
     lowpass: LowPass | None = None
 
@@ -120,21 +120,19 @@ class LinearAutoencoder(Recommender):
         neighbours: Any,
         progress: Any,
     ) -> None:
-        how = {"device": device, "dtype": dtype, "engine": engine, "memory": memory}
-        how |= {"scratch": scratch, "refine": refine, "precision": precision, "progress": progress}
-        how["neighbours"] = neighbours
+        options = {name: value for name, value in locals().items() if name in self.fit_options}
         if data.signed and self.lowpass is not None:
             raise SettingError("a lowpass companion takes no negative values; use returns='net'")
         require_strength([self], engine)
         normalizer = self.normalizer.resolve(data)
-        self._solve(data, normalizer, self._numbers(data, normalizer), **how)
+        self._solve(data, normalizer, self._numbers(data, normalizer), **options)
 
-    @at_once
+    @atomic
     def reuse(self, fitted: Any) -> Self:
-        """Fit by taking the solve of another model: no cost, the inverse is shared.
+        """Fit by sharing the solve of another model, at no cost.
 
-        Family, `diag_bound` and alpha (and gamma) may differ; `l2`, `dropout` and the weights of
-        the users must not. A pruned model has only a part of its solve left and is refused.
+        Family, `diag_bound`, alpha and gamma may differ; `l2`, `dropout` and the user weights must
+        not. A pruned or halved model cannot be reused.
         """
         if not isinstance(fitted, LinearAutoencoder):
             kind = type(fitted).__name__
@@ -144,66 +142,74 @@ class LinearAutoencoder(Recommender):
         fitted.solution_.require("reuse")
         if self.signals != fitted.signals:
             raise SettingError("reuse needs the same signals: they are in the solve")
-        self._given = fitted.data_
+        self._raw_data = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
         penalty = self._penalty(data, normalizer, *numbers)
-        mine, theirs = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
-        if not (np.array_equal(mine, theirs) and np.array_equal(penalty, fitted.penalty_)):
+        weights = normalizer.user_weights(data)
+        same_weights = np.array_equal(weights, fitted.normalizer_.user_weights(data))
+        if not (same_weights and np.array_equal(penalty, fitted.penalty_)):
             raise SettingError("reuse needs the same l2, dropout and user weights (beta)")
         solved = Solved(fitted.inverse_, fitted.diagonal_, fitted.residual_)
         self._take(data, normalizer, numbers, penalty, solved)
         return self
 
-    @at_once
+    @atomic
     def to(self, device: str) -> Self:
-        """Move the inverse to the memory of the machine ("cpu") or of a card, and return self."""
+        """Move the inverse to the memory of the host ("cpu") or of a GPU, and return self."""
         self.interactions_ = self._fitted
         self.solution_ = self.solution_.to(device)
         return self
 
     @classmethod
     def shared_fit(
-        cls, models: Sequence[Any], data: Interactions, *, threads: int | None = None, **how: Any
+        cls,
+        models: Sequence[Any],
+        data: Interactions,
+        *,
+        threads: int | None = None,
+        **options: Any,
     ) -> Callable[[Sequence[Any]], None]:
-        """Return a function that fits models by one solve; Gram matrices stay between calls.
+        """Return a function that fits models by one solve and keeps the Gram matrix between calls.
 
-        They are valid until the next call: all share its matrix.
+        The fitted models share one matrix and are valid until the next call.
         """
-        rank = max(each._lowpass_rank for each in models)
-        solvers: list[tuple[Any, Solver]] = []  # the last one, and the signals that it is for
+        rank = max(model._lowpass_rank for model in models)
+        solvers: list[tuple[Any, Solver]] = []  # the last solver and its signals
 
         def fit(models: Sequence[Any]) -> None:
-            require_strength(models, how.get("engine", "auto"))
+            require_strength(models, options.get("engine", "auto"))
             signals = models[0].signals
             with limited(threads):
                 if not solvers or solvers[0][0] != signals:
-                    solvers.clear()  # its memory is needed
+                    solvers.clear()  # frees its memory first
                     weighed = models[0]._weighed(data)
-                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **how)))
+                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **options)))
                 fit_together(models, solvers[0][1], data)
 
         return fit
 
     @classmethod
-    def fit_seconds(cls, data: Interactions, *, threads: int | None = None, **how: Any) -> float:
-        """Return what `plan` says."""
-        return plan(data, **how).seconds
+    def fit_seconds(
+        cls, data: Interactions, *, threads: int | None = None, **options: Any
+    ) -> float:
+        """Return the time of a fit that `plan` estimates."""
+        return plan(data, **options).seconds
 
     @classmethod
     def prototype(cls) -> Self:
-        """Return the model with a `DAN`, so that alpha and beta are searched."""
+        """Return the model with a `DAN`, so that `tune` searches alpha and beta."""
         return cls(normalizer=DAN())
 
     def tunable(self) -> list[str]:
-        """Return the exponents that the normalizer has, l2, dropout, and those of the parts."""
-        found = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
-        found += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
-        found += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
-        return [*found, *self._signal_settings()]
+        """Return the names of the settings that `tune` can vary, those of parts included."""
+        names = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
+        names += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
+        names += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
+        return [*names, *self._signal_settings()]
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return l2, dropout and beta, "auto" as numbers from the data."""
+        """Return l2, dropout and beta, with numbers in place of "auto"."""
         data = self._weighed(data)
         normalizer = self.normalizer.resolve(data)
         l2, dropout = self._numbers(data, normalizer)
@@ -211,25 +217,25 @@ class LinearAutoencoder(Recommender):
         return {"l2": l2, "dropout": dropout, **beta, **self._signal_settings()}
 
     def search_point(self) -> dict[str, Any]:
-        """Return the family and everything that is tunable, with the numbers behind "auto"."""
+        """Return the family and all tunable settings, with numbers in place of "auto"."""
         settings = self.settings(resolved=True)
         for part in PARTS:
             settings |= settings.pop(part, None) or {}
-        found = {name: settings[name] for name in self.tunable()}
-        numbers = {name: float(found[name]) for name in found if name not in SETTINGS}
-        return {"family": type(self).__name__, **found, **numbers}
+        point = {name: settings[name] for name in self.tunable()}
+        numbers = {name: float(point[name]) for name in point if name not in SETTINGS}
+        return {"family": type(self).__name__, **point, **numbers}
 
     @on_snapshot
     def terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha (I - P diag(s)) D_I^-alpha without its diagonal, and the companion.
 
-        The dial turns W alone; the companion has an exponent of its own.
+        `alpha` changes W only; the companion has its own exponent.
         """
         _ = self._fitted
-        more: list[Term] = []
+        terms = [self.solution_.term(*self.scales(alpha))]
         if self.companion_ is not None and self.companion_.settings.strength != 0:
-            more.append(self.companion_.term)
-        return [self.solution_.term(*self.scales(alpha)), *more]
+            terms.append(self.companion_.term)
+        return terms
 
     @on_snapshot
     def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -242,7 +248,7 @@ class LinearAutoencoder(Recommender):
 
     @property
     def inverse_(self) -> Any:
-        """The numbers of P, as the engine left them."""
+        """The entries of P, in the form that the engine returned."""
         return self.solution_.matrix
 
     @inverse_.setter
@@ -265,21 +271,21 @@ class LinearAutoencoder(Recommender):
 
     @property
     def audit_(self) -> dict[str, float]:
-        """Agreement of a neighbourhood model with exact columns at its fit; empty for others."""
+        """Agreement of a neighbourhood model with exact columns at its fit; else empty."""
         return self.solution_.agreement
 
     @on_snapshot
     def audit(self, targets: int = 16) -> dict[str, float]:
-        """Solve for sampled targets exactly and return how far this model agrees with that.
+        """Compare a neighbourhood model with exact solutions for sampled target items.
 
-        Of the neighbourhood engine alone: `weights` and `scores` are mean cosines of a target's
-        weights and of its scores for its users, `overlap@20` is that of the lists that follow from
-        one item, `residual` what is left of the equations on the supports.
+        `weights` and `scores` are mean cosines of a target's weights and of its scores for its
+        users, `overlap@20` the mean overlap of the lists of similar items, `residual` the relative
+        residual of the equations on the supports.
 
         Raises
         ------
         SolveError
-            If the residual shows that the weights do not solve these equations.
+            If the weights do not solve these equations.
         """
         data = self._fitted
         system = LinearSystem(data, self.normalizer_.user_weights(data), self.penalty_)
@@ -287,25 +293,20 @@ class LinearAutoencoder(Recommender):
 
     @property
     def lowpass_(self) -> LowPass | None:
-        """The companion's settings, with the number behind "auto"; None without one."""
+        """The companion's settings, with a number in place of "auto"; None without one."""
         return None if self.companion_ is None else self.companion_.settings
 
     @property
     def _lowpass_rank(self) -> int:
         return 0 if self.lowpass is None else self.lowpass.rank
 
-    @at_once
+    @atomic
     def update(self, added: Any = None, removed: Any = None, *, replace: bool = False) -> Self:
         """Add and remove interactions; the result equals a refit.
 
-        The new inverse is made beside the old one, so an update takes about the memory of a fit.
-        It solves again where the change is large, where the memory is short or where rounding
-        errors have grown beyond those of a solve.
-
-        Parameters
-        ----------
-        added, removed, replace
-            As for `Recommender.update`.
+        An update needs about the memory of a fit, since the old inverse stays until the end. It
+        solves anew if the change is large, memory is short, or rounding errors have grown beyond
+        those of a solve. Parameters as for `Recommender.update`.
         """
         update_linear(self, added, removed, replace=replace)
         return self
@@ -314,8 +315,8 @@ class LinearAutoencoder(Recommender):
     def prune(self, keep: int) -> Self:
         """Return a sparse copy that keeps the `keep` strongest sources of each item.
 
-        Its `loss_` says what that cost: `weight`, the share of squared weight left out, and
-        `overlap@20`, the mean overlap of the lists of up to 1,000 training users with before.
+        Its `loss_` has `weight`, the share of squared weight left out, and `overlap@20`, the mean
+        overlap of the lists of up to 1,000 training users before and after.
         """
         _ = self._fitted
         self.solution_.require("prune")
@@ -325,17 +326,17 @@ class LinearAutoencoder(Recommender):
         pruned.estimate_ = None
         pruned.solution_, squares = self.solution_.pruned(source, keep)
         weight = target.astype(np.float64) ** 2
-        total, kept = (float((column * weight).sum()) for column in squares.T)
-        lost = 1 - kept / total if total else 0.0
+        total, remaining = (float((column * weight).sum()) for column in squares.T)
+        lost = 1 - remaining / total if total else 0.0
         pruned.loss_ = {"weight": lost, "overlap@20": _overlap(self, pruned)}
         return pruned
 
     @on_snapshot
     def halve(self) -> Self:
-        """Return a copy with P in 16 bits, for serving: half the memory, disk and traffic.
+        """Return a copy with P in 16 bits, for serving: half the memory, disk space and traffic.
 
-        Its `loss_` has `overlap@20`, as that of `prune`. It ranks, explains and is saved like any
-        model; to update or reuse it, take the full one.
+        Its `loss_` has `overlap@20`, as for `prune`. It cannot be updated or reused; keep the full
+        model for that.
         """
         _ = self._fitted
         halved = copy.copy(self)
@@ -357,9 +358,9 @@ class LinearAutoencoder(Recommender):
     def _restore(self, state: Fields, stored: Stored) -> None:
         data, n_items = self.interactions_, len(self.item_index_)
         normalizer = restored_normalizer(state, data)
-        # older models have numbers in their settings, and only there
-        found = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
-        numbers = found.number("l2", least=0), found.number("dropout", least=0)
+        # models of older versions have the numbers in their settings only
+        fields = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
+        numbers = fields.number("l2", least=0), fields.number("dropout", least=0)
         check_penalty(*numbers)
         diagonal, penalty = (
             np.array(stored.finite(name, (n_items,))) for name in ("diagonal", "penalty")
@@ -378,7 +379,7 @@ class LinearAutoencoder(Recommender):
             raise FileFormatError("its diagonal or penalty is out of proportion")
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
-        """Return l2 and dropout, "auto" replaced by numbers from the data."""
+        """Return l2 and dropout, with numbers in place of "auto"."""
         weights = normalizer.user_weights(data)
         return penalty_numbers(self.l2, self.dropout, data, weights)
 
@@ -389,16 +390,20 @@ class LinearAutoencoder(Recommender):
         square = column_squares(data.matrix)
         odds = dropout / (1 - dropout)
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
-        # an item without users has an empty row; any penalty > 0 keeps it out of all scores
+        # an item without users has an empty row; any positive penalty gives it weights of 0
         return np.where(penalty > 0, penalty, 1.0)
 
     def _solve(
-        self, data: Interactions, normalizer: Normalizer, numbers: tuple[float, float], **how: Any
+        self,
+        data: Interactions,
+        normalizer: Normalizer,
+        numbers: tuple[float, float],
+        **options: Any,
     ) -> None:
-        """Fit with a normalizer that has its numbers, and with l2 and dropout."""
+        """Fit with a resolved normalizer, and with numbers for l2 and dropout."""
         penalty = self._penalty(data, normalizer, *numbers)
         weights = normalizer.user_weights(data)
-        solved = solve(data, weights, penalty, lowpass_rank=self._lowpass_rank, **how)
+        solved = solve(data, weights, penalty, lowpass_rank=self._lowpass_rank, **options)
         self._take(data, normalizer, numbers, penalty, solved)
 
     def _take(
@@ -410,6 +415,7 @@ class LinearAutoencoder(Recommender):
         solved: Solved,
         companion: Companion | None = None,
     ) -> None:
+        """Set the fitted state, and fit the companion if there is none yet."""
         self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
@@ -424,9 +430,9 @@ class LinearAutoencoder(Recommender):
 
 
 def require_strength(models: Sequence[LinearAutoencoder], engine: str) -> None:
-    """Refuse, before the solve, a strength "auto" that needs users left out of it."""
-    wanted = [each.lowpass.strength for each in models if each.lowpass is not None]
-    if engine == "neighbourhood" and "auto" in wanted:
+    """Raise, before the solve, if a companion's strength "auto" cannot be found after it."""
+    strengths = [model.lowpass.strength for model in models if model.lowpass is not None]
+    if engine == "neighbourhood" and "auto" in strengths:
         raise SettingError(
             "strength='auto' needs users left out exactly, which engine='neighbourhood' cannot; "
             "give a number, such as LowPass(strength=0.2), or tune it on a split"
@@ -434,7 +440,7 @@ def require_strength(models: Sequence[LinearAutoencoder], engine: str) -> None:
 
 
 def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
-    """Fit the companion of a model that has its solve, with a number for its strength."""
+    """Fit the companion of a solved model, with a number for its strength."""
     from equipoise.models.leaving_out import companion_strength
 
     if lowpass.strength == "auto":
@@ -443,11 +449,11 @@ def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
 
 
 def fit_together(
-    models: Sequence[LinearAutoencoder], solver: Solving, given: Interactions | None = None
+    models: Sequence[LinearAutoencoder], solver: Solving, raw_data: Interactions | None = None
 ) -> None:
     """Fit models that share l2, dropout, user weights and signals by one solve.
 
-    `given` are the data of the solver before they were weighed by the signals.
+    `raw_data` are the data of the solver before the signals weighed them.
     """
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)
@@ -456,25 +462,26 @@ def fit_together(
     solved = solver.solve(normalizer.user_weights(data), penalty)
     companions: dict[LowPass | None, Companion | None] = {None: None}
     for model in models:
-        # a companion depends on its own settings alone
+        # a companion depends on its settings alone
         companion = companions.get(model.lowpass)
-        model._given = data if given is None else given
+        model._raw_data = data if raw_data is None else raw_data
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
         companions[model.lowpass] = model.companion_
 
 
 def _overlap(model: LinearAutoencoder, reduced: LinearAutoencoder) -> float:
-    data = model.data_  # as given: `rank` weighs it
+    """Return the mean overlap of the top 20 of sampled training users."""
+    data = model.data_  # not weighed yet: `rank` does that
     rng = np.random.default_rng(0)
     size = min(SAMPLE, data.n_users)
     users = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
-    before, after = (each.rank(users, 20).items for each in (model, reduced))
+    before, after = model.rank(users, 20).items, reduced.rank(users, 20).items
     shared = [
         len(np.intersect1d(a[a >= 0], b[b >= 0])) / int((a >= 0).sum())
         for a, b in zip(before, after, strict=True)
         if (a >= 0).any()
     ]
-    # a user who has used every item has no list to lose anything from
+    # users who have used every item have no list
     return float(np.mean(shared)) if shared else 1.0
 
 
@@ -489,8 +496,8 @@ class LAE(LinearAutoencoder):
     l2
         lambda, the ridge penalty, 1 to 1000s; "auto" takes it from the data.
     dropout
-        p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. Left
-        out, it is automatic where `l2` is and 0 where `l2` is a number.
+        p of the denoising form (DLAE), 0 to 0.9; penalises popular items in proportion. "auto"
+        takes it from the data.
     normalizer
         How users and items are weighted, such as `DAN(alpha, beta)`, or its name: "dan".
     lowpass
@@ -558,20 +565,20 @@ class RLAE(LinearAutoencoder):
 
 @dataclass(kw_only=True, eq=False)
 class DLAE(LAE):
-    """Denoising `LAE`: the same model, with a dropout unless told otherwise."""
+    """Denoising `LAE`: an automatic dropout by default."""
 
-    dropout: float | Auto | None = 0.5
+    dropout: float | Auto = "auto"
 
 
 @dataclass(kw_only=True, eq=False)
 class EDLAE(EASE):
-    """Denoising `EASE` (Steck, NeurIPS 2020): the same model, with a dropout."""
+    """Denoising `EASE` (Steck, NeurIPS 2020): an automatic dropout by default."""
 
-    dropout: float | Auto | None = 0.5
+    dropout: float | Auto = "auto"
 
 
 @dataclass(kw_only=True, eq=False)
 class RDLAE(RLAE):
-    """Denoising `RLAE` (Moon et al., SIGIR 2023): the same model, with a dropout."""
+    """Denoising `RLAE` (Moon et al., SIGIR 2023): an automatic dropout by default."""
 
-    dropout: float | Auto | None = 0.5
+    dropout: float | Auto = "auto"

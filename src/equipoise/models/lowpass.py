@@ -1,4 +1,4 @@
-"""The low-pass companion: a global, low-rank term beside a linear autoencoder."""
+"""The low-pass companion: a global, low-rank term added to a linear autoencoder."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class LowPass:
     Parameters
     ----------
     rank
-        Number of singular vectors, 100 to 1000. Above 200,000 users and items they come from a few
-        rounds of a randomised method, in bounded memory and time, and the last ones are rough.
+        Number of singular vectors, 100 to 1000. Above 200,000 users and items a few rounds of a
+        randomised method compute them in bounded memory and time, and the last ones are rough.
     strength
-        Weight beside the autoencoder, 0.1 to 0.4. "auto" tries a few on users that are left out
-        of the fit, and takes 0 unless one of them is clearly better than none.
+        Weight beside the autoencoder, 0.1 to 0.4. "auto" tries a few values on users left out of
+        the fit, and takes 0 unless one of them is clearly better.
     exponent
-        e, 0 to 0.5: smaller values keep more of the long tail. The dial `alpha` does not move it.
+        e, 0 to 0.5: smaller values keep more of the long tail. Independent of the dial `alpha`.
     softness
-        0 lets all vectors pass alike; larger values let the smaller ones pass less, 0 to 4.
+        0 weighs all vectors alike; larger values, up to 4, damp those of small singular values.
     user_exponent, item_exponent
-        a and b, 0.2 to 0.5: what active users and popular items weigh in the singular vectors. 1/2
-        is the usual graph filter; 0.4 is often better.
+        a and b, 0.2 to 0.5: discount of active users and popular items in the singular vectors.
+        1/2 is the usual graph filter; 0.4 is often better.
 
     Examples
     --------
@@ -69,10 +69,10 @@ class LowPass:
     def fit(self, interactions: Interactions, dtype: str) -> Companion:
         """Return the companion of these data; the SVD is shared with other models.
 
-        A strength that is "auto" has no number yet: a model finds it, with `leaving_out`.
+        The strength must be a number; `leaving_out.companion_strength` finds it for "auto".
         """
         vectors, rounds = companion_sketch(interactions.matrix.shape, self.rank)
-        found = spectrum(
+        triples = spectrum(
             interactions,
             vectors,
             user_exponent=self.user_exponent,
@@ -80,7 +80,7 @@ class LowPass:
             dtype=dtype,
             power_iterations=rounds,
         )
-        return Companion(self, interactions, found.first(min(self.rank, vectors)))
+        return Companion(self, interactions, triples.first(min(self.rank, vectors)))
 
     def restored(self, interactions: Interactions, stored: Stored) -> Companion:
         """Return the companion that `Companion.arrays` saved."""
@@ -90,30 +90,31 @@ class LowPass:
         right = stored.finite("lowpass_right", (rank, n))
         if values.dtype != right.dtype or (values < 0).any():
             raise FileFormatError("its low-pass companion is damaged")
-        found = Companion(self, interactions, Spectrum(values, right))
-        if not all(np.isfinite(side).all() for side in (found.term.source, found.term.target)):
+        companion = Companion(self, interactions, Spectrum(values, right))
+        scales = companion.term.source, companion.term.target
+        if not all(np.isfinite(scale).all() for scale in scales):
             raise FileFormatError("its low-pass companion gives weights that are not finite")
-        return found
+        return companion
 
 
 class Companion:
-    """A fitted `LowPass`: the spectrum of the data, and the term that it gives."""
+    """A fitted `LowPass`: the spectrum of the data, and its term of the scores."""
 
-    def __init__(self, settings: LowPass, interactions: Interactions, found: Spectrum) -> None:
+    def __init__(self, settings: LowPass, interactions: Interactions, triples: Spectrum) -> None:
         if settings.strength == "auto":
             raise SettingError("a LowPass with strength 'auto' is fitted as part of a model")
-        self.settings, self.found = settings, found
+        self.settings, self.triples = settings, triples
         counts = sums(interactions)[1]
-        dtype = found.right.dtype
-        relative = found.values.astype(np.float64) / (found.values[0] if found.values[0] else 1)
+        values, right = triples.values, triples.right
+        relative = values.astype(np.float64) / (values[0] if values[0] else 1)
         weights = settings.strength * relative**settings.softness
         self.term = LowRank(
-            np.ascontiguousarray((found.right * weights[:, None].astype(dtype)).T),
-            found.right,
-            power(counts, -settings.exponent).astype(dtype),
-            power(counts, settings.exponent).astype(dtype),
+            np.ascontiguousarray((right * weights[:, None].astype(right.dtype)).T),
+            right,
+            power(counts, -settings.exponent).astype(right.dtype),
+            power(counts, settings.exponent).astype(right.dtype),
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what `save` has to keep."""
-        return {"lowpass_values": self.found.values, "lowpass_right": self.found.right}
+        """Return the arrays that `save` writes."""
+        return {"lowpass_values": self.triples.values, "lowpass_right": self.triples.right}

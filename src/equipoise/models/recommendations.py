@@ -1,4 +1,4 @@
-"""What a model answers: ranked lists with raw ids, reasons for one item, and a file of lists."""
+"""Results of a model: ranked lists with raw ids, explanations, and files of lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS = {".parquet": "sink_parquet", ".csv": "sink_csv", ".jsonl": "sink_ndjso
 SHOWN = 10  # lists, and items of each, that a notebook shows
 JOINT = "; "  # between the reasons in one text
 
-Strongest = list[list[npt.NDArray[np.int64]]]  # positions, for each item of each list
+Reasons = list[list[npt.NDArray[np.int64]]]  # positions, for each item of each list
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class Recommendations:
     Parameters
     ----------
     users
-        Who each list is for: user ids, names of histories, or their positions.
+        User of each list: user ids, names of histories, or their positions.
     items
-        Raw item ids, a list per user; shorter than k where fewer candidates are left.
+        Raw item ids, a list per user; shorter than k if there are fewer candidates.
     scores
-        The scores of these items; NaN where the source is "popular", which has none, and for
-        pinned items that the model does not know.
+        The scores of these items; NaN where the source is "popular", and for pinned items that
+        the model does not know.
     source
         "model", or "popular" where the user has no history the model knows.
     titles
-        Display names of the items, where the data came with labels.
+        Titles of the items, if the data have labels.
     reasons
-        Items of the history that add most to the score of each item, where they were asked for.
+        Items of the history that add most to the score of each item, if requested.
     reason_titles
-        Display names of these.
+        Titles of these.
     kinds
-        Types of the columns of `to_frame`, which lists without items do not tell.
+        Types of the columns of `to_frame`, which empty lists cannot show.
     names
-        Display names of `users`, where these are items: of lists of similar items.
+        Titles of `users` where these are items: in lists of similar items.
     """
 
     users: list[Any]
@@ -73,18 +73,18 @@ class Recommendations:
         return len(self.items)
 
     def to_frame(self, *, details: bool = False) -> pl.DataFrame:
-        """One row per recommended item: user, item, score, rank (from 1).
+        """Return one row per recommended item: user, item, score, rank (from 1).
 
-        Popular items in place of those of the model have no score (null). With ``details=True``
-        also `source`, `title` where there are labels, and where reasons were asked for `reasons`,
-        a list of items, and `because`, their titles in one text. Names of histories are integers
-        where all of them are, else text.
+        Popular items in place of those of the model have no score (null). ``details=True`` adds
+        `source`, `title` if there are labels, and if reasons were requested `reasons`, a list of
+        items, and `because`, their titles as text. Names of histories are integers if all of them
+        are, else text.
         """
         lengths = [len(row) for row in self.items]
         as_text = self.kinds.get("user") == pl.String
         users = list(map(str, self.users)) if as_text else self.users
         items = [item for row in self.items for item in row]
-        # numbers beside a pinned text; what a service answers has no kinds
+        # pinned ids may be text beside integers; the results of a service have no kinds
         if self.kinds.get("item") == pl.String or any(isinstance(item, str) for item in items):
             items = list(map(str, items))
         columns: dict[str, Any] = {
@@ -103,12 +103,12 @@ class Recommendations:
                 columns["title"] = [title for row in self.titles for title in row]
                 kinds["title"] = pl.String
             if self.reasons is not None:
-                columns["reasons"] = [each for row in self.reasons for each in row]
+                columns["reasons"] = [ids for row in self.reasons for ids in row]
                 if self.kinds["item"] == pl.String:
-                    columns["reasons"] = [list(map(str, each)) for each in columns["reasons"]]
+                    columns["reasons"] = [list(map(str, ids)) for ids in columns["reasons"]]
                 kinds["reasons"] = pl.List(self.kinds["item"])
-                names = self.reason_titles or self.reasons
-                columns["because"] = [JOINT.join(map(str, each)) for row in names for each in row]
+                titles = self.reason_titles or self.reasons
+                columns["because"] = [JOINT.join(map(str, t)) for row in titles for t in row]
                 kinds["because"] = pl.String
         return pl.DataFrame(columns, schema_overrides=kinds)
 
@@ -130,7 +130,7 @@ class Recommendations:
         return fragment(title, table(head, rows, words=width + 1), notes=notes)
 
     def _cell(self, user: int, rank: int) -> Cell:
-        """Return the name of an item; behind it are its id, its score and its reasons."""
+        """Return the title of an item, with its id, score and reasons as a hint."""
         item, score = self.items[user][rank], self.scores[user][rank]
         hint = [str(item), "" if np.isnan(score) else f"score {score:.4g}"]
         reasons = self.reason_titles or self.reasons
@@ -142,7 +142,7 @@ class Recommendations:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why an item has its score: what each item of the history adds to it.
+    """Explanation of a score: the contribution of each item of the history.
 
     Parameters
     ----------
@@ -153,10 +153,10 @@ class Explanation:
     sources
         Items of the history, the strongest contribution first.
     contributions
-        What each of them adds; the sum is `score`. From left to right it is exact, unless the
-        score is smaller than all that is added to it and taken from it.
+        Contribution of each of them; they sum to `score`. Summed from left to right they give it
+        exactly, unless it is smaller than every contribution.
     titles, title
-        Display names of `sources` and of the item, where the data came with labels.
+        Titles of `sources` and of the item, if the data have labels.
     """
 
     item: Any
@@ -167,7 +167,7 @@ class Explanation:
     title: str | None = field(default=None, repr=False)
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per item of the history: item, contribution (and title)."""
+        """Return one row per item of the history: item, contribution (and title)."""
         columns: dict[str, Any] = {"item": self.sources, "contribution": self.contributions}
         if self.titles is not None:
             columns["title"] = self.titles
@@ -186,12 +186,11 @@ def _repeat(values: list[Any], lengths: list[int]) -> list[Any]:
 
 
 def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float64]:
-    """Move the last digits of parts so that they sum to `total`.
+    """Change the last digits of parts, largest first, so that they sum to `total`.
 
-    The parts come with the largest first. It takes the difference between their exact sum and the
-    total, whose own sum was rounded; the last one that is not 0 takes what adding them up from
-    left to right rounds. The result is exact where that last one is no larger than the total, so
-    that it can hold the total's last digit.
+    The first part takes the difference between their exact sum and the total, which was rounded;
+    the last one that is not 0 takes the rounding of a sum from left to right. The result is exact
+    if that part is no larger than the total and so can hold the total's last digit.
 
     >>> parts = add_up(np.array([0.7, 0.2, 0.1000001]), 1.0)
     >>> float(np.cumsum(parts)[-1]), parts.round(6).tolist()
@@ -207,17 +206,17 @@ def add_up(parts: npt.NDArray[np.float64], total: float) -> npt.NDArray[np.float
     return moved
 
 
-def strongest(
+def find_reasons(
     terms: Sequence[Term],
     history: Csr,
     lists: Sequence[npt.NDArray[Any]],
     skipped: npt.NDArray[np.bool_],
     most: int,
-) -> Strongest:
+) -> Reasons:
     """Return the items of each history that add most to the score of each listed item.
 
-    Only items that add something are returned, the strongest first, and none for users who are
-    skipped. W is gathered for pairs of such items, a row for each distinct item of the histories.
+    Only positive contributions count, the largest first; skipped users have no reasons. W is
+    gathered for pairs of items, a row for each distinct item of the histories.
     """
     varying = [term for term in terms if term.constant is None]
     sources, place = np.unique(history.indices, return_inverse=True)
@@ -226,7 +225,7 @@ def strongest(
     ends, n_listed = history.indptr.tolist(), [len(row) for row in lists]
     sizes = np.where(skipped | (not varying), 0, np.diff(history.indptr) * n_listed)
     chunk = np.cumsum(sizes) // PAIRS
-    out: Strongest = []
+    out: Reasons = []
     for number in np.unique(chunk):
         users: list[int] = np.flatnonzero(chunk == number).tolist()
         spans = {user: slice(ends[user], ends[user + 1]) for user in users if sizes[user]}
@@ -240,34 +239,31 @@ def strongest(
             if user not in spans:
                 out.append([np.empty(0, np.int64)] * n_listed[user])
                 continue
-            own, weight = history.indices[spans[user]], history.data[spans[user]]
+            user_items, weight = history.indices[spans[user]], history.data[spans[user]]
             block = parts[at : at + sizes[user]].reshape(-1, n_listed[user]) * weight[:, None]
             at += sizes[user]
             order = np.argsort(-block, axis=0, kind="stable")[:most]
-            added = np.take_along_axis(block, order, axis=0) > 0
-            out.append([own[o[a]].astype(np.int64) for o, a in zip(order.T, added.T, strict=True)])
+            positive = np.take_along_axis(block, order, axis=0) > 0
+            columns = zip(order.T, positive.T, strict=True)
+            out.append([user_items[places[p]].astype(np.int64) for places, p in columns])
     return out
 
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:
-    """Write frames of one schema to a file as they come; memory holds one at a time."""
+    """Write frames of one schema to a file, one at a time."""
     check_polars()
     target = checked_path("path", path)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give the path of a file")
     if target.suffix not in FORMATS:
-        raise SettingError(
-            f"{target} must end in {', '.join(FORMATS)}, which says how to write it"
-        )
+        raise SettingError(f"{target} must end in {', '.join(FORMATS)}, which sets the format")
     frames = map(_flat, batches) if target.suffix == ".csv" else batches
     first = next(frames, None)
     if first is None:
-        raise DataError("there is no user to recommend to; name at least one")
+        raise DataError("there is no user to recommend to; pass at least one")
 
-    context = copy_context()  # polars asks on a thread of its own, which knows no limit of threads
-    failures: list[
-        Exception
-    ] = []  # of a later batch: polars may raise an error of its own instead
+    context = copy_context()  # polars calls on another thread, without our limit of threads
+    failures: list[Exception] = []  # polars may raise its own error for one of a later batch
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
         frame: pl.DataFrame | None = first
@@ -279,10 +275,10 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
                 failures.append(error)
                 raise
 
-    fresh = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     try:
-        getattr(register_io_source(source, schema=first.schema), FORMATS[target.suffix])(fresh)
-        os.replace(fresh, target)
+        getattr(register_io_source(source, schema=first.schema), FORMATS[target.suffix])(partial)
+        os.replace(partial, target)
     except OSError as error:
         raise DataError(f"could not write {target}: {error.strerror or error}") from error
     except pl.exceptions.PolarsError:
@@ -290,7 +286,7 @@ def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -
             raise failures[0] from None
         raise
     finally:
-        fresh.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def _flat(frame: pl.DataFrame) -> pl.DataFrame:

@@ -26,7 +26,7 @@ KIND = "equipoise-model"
 VERSION = 1
 TRAIN = "train_"
 SPARSE = "sparse"  # in place of a shape: a sparse matrix, items x items
-# settings that had another name in older models; the later one counts where there are two
+# settings that had another name in older models; if several are there, the later one counts
 RENAMED = {
     "share": "n_factors",
     "factors": "n_factors",
@@ -52,10 +52,12 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         meta["estimate"] = model.estimate_
 
     def restore(stored: Stored) -> None:
-        found = _restored(stored)
-        if type(found) is not type(model):
-            taken = f"{type(model).__name__} names another class, {type(found).__module__}"
-            raise DataError(f"{taken}; give yours a name of its own")
+        known = type(_restored(stored))
+        if known is not type(model):
+            name = type(model).__name__
+            raise DataError(
+                f"{name} is also the name of another class, in {known.__module__}; rename yours"
+            )
 
     write_directory(path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames, restore)
 
@@ -68,7 +70,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
     path
         Directory that `save` wrote.
     verify
-        Check every byte against its checksum, instead of small files and samples of large ones.
+        Check every byte against its checksum, not only small files and samples of large ones.
     """
     return load_directory(path, KIND, VERSION, _restored, verify=verify)
 
@@ -77,8 +79,8 @@ def _restored(stored: Stored) -> Recommender:
     meta = stored.meta
     meta.text("library")
     model = build(meta.group("settings"))
-    model._given = unpack(stored, meta.group("train"), TRAIN)
-    model.interactions_ = model._weighed(model._given)
+    model._raw_data = unpack(stored, meta.group("train"), TRAIN)
+    model.interactions_ = model._weighed(model._raw_data)
     model._restore(meta.group("state"), stored)
     if "estimate" in meta:
         model.estimate_ = _restored_estimate(meta.group("estimate"))
@@ -86,30 +88,32 @@ def _restored(stored: Stored) -> Recommender:
 
 
 def _restored_estimate(saved: Fields) -> dict[str, Any]:
-    """Return the figures of a model on users left out of its fit."""
-    facts: dict[str, Any] = {
+    """Return the saved `estimate_` of a model, checked."""
+    estimate: dict[str, Any] = {
         name: saved.text(name) for name in ("protocol", "version", "part", "data")
     }
-    facts |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
+    estimate |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
     values = saved.group("values")
-    figures = {name: values.group(name) for name in values}
-    facts["values"] = {
-        name: {key: figure.number(key) for key in figure} for name, figure in figures.items()
+    groups = {name: values.group(name) for name in values}
+    estimate["values"] = {
+        name: {key: group.number(key) for key in group} for name, group in groups.items()
     }
-    return facts
+    return estimate
 
 
 def build(settings: Any) -> Recommender:
-    """Return an unfitted model from what `Recommender.settings` gave."""
+    """Return an unfitted model from the result of `Recommender.settings`."""
     if not isinstance(settings, dict):
         raise FileFormatError(f"settings must be a group of fields, got {settings!r}")
     fields = dict(settings)
     kind = models.get(str(fields.pop("model", None)))
     if kind is None or isabstract(kind):
         raise FileFormatError(
-            f"it holds a model of unknown kind {settings.get('model')!r}; if the class is your "
-            "own, import it first"
+            f"it holds a model of unknown kind {settings.get('model')!r}; if it is a class of "
+            "yours, import it first"
         )
+    if "dropout" in fields and fields["dropout"] is None:  # the default of older versions
+        fields["dropout"] = "auto" if fields.get("l2") == "auto" else 0.0
     if "normalizer" in fields:
         fields["normalizer"] = build_normalizer(fields["normalizer"])
     if fields.get("lowpass") is not None:
@@ -117,32 +121,33 @@ def build(settings: Any) -> Recommender:
     if "signals" in fields:
         fields["signals"] = _build_part("signals", fields["signals"], [Signals])
     try:
-        model: Recommender = _made(kind, fields)
+        model: Recommender = _instantiate(kind, fields)
         return model
     except TypeError as error:
         raise FileFormatError(f"its settings are not those of {kind.__name__}: {error}") from error
 
 
 def build_normalizer(settings: Any) -> Normalizer:
-    """Return a normalizer from its name and fields; classes of a user can be among them."""
+    """Return a normalizer from its name and fields; its class may be a user's."""
     kinds = [*reversed(Normalizer.__subclasses__()), Normalizer]
-    found: Normalizer = _build_part("normalizer", settings, kinds)
-    return found
+    normalizer: Normalizer = _build_part("normalizer", settings, kinds)
+    return normalizer
 
 
-def _build_part(what: str, settings: Any, kinds: Iterable[type]) -> Any:
+def _build_part(part: str, settings: Any, kinds: Iterable[type]) -> Any:
     fields = dict(settings) if isinstance(settings, dict) else {}
-    kind = {each.__name__: each for each in kinds}.get(str(fields.pop("name", "")))
+    kind = {kind.__name__: kind for kind in kinds}.get(str(fields.pop("name", "")))
     if kind is None:
-        raise FileFormatError(f"its {what} is of unknown kind: {settings!r}")
+        raise FileFormatError(f"its {part} is of unknown kind: {settings!r}")
     try:
-        return _made(kind, fields)
+        return _instantiate(kind, fields)
     except TypeError as error:
-        raise FileFormatError(f"its {what} is damaged: {error}") from error
+        raise FileFormatError(f"its {part} is damaged: {error}") from error
 
 
-def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    known = {each.name for each in dataclasses.fields(kind)}
+def _instantiate(kind: Any, fields: dict[str, Any]) -> Any:
+    """Return an object from its fields, which may have names of older versions."""
+    known = {entry.name for entry in dataclasses.fields(kind)}
     for old, new in RENAMED.items():
         if old in fields and old not in known and new in known:
             value = fields.pop(old)
@@ -152,27 +157,24 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
 
 def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
     """Return the normalizer of a fitted model; its vectors must fit the data and be finite."""
-    found = build_normalizer(state.group("normalizer"))
+    normalizer = build_normalizer(state.group("normalizer"))
     vectors = [
-        *found.item_scales(interactions.item_counts),
-        found.user_weights(interactions),
-        found.penalty_scale(interactions.n_items),
+        *normalizer.item_scales(interactions.item_counts),
+        normalizer.user_weights(interactions),
+        normalizer.penalty_scale(interactions.n_items),
     ]
     if not all(np.isfinite(vector).all() for vector in vectors):
-        raise FileFormatError(f"its normalizer {found!r} gives weights that are not finite")
-    return found
+        raise FileFormatError(f"its normalizer {normalizer!r} gives weights that are not finite")
+    return normalizer
 
 
-def restored_lowpass(state: Fields, asked: LowPass | None) -> LowPass | None:
-    """Return the companion's settings of a fitted model; older ones have them as asked for."""
-    if asked is None:
-        return None
-    found: LowPass = asked
-    if "lowpass" in state:
-        found = _build_part("low-pass companion", state["lowpass"], [LowPass])
-    if found.strength == "auto":
+def restored_lowpass(state: Fields, lowpass: LowPass | None) -> LowPass | None:
+    """Return the companion's settings of a fitted model; older models have no separate ones."""
+    if lowpass is not None and "lowpass" in state:
+        lowpass = _build_part("low-pass companion", state["lowpass"], [LowPass])
+    if lowpass is not None and lowpass.strength == "auto":
         raise FileFormatError("its low-pass companion has no strength")
-    return found
+    return lowpass
 
 
 def arrays_to_save(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def arrays_to_save(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arrays_from(stored: Stored, shapes: Shapes, n_items: int) -> dict[str, Any]:
-    """Return the arrays that `arrays_to_save` gave, checked for their shapes and finite."""
+    """Return the result of `arrays_to_save`, checked for shapes and finite values."""
     return {
         name: sparse_from(stored, name, n_items)
         if isinstance(shape, str)
@@ -214,7 +216,7 @@ def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -
 
 
 def plain(value: Any) -> Any:
-    """Return settings as JSON values; nested dataclasses become their name and fields."""
+    """Return settings as JSON values, nested dataclasses as their name and fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
         return {"name": type(value).__name__, **plain(fields)}

@@ -1,9 +1,10 @@
-"""Session models: what they share, which is how the clicks of a session are asked about."""
+"""Base of the session models: requests from the clicks of a session."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from equipoise.models.histories import (
     Request,
     Unknowns,
     history_events,
-    parse_asked,
+    parse_query,
     rows_or_empty,
 )
 from equipoise.models.recommendations import Recommendations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 class SessionModel(Recommender):
     """Base of the models that recommend the next item of a session from its clicks so far.
 
-    A subclass has the setting `repeats`: whether items of the session may be recommended again.
+    A subclass has the setting `repeats`: items of the session may be recommended again.
     """
 
     ordered: ClassVar[bool] = True
@@ -43,11 +44,11 @@ class SessionModel(Recommender):
 
     @abstractmethod
     def _weigh(self, clicks: Events) -> Any:
-        """Return rows x items in single precision: what the clicks of each session weigh."""
+        """Return the weights of the clicks, sessions x items, in single precision."""
 
     @staticmethod
     def _events(data: Interactions) -> Events:
-        """Return the clicks of the training sessions, which must be in an order."""
+        """Return the ordered clicks of the training sessions."""
         if data.sequences is None:
             raise DataError(
                 "a session model needs ordered clicks; read with session=, gap= or time="
@@ -58,52 +59,43 @@ class SessionModel(Recommender):
     def _hides_seen(self) -> bool:
         return not self.repeats
 
-    def _request(self, wanted: Any, unknown: Unknowns) -> Request:
+    def _request(self, query: Any, unknown: Unknowns) -> Request:
         """Return session ids, lists of clicks or Interactions as rows over the model's items.
 
-        Interactions without an order of events give their weights as they are.
+        Interactions without ordered events keep their weights.
         """
-        train, asked = self._fitted, parse_asked(wanted, self._fitted, unknown)
-        if isinstance(asked.source, Interactions):
-            data = asked.source.with_items(train.item_index, unknown=unknown.items)
+        train = self._fitted
+        request = parse_query(query, train, unknown)
+        if isinstance(request.source, Interactions):
+            data = request.source.with_items(train.item_index, unknown=unknown.items)
             if data.sequences is None:
-                return asked.request(data.matrix)
-            clicks, given = data.sequences, asked.source.sequences
-            assert given is not None
-            _warn_of_skipped(len(given.items) - len(clicks.items), [])
-        elif isinstance(asked.source, np.ndarray):
-            assert train.sequences is not None
-            known = asked.source >= 0
-            own = self._weigh(train.sequences.take(asked.source[known]))
-            rows = rows_or_empty(own, np.where(known, np.cumsum(known) - 1, -1))
-            return asked.request(rows)
+                return replace(request, history=data.matrix, trained=None)
+            clicks, all_clicks = data.sequences, request.source.sequences
+            assert all_clicks is not None
+            _warn_of_skipped(len(all_clicks.items) - len(clicks.items), [])
+            history = self._weigh(clicks)
+        elif isinstance(request.source, np.ndarray):
+            known = request.source >= 0
+            weights = self._weigh(self._events(train).take(request.source[known]))
+            history = rows_or_empty(weights, np.where(known, known.cumsum() - 1, -1))
         else:
-            clicks, skipped = history_events(asked.source, train.item_index, unknown)
+            clicks, skipped = history_events(request.source, train.item_index, unknown)
             _warn_of_skipped(len(skipped), skipped)
-        return asked.request(self._weigh(clicks))
+            history = self._weigh(clicks)
+        return replace(request, history=history, trained=None)
 
     @on_snapshot
     def rank(
-        self,
-        history: Interactions,
-        k: int,
-        *,
-        exclude_seen: bool | None = False,
-        **options: Any,
+        self, history: Interactions, k: int, *, exclude_seen: bool | None = False, **options: Any
     ) -> Ranked:
-        """Rank items for the rows of `history`, by position; what `evaluate` works from."""
+        """Rank items for each row of `history`, as positions; `evaluate` is built on this."""
         return super().rank(history, k, exclude_seen=exclude_seen, **options)
 
     @on_snapshot
     def recommend(
-        self,
-        users_or_histories: Any = None,
-        k: int = 20,
-        *,
-        session: Any = None,
-        **options: Any,
+        self, users_or_histories: Any = None, k: int = 20, *, session: Any = None, **options: Any
     ) -> Recommendations:
-        """Return the k best next items for each session, as raw ids.
+        """Recommend k next items for each session, as raw ids.
 
         Parameters
         ----------
@@ -112,14 +104,13 @@ class SessionModel(Recommender):
         session
             One session, a list of item ids in the order of the clicks; in place of the above.
         k, options
-            As for other models. `exclude_seen` is left to `repeats` if not given. Items that are
-            skipped with ``unknown_items="skip"`` are named by the log, and the clicks around them
-            move together.
+            As for other models. `exclude_seen` defaults to ``not repeats``. Items skipped with
+            ``unknown_items="skip"`` are logged, and the clicks around them close the gap.
         """
         if (session is None) == (users_or_histories is None):
             raise SettingError("give either session=[...] or users or histories")
-        wanted = users_or_histories if session is None else [as_list(session)]
-        return super().recommend(wanted, k, **options)
+        query = users_or_histories if session is None else [as_list(session)]
+        return super().recommend(query, k, **options)
 
 
 def _warn_of_skipped(count: int, items: list[Any]) -> None:

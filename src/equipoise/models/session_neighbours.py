@@ -1,4 +1,4 @@
-"""V-SkNN: recommend what the most similar recent sessions hold (Ludewig and Jannach, 2018)."""
+"""V-SkNN: recommend items of the most similar recent sessions (Ludewig and Jannach, 2018)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from equipoise.runtime.kernels import Floats, compiled
 
 @dataclass(kw_only=True, eq=False)
 class VSKNN(SessionModel):
-    """Items of the most similar sessions: a strong baseline without a fit.
+    """Recommends items of the most similar sessions: a strong baseline without training.
 
-    Click p of the L clicks of a session weighs p / L, so the last one counts 1; of an item that
-    was clicked twice the later click counts. Among the `sample` latest training sessions that
-    share an item with it, the `neighbours` most similar ones are taken, where similarity is the
-    sum of the weights of the shared items. An item scores the sum of the similarities of the
-    neighbours that hold it. Of equally similar sessions the later one is taken; later is by the
-    time of the last click, or by the order of the data where there are no times.
+    Click p of the L clicks of a session weighs p / L, so the last one counts 1; of repeated clicks
+    on an item the last counts. Among the `sample` latest training sessions that share an item with
+    the session, the `neighbours` most similar ones vote; similarity is the sum of the weights of
+    the shared items. The score of an item is the sum of the similarities of its neighbours. Ties
+    go to the later session, by the time of the last click, or by the order of the data without
+    times.
 
     Parameters
     ----------
     neighbours
-        k, how many sessions vote; 50 to 1000.
+        k, the number of sessions that vote; 50 to 1000.
     sample
-        m, how many of the latest sessions are compared; 500 to 5000.
+        m, the number of latest sessions to compare with; 500 to 5000.
     last_match
         Whether the vote of a neighbour is divided by how many items ago the last shared item was
         clicked, 1 for the item clicked last.
@@ -91,11 +91,11 @@ class VSKNN(SessionModel):
         place = np.arange(1, len(clicks.items) + 1) - np.repeat(clicks.offsets[:-1], lengths)
         weights = place.astype(np.float32)  # the term divides by L, after it has compared sums
         shape = (len(clicks), self._fitted.n_items)
-        # the last of equal cells stays: the later click of an item
+        # of equal cells, the last click counts
         cells = clicks.rows * shape[1] + clicks.items
-        kept = len(cells) - 1 - np.unique(cells[::-1], return_index=True)[1]
+        last = len(cells) - 1 - np.unique(cells[::-1], return_index=True)[1]
         rows: Any = sp.csr_array(
-            (weights[kept], (clicks.rows[kept], clicks.items[kept])), shape=shape
+            (weights[last], (clicks.rows[last], clicks.items[last])), shape=shape
         )
         return rows
 
@@ -111,7 +111,7 @@ class Neighbours(Term):
     starts, sessions
         The sessions of each item, ascending, as CSR of the transpose.
     neighbours, sample, last_match
-        As of `VSKNN`.
+        As for `VSKNN`.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -121,8 +121,6 @@ class Neighbours(Term):
     neighbours: int
     sample: int
     last_match: bool
-
-    whole_rows = True
 
     @classmethod
     def of(cls, sessions: Any, neighbours: int, sample: int, last_match: bool) -> Neighbours:
@@ -177,12 +175,12 @@ def _find_nearest(
     chosen: Any,
     votes: Any,
 ) -> None:
-    """Fill in the nearest sessions of each row, nearest first, and what they vote with.
+    """Fill in the nearest sessions of each row, nearest first, and the weights of their votes.
 
     Weights are whole numbers up to that of the last click, so similarities that are equal on
     paper are equal here; they are divided by that number at the end.
     """
-    found = np.empty(sample, np.int32)
+    candidates = np.empty(sample, np.int32)
     similarity, vote = np.empty(sample), np.empty(sample)
     for row in range(len(indptr) - 1):
         first, size = indptr[row], indptr[row + 1] - indptr[row]
@@ -209,13 +207,13 @@ def _find_nearest(
                     total += weights[first + j]
                     nearest = min(nearest, ago[j])
                     cursor[j] -= 1
-            found[length], similarity[length] = latest, total
+            candidates[length], similarity[length] = latest, total
             vote[length] = total / (largest * nearest if last_match else largest)
             length += 1
         # stable: of equally similar sessions the latest come first
         order = np.argsort(-similarity[:length], kind="mergesort")
         for place in range(min(length, chosen.shape[1])):
-            chosen[row, place] = found[order[place]]
+            chosen[row, place] = candidates[order[place]]
             votes[row, place] = vote[order[place]]
 
 

@@ -43,8 +43,8 @@ Vector = npt.NDArray[np.float64]
 Direction = Literal["sr", "part", "all"]
 RowNorm = Literal["l1", "l2"] | None
 
-# What a row at click t holds, as (first click, clicks before it, clicks after it), of its past
-# around click t and of its future around click t + 1.
+# The clicks in the row of click t: (shift, clicks before, clicks after) of its past around click t
+# and of its future around click t + 1.
 SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
     "sr": ((0, False, False), (1, False, True)),
     "part": ((0, True, False), (1, False, True)),
@@ -52,13 +52,13 @@ SHAPES: dict[str, tuple[tuple[int, bool, bool], tuple[int, bool, bool]]] = {
 }
 
 
-NEGLIGIBLE = 1e-12  # decayed weights below this are left out: 4 digits under float32's rounding
+NEGLIGIBLE = 1e-12  # smaller decayed weights are left out: 4 digits under float32's rounding
 DAY = 86400.0
 ENTRY_BYTES = 40  # of a stored weight while the rows are built
-DENSE_SHARE = 1 / 64  # entries of the inputs, of n^2, from which one dense solve is cheaper
-BLOCK, DEVICE_BLOCK = 256, 1024  # rows of C that are worked on at a time
-CACHE_BYTES = 1 << 29  # solved rows that a model keeps at least; those used last stay
-CACHE_SHARE = 1 / 8  # of the free memory, which they may take where that is more
+DENSE_SHARE = 1 / 64  # share of nonzero inputs, of n^2, from which one dense solve is cheaper
+BLOCK, DEVICE_BLOCK = 256, 1024  # rows of C that are processed at a time
+CACHE_BYTES = 1 << 29  # of solved rows; the least recently used ones are dropped
+CACHE_SHARE = 1 / 8  # of the free memory, if that is more
 
 
 def time_weights(data: Interactions, decay: float | None) -> Vector:
@@ -69,7 +69,7 @@ def time_weights(data: Interactions, decay: float | None) -> Vector:
         raise DataError("decay_time needs times; read them with time=, or use decay_time=None")
     last = data.events.last_times
     latest = last.max(initial=-np.inf)
-    # a session without clicks counts nothing anyway
+    # sessions without clicks have no effect
     return np.asarray(np.exp(np.where(last > -np.inf, last - latest, 0.0) / (decay * DAY)))
 
 
@@ -79,8 +79,8 @@ def past_future(
     """Return the past S and the future T of every split of every session, as CSR in float64.
 
     A session of L clicks has L - 1 rows. The row at click t weighs click q of the future by
-    exp(-(q - t - 1) / decay), and the past by `direction`: "sr" holds click t alone, "part" the
-    clicks up to t by exp(-(t - q) / decay), "all" the whole session on both sides by the distance
+    exp(-(q - t - 1) / decay), and the past by `direction`: "sr" has click t alone, "part" the
+    clicks up to t by exp(-(t - q) / decay), "all" the full session on both sides by the distance
     to t and to t + 1. Repeated items add up. Time and memory are linear in the entries.
 
     Examples
@@ -107,6 +107,7 @@ def _around(
     reach: int,
     powers: Vector,
 ) -> Any:
+    """Return one side of the splits: for each click, the weighted clicks around it."""
     shift, before, after = shape
     steps = np.maximum(sequences.lengths - 1, 0)
     last = np.repeat(sequences.lengths - 1, steps)
@@ -159,14 +160,14 @@ def regression(
     clicks, weight = data.sequences.take(useful), session_weights[useful]
     parts = []
     if mix > 0:
-        whole: Any = data.matrix[useful].astype(np.float64)
-        whole.data[:] = 1.0
-        parts.append((_scaled(whole, _norms(whole, row_norm)), whole, mix * weight))
+        sessions: Any = data.matrix[useful].astype(np.float64)
+        sessions.data[:] = 1.0
+        parts.append((_scaled(sessions, _norms(sessions, row_norm)), sessions, mix * weight))
     if mix < 1:
         past, future = past_future(clicks, data.n_items, decay, direction)
         rows = np.repeat(weight, clicks.lengths - 1)
         parts.append((_scaled(past, _norms(past, row_norm)), future, (1 - mix) * rows))
-    kept, diagonal, right = [], penalty.astype(np.float64), sp.csr_array((data.n_items,) * 2)
+    multiple, diagonal, right = [], penalty.astype(np.float64), sp.csr_array((data.n_items,) * 2)
     for inputs, targets, weights in parts:
         single = np.diff(inputs.indptr) == 1
         item, value = inputs[single].indices, inputs[single].data
@@ -175,20 +176,20 @@ def regression(
         units = (weights[single] * value, item, np.arange(len(item) + 1))
         right = right + sp.csr_array(units, (len(item), data.n_items)).T.tocsr() @ targets[single]
         root = np.sqrt(weights[~single])
-        kept.append((_scaled(inputs[~single], root), _scaled(targets[~single], root)))
-    both = [sp.vstack(side, format="csr") for side in zip(*kept, strict=True)]
+        multiple.append((_scaled(inputs[~single], root), _scaled(targets[~single], root)))
+    inputs, targets = (sp.vstack(side, format="csr") for side in zip(*multiple, strict=True))
     right.sort_indices()
-    return System(narrow(both[0]), narrow(both[1]), diagonal, narrow(right))
+    return System(narrow(inputs), narrow(targets), diagonal, narrow(right))
 
 
 def _scaled(rows: Any, factor: Vector) -> Any:
-    """Return the rows, each times its factor."""
+    """Return the rows multiplied by their factors."""
     data = rows.data * factor[entry_rows(rows)]
     return sp.csr_array((data, rows.indices, rows.indptr), rows.shape)
 
 
 def _norms(rows: Any, row_norm: RowNorm) -> Vector:
-    """Return what scales each row to length 1."""
+    """Return the factors that scale each row to norm 1."""
     if row_norm is None:
         return np.ones(rows.shape[0])
     power = 1 if row_norm == "l1" else 2
@@ -206,13 +207,13 @@ def narrow(rows: Any) -> Any:
 
 
 def recency(sequences: Events, n_items: int, decay: float | None) -> Any:
-    """Return rows x items: what the clicks of each session weigh in its scores.
+    """Return the weights of the clicks of each session in its scores, sessions x items.
 
     The last click counts 1 and the one n clicks before it exp(-n / decay); repeats add up.
     """
     lengths = sequences.lengths
     ago = np.repeat(sequences.offsets[1:], lengths) - np.arange(len(sequences.items)) - 1
-    # a click long ago weighs nothing, yet stays part of the history
+    # a click long ago has hardly any weight but stays part of the history
     weight = np.ones(len(ago)) if decay is None else np.maximum(np.exp(-ago / decay), 1e-30)
     csr = (weight, sequences.items, sequences.offsets)
     rows: Any = sp.csr_array(csr, shape=(len(sequences), n_items), copy=True)
@@ -231,7 +232,7 @@ def solve_all(system: System, dtype: str, device: str = "cpu") -> Any:
 
 
 def solve_on_device(system: System, dtype: str, device: str) -> DeviceMatrix:
-    """Return what `solve_all` does, solved by the engine of the GPU and kept there."""
+    """Return the result of `solve_all`, solved and kept on a GPU."""
     A = system.inputs
     C = gpu.Gram(A, np.ones(A.shape[0]), dtype, device).inverse(system.diagonal)[0].release()
     A, T, S = (gpu.sparse_like(part, C) for part in (A, system.targets.T, system.right.T))
@@ -242,83 +243,83 @@ def solve_on_device(system: System, dtype: str, device: str) -> DeviceMatrix:
 def _multiply(
     P: Any, inputs: Any, to_targets: Any, to_right: Any, block: int, copied: Callable[[Any], Any]
 ) -> None:
-    """Replace P by P R, some rows at a time; R = inputs^T targets + right."""
+    """Replace P by P R in blocks of rows; R = inputs^T targets + right."""
     for low, high in strips((0, len(P)), block):
-        some = copied(P[low:high].T)
-        P[low:high] = (to_targets @ (inputs @ some) + to_right @ some).T
+        columns = copied(P[low:high].T)
+        P[low:high] = (to_targets @ (inputs @ columns) + to_right @ columns).T
 
 
 @dataclass(eq=False)
 class SolvedRows:
-    """Rows of C = M^-1 R, solved on first use and kept while there is room."""
+    """Rows of C = M^-1 R, solved on first use; the least recently used ones are dropped."""
 
     system: System
     dtype: str
-    _kept: OrderedDict[int, npt.NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
+    _cache: OrderedDict[int, npt.NDArray[Any]] = field(default_factory=OrderedDict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @cached_property
     def room(self) -> int:
-        """Number of rows that are kept."""
+        """Largest number of cached rows."""
         size = len(self.system.diagonal) * np.dtype(self.dtype).itemsize
         return max(CACHE_BYTES, int(CACHE_SHARE * free_memory())) // size
 
     def batches(self, history: Any) -> list[npt.NDArray[np.int64]]:
-        """Deal the rows of a history into runs whose items there is room for."""
+        """Divide the rows of a history into runs whose items fit into the cache."""
         runs, start = [], 0
         seen: set[int] = set()
         for row, (low, high) in enumerate(pairwise(history.indptr.tolist())):
-            own = history.indices[low:high].tolist()
-            if row > start and len(seen) + sum(item not in seen for item in own) > self.room:
+            items = set(history.indices[low:high].tolist())
+            if row > start and len(seen | items) > self.room:
                 runs.append(np.arange(start, row))
                 start, seen = row, set()
-            seen.update(own)
+            seen |= items
         return [*runs, np.arange(start, history.shape[0])]
 
     def prepare(self, items: npt.NDArray[Any]) -> None:
-        """Solve for the rows of these items that are not kept, in batches on all threads."""
+        """Solve for the rows of these items that are not cached, in batches on all threads."""
         items = np.unique(items)
         with self._lock:
-            missing = [item for item in items.tolist() if item not in self._kept]
-            missing.sort(key=self.system.diagonal.__getitem__)  # rows alike take as many steps
+            missing = [item for item in items.tolist() if item not in self._cache]
+            missing.sort(key=self.system.diagonal.__getitem__)  # similar rows take as many steps
             for item in items.tolist():
-                if item in self._kept:
-                    self._kept.move_to_end(item)
+                if item in self._cache:
+                    self._cache.move_to_end(item)
         threads = machine.count()
         rounds = -(-len(missing) // (self.system.lanes * threads))
         lanes = -(-len(missing) // max(rounds * threads, 1))  # no thread waits for another
 
         def solve(number: int) -> None:
-            some = np.array(missing[number * lanes : (number + 1) * lanes], np.int64)
-            self._keep(some.tolist(), self.system.rows(some, self.dtype))
+            batch = np.array(missing[number * lanes : (number + 1) * lanes], np.int64)
+            self._store(batch.tolist(), self.system.rows(batch, self.dtype))
 
         if missing:
             machine.run(solve, -(-len(missing) // lanes))
 
     def take(self, items: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the rows of these items, each named once."""
+        """Return the rows of these distinct items."""
         n_items = len(self.system.diagonal)
         out = np.empty((len(items), n_items), self.dtype)
         missing = []
         with self._lock:
             for place, item in enumerate(items.tolist()):
-                row = self._kept.get(item)
+                row = self._cache.get(item)
                 if row is None:
                     missing.append(place)
                 else:
-                    self._kept.move_to_end(item)
+                    self._cache.move_to_end(item)
                     out[place] = row
         if missing:
             out[missing] = self.system.rows(items[missing], self.dtype)
-            self._keep(items[missing].tolist(), out[missing])
+            self._store(items[missing].tolist(), out[missing])
         return out
 
-    def _keep(self, items: list[int], rows: npt.NDArray[Any]) -> None:
+    def _store(self, items: list[int], rows: npt.NDArray[Any]) -> None:
         with self._lock:
             for item, row in zip(items[: self.room], rows, strict=False):
-                self._kept[item] = row.copy()  # a view would keep its neighbours alive
-            while len(self._kept) > self.room:
-                self._kept.popitem(last=False)
+                self._cache[item] = row.copy()  # a view would keep its neighbours alive
+            while len(self._cache) > self.room:
+                self._cache.popitem(last=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,7 +342,7 @@ class OnDemand(Term):
 
     @property
     def held(self) -> int:
-        """The rows of one history, taken to share most of theirs with others."""
+        """A row: histories are assumed to share most of their rows."""
         return self.n_items
 
     def adder(self, rows: Rows) -> Adder:

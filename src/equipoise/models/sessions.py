@@ -40,7 +40,7 @@ from equipoise.models.session_solver import (
     time_weights,
 )
 from equipoise.models.settings import EXPONENTS
-from equipoise.models.snapshots import at_once
+from equipoise.models.snapshots import atomic
 from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
@@ -61,15 +61,15 @@ class SessionRegression(SessionModel):
     Attributes
     ----------
     normalizer_
-        The normalizer with its numbers, where "auto" was asked for.
+        The normalizer, with numbers in place of "auto".
     chosen_
-        The settings that were chosen from the data, where l2 is "auto"; else empty.
+        The settings chosen from the data if l2 is "auto"; else empty.
     system_
         The sparse matrices of C = M^-1 R; None after a dense solve.
     dense_
         C, n x n, after a dense solve; else None.
     weights_
-        W = D_I^alpha C D_I^-alpha, dense; made on demand.
+        W = D_I^alpha C D_I^-alpha, dense; computed on demand.
     """
 
     solve_settings: ClassVar[tuple[str, ...]] = (
@@ -111,7 +111,7 @@ class SessionRegression(SessionModel):
                 raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
 
     def _rows(self) -> dict[str, Any]:
-        """Return the share of whole sessions in the objective, and how sessions are split."""
+        """Return `mix`, `decay` and `direction` of the regression."""
         return {"mix": 1.0, "decay": None, "direction": "sr"}
 
     def _fit(
@@ -124,8 +124,8 @@ class SessionRegression(SessionModel):
         memory: str | float | None,
     ) -> None:
         self._events(data)
-        how = {"device": device, "engine": engine, "dtype": dtype, "memory": memory}
-        self.chosen_ = choose(self, data, how) if self.l2 == "auto" else {}
+        options = {"device": device, "engine": engine, "dtype": dtype, "memory": memory}
+        self.chosen_ = choose(self, data, options) if self.l2 == "auto" else {}
         checks.choice("engine", engine, ("auto", "sparse", "dense"))
         checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
@@ -137,65 +137,62 @@ class SessionRegression(SessionModel):
             **self._rows(),
         )
         if engine == "auto":
-            # on a GPU one dense solve is cheaper, where there is something to solve
+            # on a GPU one dense solve is cheaper, if there is anything to solve
             share = DENSE_SHARE if device == "cpu" else 0.0
             engine = "dense" if system.inputs.nnz > share * data.n_items**2 else "sparse"
         logger.info("%s engine, %s entries", engine, f"{system.inputs.nnz:,}")
         solved = None
         if engine == "dense":
-            where = "dense" if device == "cpu" else "gpu"
-            plan(data, dtype=dtype, memory=memory, engine=where, device=device).require()
+            solver = "dense" if device == "cpu" else "gpu"
+            plan(data, dtype=dtype, memory=memory, engine=solver, device=device).require()
             solved = solve_all(system, dtype, device)
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
 
-    @at_once
+    @atomic
     def reuse(self, fitted: SessionRegression) -> Self:
-        """Fit by taking the solve of another model: no cost, solved rows are shared.
+        """Fit by sharing the solve of another model, at no cost; solved rows are shared.
 
         `decay_inference`, `repeats` and alpha may differ, nothing else.
         """
         fitted = copy.copy(fitted)
         data = fitted._fitted
         normalizer = self.normalizer.resolve(data)
-        mine, theirs = (
-            [
-                type(each),
-                each.signals,
-                *(getattr(each, name, None) for name in self.solve_settings),
-            ]
-            for each in (self, fitted)
-        )
-        ours = [each.exponents()[1:] for each in (normalizer, fitted.normalizer_)]
-        one, two = (each.user_weights(data) for each in (normalizer, fitted.normalizer_))
-        if mine != theirs or ours[0] != ours[1] or not np.array_equal(one, two):
+        if self._solve_key(normalizer) != fitted._solve_key(fitted.normalizer_) or not (
+            np.array_equal(normalizer.user_weights(data), fitted.normalizer_.user_weights(data))
+        ):
             raise SettingError(
                 "reuse needs the same model; only alpha, decay_inference and repeats may differ"
             )
-        self._given = fitted._given
+        self._raw_data = fitted._raw_data
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, fitted.dtype_
         self.system_, self.dense_, self.chosen_ = fitted.system_, fitted.dense_, fitted.chosen_
         if self.system_ is not None:
             self._solved, self._values = fitted._solved, fitted._values
         return self
 
+    def _solve_key(self, normalizer: Normalizer) -> list[Any]:
+        """Return everything the solve depends on, except for the data."""
+        settings = [getattr(self, name, None) for name in self.solve_settings]
+        return [type(self), self.signals, normalizer.exponents()[1:], *settings]
+
     def tunable(self) -> list[str]:
         """Return the settings, with the exponents of the normalizer in its place."""
-        own = [name for name in super().tunable() if name != "normalizer"]
-        return own + [name for name in EXPONENTS if hasattr(self.normalizer, name)]
+        names = [name for name in super().tunable() if name != "normalizer"]
+        return names + [name for name in EXPONENTS if hasattr(self.normalizer, name)]
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return all settings, "auto" as numbers from the data."""
+        """Return all settings, with numbers in place of "auto"."""
         normalizer = self.normalizer.resolve(data)
         return {
             name: getattr(self, name, getattr(normalizer, name, None)) for name in self.tunable()
         }
 
     def search_point(self) -> dict[str, Any]:
-        """Return the family and all that is tunable, with the numbers behind "auto"."""
-        found = {name: getattr(self.normalizer_, name, None) for name in EXPONENTS}
-        found |= self.settings(resolved=True)
-        return {"family": type(self).__name__, **{name: found[name] for name in self.tunable()}}
+        """Return the family and all tunable settings, with numbers in place of "auto"."""
+        point = {name: getattr(self.normalizer_, name, None) for name in EXPONENTS}
+        point |= self.settings(resolved=True)
+        return {"family": type(self).__name__, **{name: point[name] for name in self.tunable()}}
 
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense
@@ -204,35 +201,35 @@ class SessionRegression(SessionModel):
             self._values = system.right.data.astype(self.dtype_)
 
     def _number(self, name: str) -> Any:
-        """Return a setting, the chosen one where it was left to the data."""
+        """Return a setting, as chosen from the data if l2 is "auto"."""
         return self.chosen_.get(name, getattr(self, name))
 
     def settings(self, *, resolved: bool = False) -> dict[str, Any]:
         """Return the name and the hyper-parameters; with `resolved`, those that were chosen."""
-        found = super().settings(resolved=resolved)
-        return found | self.chosen_ if resolved else found
+        settings = super().settings(resolved=resolved)
+        return settings | self.chosen_ if resolved else settings
 
     def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings; one whose l2 is "auto" gets the number 10."""
+        """Return an unfitted copy with other settings, and with l2=10 in place of "auto"."""
         return super().vary(settings if self.l2 != "auto" else {"l2": 10.0, **settings})
 
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
-        # L = l2 I + p/(1-p) D_I, D_I from whole sessions
+        # L = l2 I + p/(1-p) D_I
         l2, dropout = self._number("l2"), self._number("dropout")
         odds = dropout / (1 - dropout)
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
 
-    @at_once
+    @atomic
     def to(self, device: str) -> Self:
-        """Move a dense C to the memory of the machine ("cpu") or of a GPU, and return self."""
+        """Move a dense C to the memory of the host ("cpu") or of a GPU, and return self."""
         self.interactions_ = self._fitted
         if self.dense_ is not None:
             self.dense_ = move(self.dense_, device, zero_diagonal=False)
         return self
 
     def terms(self, alpha: float | None = None) -> list[Term]:
-        """Return W = D_I^alpha C D_I^-alpha as one term; its diagonal stays."""
+        """Return W = D_I^alpha C D_I^-alpha as one term, with its diagonal."""
         _ = self._fitted
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
         if isinstance(self.dense_, DeviceMatrix):
@@ -242,7 +239,7 @@ class SessionRegression(SessionModel):
         assert self.system_ is not None
         if self.system_.inputs.nnz:
             return [OnDemand(self._solved, source, target)]
-        # M is diagonal: C is R with its rows divided, and nothing is to be solved
+        # M is diagonal: C is R with its rows divided, and no solve is needed
         R, values = self.system_.right, self._values
         source = source / self.system_.diagonal
         return [Sparse(values, R.indices, R.indptr, source, target, zero_diagonal=False)]
@@ -263,15 +260,15 @@ class SessionRegression(SessionModel):
         return np.asarray(source[:, None] * C * target, self.dtype_)
 
     def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
-        """Rank after the rows of all items were solved for, as many at a time as are kept."""
+        """Rank in batches, for which the rows of C are solved first."""
         if not isinstance(terms[0], OnDemand):
             return super()._ranked(terms, request, k, **options)
         parts = []
         with limited(options.get("threads")):
             for rows in self._solved.batches(request.history):
-                some = request.take(rows)
-                self._solved.prepare(some.history.indices)
-                parts.append((rows, super()._ranked(terms, some, k, **options)))
+                batch = request.take(rows)
+                self._solved.prepare(batch.history.indices)
+                parts.append((rows, super()._ranked(terms, batch, k, **options)))
         return Ranked.joined(parts)
 
     def _refit_options(self) -> dict[str, Any]:
@@ -300,7 +297,7 @@ class SessionRegression(SessionModel):
         self.dtype_ = state.text("dtype", ("float32", "float64"))
         self.chosen_ = _restored_choice(self, state.group("chosen")) if "chosen" in state else {}
         if (self.l2 == "auto") != bool(self.chosen_):
-            raise FileFormatError("its settings are to be chosen and were not, or the other way")
+            raise FileFormatError("its l2 and its chosen settings contradict each other")
         if "rows" not in state:
             dense = stored.mapped("dense", (n_items, n_items))
             if dense.dtype != self.dtype_:
@@ -316,7 +313,7 @@ class SessionRegression(SessionModel):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
-# What `choose` tries: settings that were best on sessions of shops, each with three decays.
+# Candidates of `choose`: settings that were best on sessions of shops, each with three decays.
 CHOICES: tuple[dict[str, Any], ...] = (
     {"l2": 10.0, "dropout": 0.0, "mix": 0.5, "decay_position": 1.0},
     {"l2": 3.0, "dropout": 0.5, "mix": 0.8, "decay_position": 2.0},
@@ -327,46 +324,48 @@ HELD_OUT = 300  # sessions, a tenth of the data at most
 LISTED = 20
 
 
-def choose(model: SessionRegression, data: Interactions, how: dict[str, Any]) -> dict[str, Any]:
+def choose(
+    model: SessionRegression, data: Interactions, options: dict[str, Any]
+) -> dict[str, Any]:
     """Return the settings with the best MRR@20 on the last sessions, which are held out.
 
-    The normalizer stays: where it raises the tail it costs hits, which only a user can weigh.
+    The normalizer stays: one that favours the long tail costs hits, a trade-off for the user.
     """
     order = np.arange(data.n_users)
     if data.events is not None and data.events.times is not None:
         order = np.argsort(data.events.last_times, kind="stable")
     cut = data.n_users - min(HELD_OUT, data.n_users // 10)
-    rest = data.rows(order[:cut])
-    known = rest.item_counts > 0
+    train = data.rows(order[:cut])
+    known = train.item_counts > 0
     history, target = reveal(data.rows(order[cut:]).columns(known))
-    rest = rest.columns(known)
-    own = [field.name for field in dataclasses.fields(model)]
-    best, found = -1.0, {**CHOICES[0], "decay_inference": DECAYS[0]}
+    train = train.columns(known)
+    names = [field.name for field in dataclasses.fields(model)]
+    best, best_settings = -1.0, {**CHOICES[0], "decay_inference": DECAYS[0]}
     tried: list[dict[str, Any]] = []
     for choice in CHOICES if history.n_users else ():
-        settings = {name: value for name, value in choice.items() if name in own}
-        if settings in tried:  # without what they lack, two choices are the same
+        settings = {name: value for name, value in choice.items() if name in names}
+        if settings in tried:  # choices may differ only in settings that the model lacks
             continue
         tried.append(settings)
-        first = model.vary(settings).fit(rest, **how)
+        first = model.vary(settings).fit(train, **options)
         for decay in DECAYS:
-            one = first.vary({**settings, "decay_inference": decay}).reuse(first)
-            lists = one.rank(history, LISTED).items
+            variant = first.vary({**settings, "decay_inference": decay}).reuse(first)
+            lists = variant.rank(history, LISTED).items
             hits = lists == target.matrix.indices[:, None]
-            value = float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
-            logger.info("%s: MRR@20 %.4f", one.summary(), value)
-            if value > best:
-                best, found = value, {**settings, "decay_inference": decay}
-    return {name: value for name, value in found.items() if name in own}
+            mrr = float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
+            logger.info("%s: MRR@20 %.4f", variant.summary(), mrr)
+            if mrr > best:
+                best, best_settings = mrr, {**settings, "decay_inference": decay}
+    return {name: value for name, value in best_settings.items() if name in names}
 
 
-def _restored_choice(model: SessionRegression, chosen: Fields) -> dict[str, Any]:
-    found = {name: chosen.number(name) for name in chosen}
-    known = {*CHOICES[0], "decay_inference"} & {each.name for each in dataclasses.fields(model)}
-    if found.keys() != known:
+def _restored_choice(model: SessionRegression, saved: Fields) -> dict[str, Any]:
+    chosen = {name: saved.number(name) for name in saved}
+    names = {field.name for field in dataclasses.fields(model)}
+    if chosen.keys() != {*CHOICES[0], "decay_inference"} & names:
         raise FileFormatError(f"its chosen settings are not those of {type(model).__name__}")
-    model.vary(found)
-    return found
+    model.vary(chosen)  # checks the numbers
+    return chosen
 
 
 SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
@@ -374,7 +373,7 @@ SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
 
 @dataclass(kw_only=True, eq=False)
 class SLIS(SessionRegression):
-    """Items that occur in the same session, whatever their order.
+    """Recommends items of the same sessions, whatever their order.
 
     Minimises sum_s w_s ||x_s - n_s C||^2 + tr(C^T L C) over the sessions s: x_s has a 1 for each
     item, n_s is x_s scaled by `row_norm`, and L = l2*I + dropout/(1-dropout)*D_I. With a
@@ -385,8 +384,8 @@ class SLIS(SessionRegression):
     ----------
     l2
         lambda, the ridge penalty; 1 to 100. "auto" chooses it together with `dropout`,
-        `decay_inference`, and `mix` and `decay_position` where a model has them: by the next
-        click in the last sessions, which are held out for it.
+        `decay_inference`, and `mix` and `decay_position` if a model has them: by the next click
+        in the last sessions, which are held out.
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
@@ -422,17 +421,17 @@ class SLIS(SessionRegression):
 
 @dataclass(kw_only=True, eq=False)
 class SLIT(SessionRegression):
-    """Items that come after one another, the next one most.
+    """Recommends items that follow one another in sessions, the next one most.
 
     Minimises sum_t w_t ||f_t - p_t C||^2 + tr(C^T L C) over the splits of all sessions: f_t holds
     the clicks after t, click q weighed by exp(-(q - t - 1) / decay_position), and p_t the past.
-    With `direction` "sr" the past is the last click alone; then the matrix to invert is diagonal
-    and nothing is solved.
+    With `direction` "sr" the past is the last click alone; then M is diagonal and no solve is
+    needed.
 
     Parameters
     ----------
     decay_position
-        d_pos, in clicks: how fast the weight falls with the distance; None: not at all.
+        d_pos, in clicks: decay of the weight with the distance; None: no decay.
     direction
         The past: "sr" the last click, "part" all clicks so far, decayed; "all" has the whole
         session on both sides, decayed by the distance to the split.

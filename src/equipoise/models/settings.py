@@ -1,4 +1,4 @@
-"""What is told about a model: its settings, their names in words, and which of them vary."""
+"""Settings of a model: as plain values, as a line of text, and as variables of a search."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from equipoise.data.interactions import Interactions
 from equipoise.data.signals import SETTINGS, Signals
 from equipoise.errors import SettingError
 from equipoise.models.saving import plain
-from equipoise.models.snapshots import at_once
+from equipoise.models.snapshots import atomic
 
 EXPONENTS = ("alpha", "beta", "gamma")
-# settings of a model's parts that `tune` varies by their own names
+# settings of a model's parts that `tune` varies, by part
 PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
 
 
 @dataclass(kw_only=True, eq=False)
 class Configured:
-    """Settings as fields of a dataclass; parts such as a normalizer have settings of their own."""
+    """Settings as fields of a dataclass; parts such as a normalizer are dataclasses too."""
 
     signals: Signals | None = field(default=None, repr=False)
 
@@ -33,10 +33,9 @@ class Configured:
     def settings(self, *, resolved: bool = False) -> dict[str, Any]:
         """Return the name and the hyper-parameters as plain values.
 
-        With `resolved`, those that were "auto" have the numbers that fitting took from the data.
+        With `resolved`, a fitted model has numbers in place of "auto".
         """
-        entries = dataclasses.fields(cast(Any, self))
-        values = {each.name: getattr(self, each.name) for each in entries if each.init}
+        values = self.get_params(deep=False)
         signals = values.pop("signals", None)
         if resolved:
             values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
@@ -44,7 +43,7 @@ class Configured:
         return {"model": type(self).__name__, **plain(values)}
 
     def summary(self) -> str:
-        """Return the model and its settings in one line; once fitted, with numbers for "auto".
+        """Return the model and its settings as a line of text; once fitted, without "auto".
 
         >>> import equipoise as eq
         >>> eq.EASE(l2=100.0, normalizer=eq.DAN(0.2, 0.3)).summary()
@@ -53,47 +52,46 @@ class Configured:
         return in_words(self.settings(resolved=True))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the settings by name, as scikit-learn asks for them.
+        """Return the settings by name, as in scikit-learn.
 
         With `deep`, also those of parts, such as "normalizer__alpha".
         """
-        own = [each.name for each in dataclasses.fields(cast(Any, self)) if each.init]
-        values = {name: getattr(self, name) for name in own}
+        fields = dataclasses.fields(cast(Any, self))
+        values = {entry.name: getattr(self, entry.name) for entry in fields if entry.init}
         for name, part in list(values.items()) if deep else []:
             if dataclasses.is_dataclass(part):
-                inner = {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
-                values |= {f"{name}__{key}": value for key, value in inner.items()}
+                names = [entry.name for entry in dataclasses.fields(part)]
+                values |= {f"{name}__{inner}": getattr(part, inner) for inner in names}
         return values
 
-    @at_once
+    @atomic
     def set_params(self, **params: Any) -> Self:
         """Change settings by their names in `get_params`; the model has to be fitted again."""
-        own: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         known = self.get_params()
         for key, value in params.items():
             if key not in known:
                 has = ", ".join(known) or "none"
                 raise SettingError(f"{type(self).__name__} has no setting {key!r}; it has {has}")
             name, _, inner = key.partition("__")
-            part = own.get(name, getattr(self, name))
-            own[name] = dataclasses.replace(part, **{inner: value}) if inner else value
-        self.__dict__ = dataclasses.replace(cast(Any, self), **own).__dict__
+            part = changes.get(name, getattr(self, name))
+            changes[name] = dataclasses.replace(part, **{inner: value}) if inner else value
+        self.__dict__ = dataclasses.replace(cast(Any, self), **changes).__dict__
         return self
 
     def clone(self) -> Self:
-        """Return a model with the same settings, not fitted."""
+        """Return an unfitted model with the same settings."""
         return cast(Self, dataclasses.replace(cast(Any, self)))
 
     @classmethod
     def prototype(cls) -> Self:
-        """Return the model that `tune` varies where it is given the class alone."""
+        """Return the model that `tune` varies if it is passed the class."""
         return cls()
 
     def tunable(self) -> list[str]:
         """Return the names of the settings that `tune` can vary."""
-        entries = dataclasses.fields(cast(Any, self))
-        own = [each.name for each in entries if each.init and each.name != "signals"]
-        return [*own, *self._signal_settings()]
+        names = [name for name in self.get_params(deep=False) if name != "signals"]
+        return [*names, *self._signal_settings()]
 
     def _signal_settings(self) -> dict[str, Any]:
         """Return the settings of the signals that `tune` can vary, by name."""
@@ -102,20 +100,20 @@ class Configured:
         return {name: getattr(self.signals, name) for name in SETTINGS}
 
     def vary(self, settings: Mapping[str, Any]) -> Self:
-        """Return a copy with other settings, those of its parts included; not fitted."""
-        own = dict(settings)
-        for part, names in PARTS.items():
-            mine = getattr(self, part, None)
-            if mine is not None:
-                theirs = [name for name in names if name in own and not hasattr(self, name)]
-                changed = {name: own.pop(name) for name in theirs}
-                own |= {part: dataclasses.replace(mine, **changed)} if changed else {}
-        return cast(Self, dataclasses.replace(cast(Any, self), **own))
+        """Return an unfitted copy with other settings, those of its parts included."""
+        changes = dict(settings)
+        for part_name, names in PARTS.items():
+            part = getattr(self, part_name, None)
+            if part is not None:
+                moved = [name for name in names if name in changes and not hasattr(self, name)]
+                inner = {name: changes.pop(name) for name in moved}
+                changes |= {part_name: dataclasses.replace(part, **inner)} if inner else {}
+        return cast(Self, dataclasses.replace(cast(Any, self), **changes))
 
     def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return the settings that a search begins with; "auto" is replaced by numbers."""
-        theirs = self._signal_settings()
-        return {name: theirs.get(name, getattr(self, name, None)) for name in self.tunable()}
+        """Return the settings that a search begins with, with numbers in place of "auto"."""
+        signals = self._signal_settings()
+        return {name: signals.get(name, getattr(self, name, None)) for name in self.tunable()}
 
     def search_point(self) -> dict[str, Any]:
         """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
@@ -125,7 +123,7 @@ class Configured:
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """Return settings in one line; what is None, 0 or off is left out.
+    """Return settings as a line of text, without those that are None, 0 or False.
 
     >>> in_words({"model": "EASE", "l2": 100.0, "normalizer": {"name": "DAN", "alpha": 0.2}})
     'EASE l2=100 DAN(alpha=0.2)'
@@ -133,8 +131,8 @@ def in_words(settings: Mapping[str, Any]) -> str:
     words = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            said = [(key, part) for key, part in [*value.items()][1:] if part is not None]
-            inner = ", ".join(f"{key}={_short(part)}" for key, part in said)
+            entries = [entry for entry in [*value.items()][1:] if entry[1] is not None]
+            inner = ", ".join(f"{key}={_short(part)}" for key, part in entries)
             words += [f"{value['name']}({inner})" if inner else value["name"]]
         elif value:
             words += [str(value) if name == "model" else f"{name}={_short(value)}"]

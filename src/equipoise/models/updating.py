@@ -46,9 +46,9 @@ class LinearSystem:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A system before and after an update; items may be new, and none of them goes.
+    """A system before and after an update; items may be added but not removed.
 
-    `lowpass_rank` is that of the companion, which is fitted anew beside the updated inverse.
+    `lowpass_rank` is that of the companion, which is fitted anew.
     """
 
     before: LinearSystem
@@ -59,37 +59,38 @@ class Change:
 def update_linear(
     model: LinearAutoencoder, added: Interactions | None, removed: Any, *, replace: bool = False
 ) -> None:
-    """Bring a model to the state of a refit on the changed data; writes into no array it has."""
+    """Update a model as if refitted on the changed data; does not write into its arrays."""
     old = model._fitted
     model.solution_.require("update")
     if isinstance(model.normalizer_, CustomNorm):
-        raise SettingError("weights brought per user or item do not fit changed data; fit again")
-    given = changed_data(model.data_, added, removed, replace=replace)
-    if given.fingerprint == model.data_fingerprint_:
+        raise SettingError("a CustomNorm has fixed users and items; fit again on changed data")
+    raw_data = changed_data(model.data_, added, removed, replace=replace)
+    if raw_data.fingerprint == model.data_fingerprint_:
         return
-    new = model._weighed(given)
-    model._given = given
-    normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # also where "auto" was
+    new = model._weighed(raw_data)
+    model._raw_data = raw_data
+    normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # "auto" stays resolved
     penalty = model._penalty(new, normalizer, *numbers)
     change = Change(
         LinearSystem(old, normalizer.user_weights(old), model.penalty_),
         LinearSystem(new, normalizer.user_weights(new), penalty),
         model._lowpass_rank,
     )
-    found = model.solution_.updated(change)
-    if found is None:
+    solved = model.solution_.updated(change)
+    if solved is None:
         model._solve(new, normalizer, numbers, **model.solution_.solve_options())
     else:
-        model._take(new, normalizer, numbers, penalty, found)
+        model._take(new, normalizer, numbers, penalty, solved)
 
 
 def updated_array(P: npt.NDArray[Any], change: Change) -> Solved | None:
-    """Return the inverse after a change of low rank; None where a solve is the better way."""
+    """Return the inverse after a change of low rank; None if a new solve is better."""
     before, after = change.before, change.after
     n_items = after.data.n_items
     rows, weights = gram_change(before, after)
-    # an item that is new has its penalty from the start, so that it adds nothing to the rank
-    moved = after.penalty - _extended(before, after)
+    # a new item has its penalty from the start, so that it adds nothing to the rank
+    start_penalty = np.append(before.penalty, after.penalty[len(before.penalty) :])
+    moved = after.penalty - start_penalty
     touched = np.flatnonzero(moved)
     rank = len(weights) + len(touched)
     if not _pays(change, rank, P.dtype.name):
@@ -98,12 +99,12 @@ def updated_array(P: npt.NDArray[Any], change: Change) -> Solved | None:
     unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
     diagonal = sp.csr_array(unit, shape=(len(touched), n_items))
     changed: Csr = sp.vstack([rows, diagonal], format="csr")
-    larger = grown(P, _extended(before, after))
+    larger = grown(P, start_penalty)
     return _updated(larger, after, changed, np.concatenate([weights, moved[touched]]))
 
 
 def _pays(change: Change, rank: int, dtype: str) -> bool:
-    """Whether an update of this rank is faster than a solve, and the memory has room for it."""
+    """Whether an update of this rank is faster than a solve, and fits into memory."""
     new = change.after.data
     if rank > PAYS * new.n_items:
         logger.info("rank %d of %d: solving again", rank, new.n_items)
@@ -121,9 +122,9 @@ def _updated(
 ) -> Solved | None:
     """Change A by R^T diag(w) R in its inverse P, in place; None if it is not accurate.
 
-    The rounding errors of updates add up, and taking users out can enlarge those that are there.
-    Each number of a solved inverse comes from sums of up to n products, whose rounding errors add
-    up like a random walk, to the size of sqrt(n) roundings: beyond that, a solve is better.
+    Rounding errors of updates accumulate, and removing users can enlarge them. Each entry of a
+    solved inverse is a sum of up to n products, whose rounding errors grow like a random walk, to
+    about sqrt(n) roundings: beyond that, a new solve is better.
     """
     try:
         low_rank_update(P, rows, weights)
@@ -144,21 +145,22 @@ def changed_data(
 ) -> Interactions:
     """Return the data after the change.
 
-    Users whom the removal leaves without any pair or event are gone. Others stay, also where all
-    they bought was returned, and so do items.
+    Users that the removal leaves without any pair or event are dropped. Other users stay, even if
+    their weights sum to zero, and so do items.
     """
     new = old
-    added, removed = (read(each) if is_frame(each) else each for each in (added, removed))
+    added = read(added) if is_frame(added) else added
+    removed = read(removed) if is_frame(removed) else removed
     if removed is not None:
         if not isinstance(removed, Interactions):
             if isinstance(removed, Mapping):
                 raise DataError("removed must be Interactions, a frame or user ids, not a mapping")
-            hint = "only users of the training data can be forgotten"
+            hint = "only users of the training data can be removed"
             removed = old.rows(np.unique(old.user_index.positions(removed, hint=hint)))
-        strange = removed.difference(old)
-        if strange.n_interactions:
+        unknown = removed.difference(old)
+        if unknown.n_interactions:
             raise DataError(
-                f"{strange.n_interactions:,} of the pairs to remove are not in the data; leave "
+                f"{unknown.n_interactions:,} of the pairs to remove are not in the data; leave "
                 "them out"
             )
         new = new.difference(removed)
@@ -178,7 +180,7 @@ def changed_data(
 
 
 def gram_change(old: LinearSystem, new: LinearSystem) -> tuple[Csr, npt.NDArray[np.float64]]:
-    """Rows R and weights w with G_new - G_old = R^T diag(w) R: changed users, after and before."""
+    """Return rows R and weights w with G_new - G_old = R^T diag(w) R, from the changed users."""
     before, after = old.data.with_items(new.data.item_index), new.data
     match = after.user_index.positions(before.users, unknown="skip")
     stays = match >= 0
@@ -198,8 +200,8 @@ def gram_change(old: LinearSystem, new: LinearSystem) -> tuple[Csr, npt.NDArray[
 def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.float64]) -> None:
     """Replace P = A^-1 by (A + R^T diag(w) R)^-1 in place.
 
-    What is added comes first and what is taken out second, so that the matrix stays positive
-    definite and both steps are Cholesky solves.
+    Rows are added first and removed second, so that the matrix stays positive definite and both
+    steps are Cholesky solves.
     """
     for sign in (1.0, -1.0):
         chosen = np.flatnonzero(sign * weights > 0)
@@ -220,14 +222,9 @@ def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.floa
 
 
 def grown(P: npt.NDArray[Any], penalty: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
-    """Return a copy of P for as many items as there are penalties, the new ones apart."""
+    """Return a copy of P with a row 1 / penalty on the diagonal for each new item."""
     larger = np.zeros((len(penalty), len(penalty)), P.dtype)
     larger[: len(P), : len(P)] = P
     fresh = np.arange(len(P), len(penalty))
     larger[fresh, fresh] = 1 / penalty[fresh]
     return larger
-
-
-def _extended(before: LinearSystem, after: LinearSystem) -> npt.NDArray[np.float64]:
-    """Return the penalty before, with that after for each new item."""
-    return np.concatenate([before.penalty, after.penalty[len(before.penalty) :]])

@@ -256,5 +256,5 @@ def _models(train: Interactions, l2: Any, dtype: str) -> dict[str, LAE]:
     plain = LAE(l2=l2, dropout=0.0, normalizer=NoNorm()).fit(train, dtype=dtype)
     walk = LAE(l2=0.0, dropout=ODDS, normalizer=RandomWalk()).fit(train, dtype=dtype)
     symmetric = LAE(l2=0.0, dropout=ODDS, normalizer=Symmetric()).reuse(walk)
-    adaptive = LAE(normalizer=DAN()).fit(train, dtype=dtype)
+    adaptive = LAE(dropout="auto", normalizer=DAN()).fit(train, dtype=dtype)
     return {"W/O": plain, "RW": walk, "DAN": adaptive, "Sym": symmetric}

@@ -86,6 +86,9 @@ class Space:
         if grid is None and "transform" not in fixed and can_compare_weightings(models, train):
             transforms = TRANSFORMS
             models = [each.vary({"signals": Signals()}) for each in models]
+        searches_dropout = "dropout" in grid if isinstance(grid, Mapping) else True
+        if searches_dropout and "dropout" not in fixed:
+            models = [_with_searched_dropout(model) for model in models]
         first = models[0]
         names = list(dict.fromkeys(name for each in models for name in each.tunable()))
         if not all(each.in_ranges for each in models) and len(models) > 1:
@@ -238,6 +241,13 @@ def _prototype(given: Any) -> Recommender:
     if isinstance(given, Recommender):
         return given
     raise SettingError(f"tune needs a model or its class, such as eq.EASE, got {given!r}")
+
+
+def _with_searched_dropout(model: Recommender) -> Recommender:
+    """Return a linear autoencoder whose search begins at the automatic dropout, not at none."""
+    if model.in_ranges and getattr(model, "dropout", None) == 0:
+        return model.vary({"dropout": "auto"})
+    return model
 
 
 def _check_fixed(fixed: Sequence[str], grid: Any, names: Sequence[str]) -> None:

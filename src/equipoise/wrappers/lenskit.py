@@ -19,7 +19,7 @@ from equipoise.data.interactions import Interactions
 class EquipoiseConfig(BaseModel):
     """Name and settings of the model; missing settings are chosen from the data."""
 
-    model: str = "EASE"
+    model: str = "EDLAE"
     settings: dict[str, Any] = {"normalizer": "dan"}
 
 

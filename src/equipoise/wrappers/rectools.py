@@ -30,7 +30,7 @@ class EquipoiseModel(ModelBase):
     --------
     ::
 
-        model = EquipoiseModel(eq.EASE(normalizer=eq.DAN())).fit(dataset)
+        model = EquipoiseModel(eq.EDLAE(normalizer=eq.DAN())).fit(dataset)
         model.recommend(users, dataset, k=10, filter_viewed=True)
     """
 

@@ -1,8 +1,8 @@
-"""How neural models are trained: epochs, early stopping, checkpoints and exact resume.
+"""Training of neural models: epochs, early stopping, checkpoints and exact resume.
 
-A model gives a `Task`: parameters, batches, a loss and scores. `Training` runs it, `DeviceMetrics`
-measures it on a validation part, and `NeuralModel` keeps what was learned as plain arrays, so that
-a fitted model ranks without torch.
+A model provides a `Task`: parameters, batches, a loss and scores. `Training` runs it,
+`DeviceMetrics` evaluates it on a validation part, and `NeuralModel` keeps the result as plain
+arrays, so that a fitted model ranks without torch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Scorer = Callable[[Tensor], Tensor]  # rows of a part -> scores of all items
 
-K = 20  # length of the lists that early stopping looks at
-SCORES = 1 << 28  # bytes of scores worked on at a time
+K = 20  # length of the lists that early stopping evaluates
+SCORES = 1 << 28  # bytes of scores that are processed at a time
 KIND = "equipoise-training"
 VERSION = 1
 COUNTERS = ("epoch", "update", "best_epoch", "without_gain")
@@ -70,7 +70,7 @@ class DeviceRows:
         self.n_items = matrix.shape[1]
 
     def entries(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each stored entry of these rows, its row counted from 0 and its place."""
+        """Return, for each stored entry of these rows, the number of its row and its position."""
         torch = load_torch()
         starts = self.indptr[rows]
         sizes = self.indptr[rows + 1] - starts
@@ -79,7 +79,7 @@ class DeviceRows:
         return row, torch.arange(len(row), device=rows.device) + (starts - before)[row]
 
     def dense(self, rows: Tensor) -> Tensor:
-        """Return these rows with their zeros."""
+        """Return these rows as a dense tensor."""
         row, place = self.entries(rows)
         out = self.values.new_zeros(len(rows), self.n_items)
         out[row, self.indices[place]] = self.values[place]
@@ -87,10 +87,10 @@ class DeviceRows:
 
 
 class DeviceMetrics:
-    """Recall and NDCG at 20 of a part of a split, whose users are ranked on the device.
+    """Recall and NDCG at 20 on a part of a split, computed on the device.
 
-    The formulas are those of `equipoise.evaluate`; only equal scores may be ordered differently.
-    `users` holds the positions of the users in `train`, -1 for those that are not there.
+    The formulas are those of `equipoise.evaluate`; only ties may be ordered differently. `users`
+    are the positions of the users in `train`, -1 for unknown ones.
     """
 
     def __init__(self, part: Part, train: Interactions, device: Any) -> None:
@@ -118,7 +118,7 @@ class DeviceMetrics:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The state of training after an epoch; handed to `progress`."""
+    """The state of training after an epoch, an argument of `progress`."""
 
     epoch: int  # from 1
     epochs: int  # at most
@@ -147,10 +147,10 @@ class Task(Protocol):
 
 
 class Training:
-    """A run of training, with all that its next epoch depends on.
+    """A run of training, with all the state that its next epoch depends on.
 
-    The settings of the model rule it; without `metrics` the last epoch is kept. A checkpoint is
-    resumed only where it has the same `identity`: settings, data and device.
+    Without `metrics` the last epoch is kept. A checkpoint is resumed only if it has the same
+    `identity`: settings, data and device.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Training:
 
     @property
     def over(self) -> bool:
-        """Whether all epochs are done or NDCG has not improved for too long."""
+        """Whether all epochs are done, or NDCG has not improved for `patience` evaluations."""
         patience = self.model.patience
         stuck = patience is not None and self.without_gain >= patience
         return self.epoch >= self.model.epochs or stuck
@@ -180,7 +180,7 @@ class Training:
     def run(
         self, progress: Callable[[Epoch], Any] | None, checkpoint: Path | None, every: int
     ) -> None:
-        """Train to the end, or until `progress` returns True; put the best parameters in place."""
+        """Train to the end, or until `progress` returns True; then restore the best parameters."""
         began, model = time.perf_counter(), self.model
         stopped = False
         while not self.over and not stopped:
@@ -191,19 +191,13 @@ class Training:
                 )
             due = self.epoch % model.evaluate_every == 0 or self.epoch == model.epochs
             recall, ndcg = self._evaluate() if due and self.metrics else (None, None)
-            entry: dict[str, Any] = {
-                "epoch": self.epoch,
-                "loss": loss,
-                "recall": recall,
-                "ndcg": ndcg,
-            }
+            entry: dict[str, Any] = {"epoch": self.epoch, "loss": loss}
+            entry |= {"recall": recall, "ndcg": ndcg}
             self.history.append(entry)
             if checkpoint and (self.over or self.epoch % every == 0):
                 self.save(checkpoint)
-            seconds = time.perf_counter() - began
-            done = Epoch(
-                **entry, epochs=model.epochs, best=self.best_epoch or None, seconds=seconds
-            )
+            best, seconds = self.best_epoch or None, time.perf_counter() - began
+            done = Epoch(**entry, epochs=model.epochs, best=best, seconds=seconds)
             logger.info("%s", done)
             stopped = progress is not None and progress(done) is True
         with load_torch().no_grad():
@@ -231,9 +225,8 @@ class Training:
             self.without_gain += 1
         else:
             self.without_gain, self.best_epoch = 0, self.epoch
-            self.best = {
-                name: each.detach().clone() for name, each in self.task.parameters.items()
-            }
+            parameters = self.task.parameters.items()
+            self.best = {name: tensor.detach().clone() for name, tensor in parameters}
         return recall, ndcg
 
     def save(self, path: Path) -> None:
@@ -241,8 +234,8 @@ class Training:
         tensors = {f"best_{name}": tensor for name, tensor in self.best.items()}
         for name, parameter in self.task.parameters.items():
             tensors[f"now_{name}"] = parameter.detach()
-            for ours, theirs in MOMENTS.items():
-                tensors[f"{ours}_{name}"] = self.optimizer.state[parameter][theirs]
+            for moment, key in MOMENTS.items():
+                tensors[f"{moment}_{name}"] = self.optimizer.state[parameter][key]
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         arrays["random"] = self.generator.get_state().numpy()
         meta = {name: getattr(self, name) for name in (*COUNTERS, "history")}
@@ -251,11 +244,11 @@ class Training:
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings, data and device."""
         stored = load_directory(path, KIND, VERSION, lambda stored: stored, verify=True)
-        for name, mine in self.identity.items():
-            theirs = stored.meta.get(name)
-            if theirs != mine:
+        for name, value in self.identity.items():
+            saved = stored.meta.get(name)
+            if saved != value:
                 raise DataError(
-                    f"the checkpoint {path} has other {name} ({theirs!r}, not {mine!r}); remove "
+                    f"the checkpoint {path} has other {name} ({saved!r}, not {value!r}); remove "
                     "it, choose another path, or fit with resume=False"
                 )
         try:
@@ -265,7 +258,7 @@ class Training:
         logger.info("resumed after epoch %d from %s", self.epoch, path)
 
     def _checked(self, stored: Stored) -> dict[str, Array]:
-        """Return the arrays of a checkpoint whose numbers make sense."""
+        """Return the arrays of a checkpoint, checked."""
         meta = stored.meta
         meta.whole("best_epoch", most=meta.whole("epoch"))
         for name in ("update", "without_gain"):
@@ -285,19 +278,19 @@ class Training:
         for name in COUNTERS:
             setattr(self, name, stored.meta[name])
         self.history = training_history(stored.meta)
-        found = {name: send(each, device) for name, each in arrays.items()}
+        tensors = {name: send(array, device) for name, array in arrays.items()}
         for name, parameter in self.task.parameters.items():
             state = {"step": torch.tensor(float(self.update), device=device)}
-            state |= {theirs: found[f"{ours}_{name}"] for ours, theirs in MOMENTS.items()}
+            state |= {key: tensors[f"{moment}_{name}"] for moment, key in MOMENTS.items()}
             self.optimizer.state[parameter] = state
             with torch.no_grad():
-                parameter.copy_(found[f"now_{name}"])
+                parameter.copy_(tensors[f"now_{name}"])
             if self.best_epoch:
-                self.best[name] = found[f"best_{name}"]
+                self.best[name] = tensors[f"best_{name}"]
 
 
 def training_history(fields: Fields) -> list[dict[str, Any]]:
-    """Return the loss of each epoch, with recall and NDCG where it was evaluated; checked."""
+    """Return the loss of each epoch, with recall and NDCG if it was evaluated; checked."""
     entries = fields.groups("history")
     for entry in entries:
         entry.whole("epoch", least=1)
@@ -310,7 +303,7 @@ def training_history(fields: Fields) -> list[dict[str, Any]]:
 
 @contextmanager
 def torch_threads() -> Iterator[None]:
-    """Let torch use no more threads than `fit` allows, inside the block."""
+    """Limit the threads of torch to those of `fit`."""
     torch = load_torch()
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, count()))
@@ -322,9 +315,9 @@ def torch_threads() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class VectorTerm(Term):
-    """Scores ``vectors(rows) @ right * target``, the right factor and target those of `low`.
+    """Scores ``vectors(rows) @ right * target``, with the right factor and target of `low`.
 
-    `vectors` must give a history the same bits whichever other rows there are.
+    `vectors` must give a history the same bits whatever the other rows are.
     """
 
     vectors: Callable[[Rows], Floats]
@@ -357,7 +350,7 @@ def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
 
 @dataclass(kw_only=True, eq=False)
 class NeuralModel(Recommender):
-    """Base of the neural models: a subclass makes a training task, and terms of what it learned.
+    """Base of the neural models: a subclass provides a training task, and terms of its result.
 
     Parameters
     ----------
@@ -377,9 +370,9 @@ class NeuralModel(Recommender):
     Attributes
     ----------
     epoch_
-        The epoch whose parameters were kept.
+        The epoch of the final parameters.
     history_
-        Loss of each epoch, with recall and NDCG at 20 where it was evaluated.
+        Loss of each epoch, with recall and NDCG at 20 if it was evaluated.
     """
 
     explains: ClassVar[bool] = False
@@ -405,7 +398,7 @@ class NeuralModel(Recommender):
     def _refit_options(self) -> dict[str, Any]:
         kind = type(self).__name__
         raise SettingError(
-            f"a {kind} has no update: training begins with random numbers and would give another "
+            f"a {kind} has no update: training starts from random numbers and would give another "
             "model; fit it again on the new data"
         )
 
@@ -420,9 +413,8 @@ class NeuralModel(Recommender):
         checkpoint_every: int,
         resume: bool,
     ) -> None:
-        # On a CPU the same seed and number of threads give the same bits, and a resumed run gives
-        # those of one that was never interrupted. On a GPU the order of sums changes from run to
-        # run, and so do the last digits.
+        # On a CPU the same seed and number of threads give the same bits, also after a resume. On
+        # a GPU the order of sums, and with it the last digits, changes from run to run.
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction; the data have none")
         if valid is not None and not isinstance(valid, Part):
@@ -431,23 +423,23 @@ class NeuralModel(Recommender):
         checks.count("checkpoint_every", checkpoint_every)
         path = None if checkpoint is None else Path(checkpoint)
         if path:
-            check_ours(path, KIND)  # before training, not when the first one is written
+            check_ours(path, KIND)  # fails before training, not at the first checkpoint
         try:
             torch = load_torch()
         except MissingExtraError as error:
             raise MissingExtraError(
                 "neural models need torch; install it with `pip install 'equipoise[neural]'`"
             ) from error
-        found = find_device(device)
+        torch_device = find_device(device)
         identity = {
             "settings": self.settings(),
             "data": data.fingerprint,
             "validation": None if valid is None else valid.fingerprint,
-            "device": found.type,
+            "device": torch_device.type,
         }
         with torch_threads():
-            metrics = None if valid is None else self._metrics(valid, data, found)
-            generator = torch.Generator(found).manual_seed(self.seed)
+            metrics = None if valid is None else self._metrics(valid, data, torch_device)
+            generator = torch.Generator(torch_device).manual_seed(self.seed)
             task = self._task(data, generator)
             training = Training(self, task, metrics, generator, identity)
             if path and resume and (path / MANIFEST).is_file():
@@ -460,17 +452,17 @@ class NeuralModel(Recommender):
 
     @abstractmethod
     def _task(self, interactions: Interactions, generator: Any) -> Task:
-        """Return the task with its first parameters drawn."""
+        """Return the task with initial parameters."""
 
     def _learned(self, task: Any) -> dict[str, Array]:
-        """Return the arrays that scoring needs of a trained task."""
+        """Return the arrays of a trained task that scoring needs."""
         return {name: as_array(tensor) for name, tensor in task.parameters.items()}
 
     def _metrics(self, valid: Part, interactions: Interactions, device: Any) -> DeviceMetrics:
         if self.signals is not None:
             items = interactions.item_index
             history, target = (side.with_items(items) for side in (valid.history, valid.target))
-            background = self.signals.background(self._given)
+            background = self.signals.background(self._raw_data)
             rows = self.signals.values(history.own_events, len(items), background)
             valid = replace(valid, history=history.with_values(rows), target=target)
         return DeviceMetrics(valid, interactions, device)

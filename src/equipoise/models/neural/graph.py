@@ -40,11 +40,11 @@ Triples = tuple[Tensor, Tensor, Tensor]
 
 
 class TripleSampler:
-    """Draws the triples of a whole epoch at once, on the device.
+    """Draws all triples of an epoch at once, on the device.
 
     The r-th item that a user has not used is r plus the number of used items i_k (ascending, k
-    from 0) with i_k - k <= r, which one search finds: no draw is ever rejected. Users of every
-    item are left out.
+    from 0) with i_k - k <= r. One binary search finds it, so no draw is rejected. Users who have
+    used every item are left out.
     """
 
     def __init__(self, matrix: Csr, device: Any) -> None:
@@ -54,7 +54,7 @@ class TripleSampler:
         sizes = np.diff(matrix.indptr).astype(np.int64)
         usable = (sizes > 0) & (sizes < self.n_items)
         if not usable.any():
-            raise DataError("all users used every item; there is nothing to tell apart")
+            raise DataError("all users used every item; there are no negative examples")
         row = entry_rows(matrix).astype(np.int64)
         order = np.arange(len(row)) - matrix.indptr[row]
         keys = row * (self.n_items + 1) + matrix.indices - order
@@ -68,7 +68,7 @@ class TripleSampler:
         self._pairs = on_device(np.flatnonzero(usable[row]))
 
     def by_user(self, batch_size: int, generator: Any) -> Iterator[Triples]:
-        """Draw as many triples as there are interactions: users evenly, then an item of each."""
+        """Draw as many triples as interactions: users uniformly, then an item of each."""
         count = len(self._pairs)
         users = self._users[self._below(len(self._users), count, generator)]
         places = self._starts[users] + self._below(self._sizes[users], count, generator)
@@ -85,7 +85,7 @@ class TripleSampler:
     def _batches(
         self, users: Tensor, places: Tensor, batch_size: int, generator: Any
     ) -> Iterator[Triples]:
-        """Add an item that the user has not used, drawn evenly among those."""
+        """Add to each pair an item that the user has not used, drawn uniformly."""
         chosen = self._below(self.n_items - self._sizes[users], len(users), generator)
         keys = users * (self.n_items + 1) + chosen
         before = load_torch().searchsorted(self._keys, keys, right=True) - self._starts[users]
@@ -93,7 +93,7 @@ class TripleSampler:
         return zip(*(part.split(batch_size) for part in triples), strict=True)
 
     def _below(self, limit: Any, count: int, generator: Any) -> Tensor:
-        """Draw whole numbers from 0 to limit - 1."""
+        """Draw integers from 0 to limit - 1."""
         torch, device = load_torch(), generator.device
         share = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
         return (share * limit).long()
@@ -117,7 +117,7 @@ def mean_of_layers(graph: Tensor, table: Tensor, layers: int) -> Tensor:
     """Return the mean of E, H E, ..., H^layers E."""
 
     def mean(part: Tensor) -> Tensor:
-        # E + H (E + H (E + ...)): no layer has to be kept
+        # E + H (E + H (E + ...)): needs no storage for the layers
         total = part
         for _ in range(layers):
             total = part + graph @ total
@@ -130,7 +130,7 @@ def mean_of_layers(graph: Tensor, table: Tensor, layers: int) -> Tensor:
 def _symmetric() -> Any:
     """Return a function that applies a symmetric linear map, whose gradient is the map itself.
 
-    Left to itself, torch transposes the sparse matrix for each gradient.
+    Otherwise torch would transpose the sparse matrix for each gradient.
     """
 
     def forward(context: Any, table: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -141,8 +141,8 @@ def _symmetric() -> Any:
         return context.map(gradient.contiguous()), None
 
     steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    made: Any = type("SymmetricMap", (load_torch().autograd.Function,), steps)
-    return made.apply
+    function: Any = type("SymmetricMap", (load_torch().autograd.Function,), steps)
+    return function.apply
 
 
 def gather(table: Tensor, rows: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ def gather(table: Tensor, rows: Tensor) -> Tensor:
 def contrastive_loss(table: Tensor, view: Tensor, rows: Tensor, temperature: float) -> Tensor:
     """Return the mean cross-entropy of finding a row of `table` among those of `view`, by cosine.
 
-    Each of the rows counts once. Repeated ones are masked and not taken out: how many there are
-    is known to the device only, and asking would stop it.
+    Each distinct row counts once. Repeated ones are masked, not removed: their number is known to
+    the device only, and reading it would wait for the device.
     """
     torch = load_torch()
     rows = rows.sort().values
@@ -172,14 +172,14 @@ def contrastive_loss(table: Tensor, view: Tensor, rows: Tensor, temperature: flo
 def user_vectors(known: KnownUsers, vectors: Array, rows: Rows) -> Floats:
     """Return the vector of the user of each row; zeros for an empty history."""
     places = np.array(known.places(rows), np.int64)
-    found = np.zeros((len(rows), vectors.shape[1]), np.float32)
-    found[places >= 0] = vectors[places[places >= 0]]
-    return found
+    out = np.zeros((len(rows), vectors.shape[1]), np.float32)
+    out[places >= 0] = vectors[places[places >= 0]]
+    return out
 
 
 @dataclass(kw_only=True, eq=False)
 class GraphEmbedding(NeuralModel):
-    """What `LightGCN` and `XSimGCL` share: embeddings of the users and items of the data."""
+    """Base of `LightGCN` and `XSimGCL`: embeddings of the users and items of the data."""
 
     fold_in: ClassVar[bool] = False
     _alike: ClassVar[bool] = False  # whether users with equal histories have equal vectors
@@ -226,11 +226,11 @@ class LightGCN(GraphEmbedding):
 
     E = (E_0 + H E_0 + ... + H^layers E_0) / (layers + 1). Minimises, over triples of a user u, an
     item i of the user and another item j, softplus(e_u.e_j - e_u.e_i) plus `l2` times half the
-    squared rows of the triple in E_0, which is learned. An epoch has as many triples as there are
-    interactions; users are drawn evenly, however many items they have.
+    squared rows of the triple in E_0, which is learned. An epoch has as many triples as
+    interactions; users are drawn uniformly, whatever their number of items.
 
-    Only users of the training data can be ranked. A bare history that several of them share is
-    refused: ask for these users by id.
+    Only training users can be ranked. A bare history that several of them share is an error: pass
+    user ids.
 
     Parameters
     ----------
@@ -270,8 +270,8 @@ class XSimGCL(GraphEmbedding):
     softmax(cos(E_u, C_v) / temperature) with v = u as the answer, over the users of a batch and
     over its items. Scores have no noise.
 
-    Only users of the training data can be ranked. Users with the same history have the same
-    vector, because their own rows of E_0 are no part of it.
+    Only training users can be ranked. Users with the same history have the same vector, which
+    does not depend on their rows of E_0.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ class LightGCNTask(GraphTask):
     """LightGCN in training."""
 
     def batches(self, generator: Any) -> Iterator[Triples]:
-        """Draw the triples of an epoch, users evenly."""
+        """Draw the triples of an epoch, users uniformly."""
         return self.sampler.by_user(self.model.batch_size, generator)
 
     def embeddings(self) -> Tensor:

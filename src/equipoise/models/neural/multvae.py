@@ -37,7 +37,7 @@ class MultVAE(NeuralModel):
     user, -sum_i x_i log softmax(scores)_i + B KL(z || normal), where B rises evenly from 0 to
     `beta` over the first share `annealing` of all updates.
 
-    Any history can be ranked for, also those of users who are not in the training data.
+    Ranks for any history, also those of new users.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class MultVAE(NeuralModel):
         Largest weight of the divergence, 0.1 to 1.
     annealing
         Share of all updates until B reaches `beta`; 0 starts with `beta`. The authors count
-        200,000 updates, which small data never come near, so here it is a share.
+        200,000 updates, which small data never reach, so here it is a share.
     learning_rate, batch_size, epochs, evaluate_every, patience, seed
         Settings of the training; see `NeuralModel`. A batch holds users.
     """
@@ -129,7 +129,7 @@ class MultVAETask:
         self.rise = max(model.annealing * updates, 1e-9)
 
     def batches(self, generator: Any) -> Iterator[Tensor]:
-        """Deal the users who have items into batches."""
+        """Divide the users with items into batches."""
         order = load_torch().randperm(len(self.users), generator=generator, device=self.device)
         batches: Iterator[Tensor] = iter(self.users[order].split(self.model.batch_size))
         return batches
@@ -144,9 +144,9 @@ class MultVAETask:
         x = self.data.dense(batch)
         row, place = self.data.entries(batch)
         keep = 1 - self.model.dropout
-        kept = torch.rand(len(row), generator=generator, device=self.device) < keep
+        stays = torch.rand(len(row), generator=generator, device=self.device) < keep
         seen = torch.nn.functional.normalize(x, dim=1)
-        seen[row, self.data.indices[place]] *= kept / keep
+        seen[row, self.data.indices[place]] *= stays / keep
         mean, log_variance = self.encode(seen)
         noise = torch.randn(mean.shape, generator=generator, device=self.device)
         scores = self.decode(mean + noise * (log_variance / 2).exp())
@@ -178,7 +178,7 @@ class MultVAETask:
 def decoded(arrays: dict[str, Array], low: LowRank, rows: Rows) -> Floats:
     """Return the last hidden layer of the decoder for the mean of z, without torch.
 
-    All products are summed in a fixed order: the scores of a history do not depend on the others.
+    All products are summed in a fixed order, so scores of a history do not depend on other rows.
     """
     hidden = np.tanh(low.hidden(_unit_rows(rows)) + arrays["read_bias"])
     z = _product(hidden, arrays["encode"]) + arrays["encode_bias"]
@@ -195,7 +195,7 @@ def _unit_rows(rows: Rows) -> Rows:
 
 
 def _product(left: Floats, right: Floats) -> Floats:
-    """Return left @ right, each row summed alike whatever the others are."""
+    """Return left @ right; the bits of a row do not depend on other rows."""
     ones = np.ones(right.shape[1], right.dtype)
     out = np.zeros((len(left), right.shape[1]), right.dtype)
     # the left factor of the term is not used
