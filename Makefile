@@ -98,6 +98,7 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/plain_words.py src tests benchmarks paper --most 40
 
 format: $(DEV)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

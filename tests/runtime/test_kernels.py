@@ -1,4 +1,4 @@
-"""Kernels are kept where a place can be written to, found where it can only be read, else made."""
+"""Compiled kernels are cached in writable folders and read from read-only ones."""
 
 from __future__ import annotations
 

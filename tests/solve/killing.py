@@ -1,4 +1,4 @@
-"""Kill a tiled solve again and again, at every step, and go on; run as a script by its test.
+"""Kill a tiled solve at every step and resume it; run as a script by its test.
 
 Arguments: a folder, and the moment to kill at: "tile" (a new tile is written, the state is old),
 "state" (the new state is written beside the old one) or "flip" (the new state counts, the old tile
@@ -19,7 +19,7 @@ from equipoise.runtime.machine import limited
 from equipoise.solve import tiled
 
 # A step calls `os.fsync` for the tile and for the state, then `os.replace` to let it count. Each
-# process does one whole step and dies in the next, after so many calls.
+# process does one complete step and dies in the next, after this many calls.
 MOMENTS = {"tile": ("fsync", 3), "state": ("fsync", 4), "flip": ("replace", 2)}
 
 
@@ -30,7 +30,7 @@ def problem() -> tuple[sp.csr_array, np.ndarray, np.ndarray]:
 
 
 def die_at(name: str, call: int) -> None:
-    """Let the process kill itself after so many calls of a function of `os`."""
+    """Let the process kill itself after this many calls of a function of `os`."""
     original, calls = getattr(os, name), 0
 
     def counted(*arguments: object) -> object:

@@ -1,4 +1,4 @@
-"""The neighbourhood engine's systems in batches, run by torch on the processor; and on a card."""
+"""The neighbourhood engine's batched systems, run by torch on the processor and on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_supports_are_the_same_and_numbers_equal_to_rounding(
     neighbours: int, dtype: str, rng: np.random.Generator
 ) -> None:
     problem = system(rng)
-    # all entries are kept: both solve the same positive definite systems
+    # all entries are stored: both solve the same positive definite systems
     one_by_one = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype)
     together = neighbourhood.solve(*problem, neighbours, row_entries=59, dtype=dtype, card="cpu")
     np.testing.assert_array_equal(together.indptr, one_by_one.indptr)
@@ -50,7 +50,7 @@ def test_supports_are_the_same_and_numbers_equal_to_rounding(
     np.testing.assert_allclose(together.diagonal_, one_by_one.diagonal_, rtol=0, atol=size * scale)
 
 
-def test_batches_do_not_change_what_a_target_gets(
+def test_batch_size_does_not_change_the_solution(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = system(rng)
@@ -61,7 +61,7 @@ def test_batches_do_not_change_what_a_target_gets(
     np.testing.assert_allclose(single.data, batched_columns.data, rtol=1e-12, atol=1e-16)
 
 
-def test_systems_that_lost_too_much_are_solved_one_by_one(
+def test_indefinite_systems_are_solved_one_by_one(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # nearly all pairs are alike, so that A without some of them is not positive definite
@@ -83,7 +83,7 @@ def test_systems_that_lost_too_much_are_solved_one_by_one(
         np.testing.assert_array_equal(getattr(together, name), getattr(one_by_one, name))
 
 
-def test_a_card_without_room_is_an_error_before_the_work(
+def test_a_gpu_without_room_is_an_error_before_the_solve(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batched, "free_memory", lambda device: 10_000)
@@ -91,7 +91,7 @@ def test_a_card_without_room_is_an_error_before_the_work(
         eq.EASE(l2=5.0).fit(synthetic, engine="neighbourhood", neighbours=5, device="cuda")
 
 
-def test_a_plan_for_a_card_counts_the_processors_part_alone() -> None:
+def test_a_plan_for_a_gpu_counts_only_the_work_of_the_processor() -> None:
     sizes: dict[str, Any] = {"n_users": 10**6, "n_items": 10**6, "n_interactions": 3 * 10**7}
     near = [
         eq.plan(**sizes, engine="neighbourhood", neighbours=100, device=device)
@@ -102,8 +102,8 @@ def test_a_plan_for_a_card_counts_the_processors_part_alone() -> None:
     assert near[1].seconds < near[0].seconds
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
-def test_on_a_card(synthetic: Interactions) -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu(synthetic: Interactions) -> None:
     options: dict[str, Any] = {"engine": "neighbourhood", "neighbours": 20, "dtype": "float64"}
     here, there = (
         eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, **options, device=device)

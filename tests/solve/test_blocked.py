@@ -86,11 +86,11 @@ def test_tiles_are_only_read_when_they_are_up_to_date() -> None:
         assert task.target not in task.inputs
 
 
-def test_one_tile_takes_the_three_steps_alone() -> None:
+def test_one_tile_takes_only_three_steps() -> None:
     assert [step.kind for step in steps(1, 1, 1)] == ["factor", "invert", "square"]
 
 
-def test_large_systems_go_by_blocks_and_give_the_same_inverse(
+def test_large_systems_are_inverted_by_blocks_with_the_same_result(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     A = positive_definite(150, rng, "float32")

@@ -57,7 +57,7 @@ def test_rows_in_single_precision_are_as_good_where_they_take_many_steps(penalty
     A = sp.csr_array((np.ones(2 * n), (rows, columns)), shape=(n, n))
     system = System(narrow(A), narrow(A), np.full(n, penalty), narrow(sp.csr_array((n, n))))
     C = dense(system)[[0, 7]]
-    # what is left of the residual weighs as much as the smallest eigenvalue lets it
+    # the remaining residual is divided by the smallest eigenvalue at most
     limit = 1e-6 * np.abs(C).max() + cg.TOLERANCE["float32"] * 4 / penalty
     assert np.abs(system.rows(np.array([0, 7]), "float32") - C).max() < limit
 
@@ -70,7 +70,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(system: System) -> None:
 
 
 def test_an_item_without_neighbours_and_hard_systems_are_solved_beside_others() -> None:
-    # item 0 is alone; items 1 and 2 are nearly the same, and hardly anything tells them apart
+    # item 0 is alone; items 1 and 2 are nearly equal
     A = sp.csr_array([[2.0, 0, 0, 0], [0, 1.0, 1.0, 0], [0, 0, 1e-5, 1.0]])
     system = System(
         narrow(A), narrow(A), np.array([1.0, 1e-9, 1e-9, 1.0]), narrow(A[:0].T @ A[:0])
@@ -82,13 +82,13 @@ def test_an_item_without_neighbours_and_hard_systems_are_solved_beside_others() 
     assert system.rows(np.array([0]), "float32")[0].tolist() == pytest.approx([0.8, 0, 0, 0])
 
 
-def test_kept_rows_are_the_solved_ones(system: System) -> None:
+def test_cached_rows_are_the_solved_ones(system: System) -> None:
     rows = SolvedRows(system, "float32")
     first = rows.take(np.array([4, 2]))
     np.testing.assert_array_equal(rows.take(np.array([2, 9, 4]))[[2, 0]], first)
 
 
-def test_a_solve_that_does_not_settle_is_refused(
+def test_a_solve_that_does_not_converge_is_refused(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cg, "MOST_STEPS", 2)

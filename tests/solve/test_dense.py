@@ -49,7 +49,7 @@ def test_upper_triangle_is_the_weighted_gram_matrix(dense: np.ndarray) -> None:
     np.testing.assert_allclose(gram_times(X, w, V), expected @ V, rtol=1e-7, atol=1e-12)
 
 
-def test_rows_summed_chunk_of_users_by_chunk_have_the_bits_of_the_whole(
+def test_rows_summed_by_chunks_of_users_have_the_same_bits(
     rng: np.random.Generator,
 ) -> None:
     X = sp.random_array((300, 40), density=0.2, rng=rng, dtype=np.float32, format="csr")

@@ -105,7 +105,7 @@ def test_lists_and_explanations_are_those_of_the_dense_engine(
     assert_close(similar[0].scores, similar[1].scores, dtype, scale=scale)
 
 
-def test_users_that_weigh_nothing_are_as_if_absent(data: Interactions) -> None:
+def test_users_without_weight_are_ignored(data: Interactions) -> None:
     weights, penalty = np.linspace(0.5, 2.0, data.n_users), np.linspace(1.0, 3.0, data.n_items)
     weights[[1, 5, 6]] = 0.0
     P_dual, _ = Dual(data.matrix, weights).solve(penalty, "float64")
@@ -153,7 +153,7 @@ def test_models_share_the_solve(data: Interactions) -> None:
     np.testing.assert_array_equal(fresh.score(data), other.score(data))
 
 
-def test_a_search_finds_what_it_finds_with_the_dense_engine(data: Interactions) -> None:
+def test_a_search_has_the_same_result_as_with_the_dense_engine(data: Interactions) -> None:
     active = data.rows(data.user_counts > 0)
     split = eq.split.strong(Interactions(active.matrix != 0), valid=0.3, test=0.2)
     grid = {"l2": [1.0, 10.0], "dropout": [0.0, 0.3], "alpha": [0.0, 0.3]}
@@ -285,14 +285,14 @@ def test_the_plan_takes_it_where_users_are_few(monkeypatch: pytest.MonkeyPatch) 
     limit = planning.DUAL_ITEMS_PER_USER * 5_000
     assert eq.plan(**few, n_items=limit).engine == "dual"
     assert eq.plan(**few, n_items=limit - 1).engine == "dense"
-    # a moment either way, and an array is handier
+    # both take a moment, and an array is handier
     assert eq.plan(n_users=10, n_items=dense.SMALL, n_interactions=100).engine == "dense"
     # where the dense engine does not fit, it is the faster one that does
     tight = eq.plan(n_users=9_000, n_items=10_000, n_interactions=10**5, memory="3GB")
     assert tight.engine == "dense"
     tight = eq.plan(n_users=9_000, n_items=60_000, n_interactions=10**5, memory="3GB")
     assert tight.engine == "dual"
-    # and it is asked for by name
+    # chosen by name
     assert eq.plan(n_users=9, n_items=5, n_interactions=5, engine="dual").engine == "dual"
 
 
@@ -334,7 +334,7 @@ def test_the_small_system_can_be_solved_on_a_device(data: Interactions) -> None:
     weights, penalty = np.linspace(0.5, 1.0, 40), np.linspace(1.0, 2.0, 90)
     here, _ = Dual(data.matrix, weights).solve(penalty, "float64")
     there = Dual(data.matrix, weights)
-    there.device = "cpu:0"  # torch's processor, in the place of a card
+    there.device = "cpu:0"  # torch's processor, in place of a GPU
     solved, _ = there.solve(penalty, "float64")
     allowed = rounding(here.core) * np.abs(here.core).max()
     assert np.abs(solved.core - here.core).max() < allowed

@@ -1,4 +1,4 @@
-"""The one door to the engines: a solver that keeps what it can between penalties."""
+"""Solver: dispatches to an engine and reuses the Gram matrix between penalties."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_each_solve_of_a_solver_has_the_bits_of_a_solve_alone(
         np.testing.assert_array_equal(P, expected)
         np.testing.assert_array_equal(solved.diagonal, expected.diagonal())
         assert solved.residual == alone.residual
-    assert len(list(tmp_path.iterdir())) == (engine == "tiled")  # the last result alone
+    assert len(list(tmp_path.iterdir())) == (engine == "tiled")  # only the last result
 
 
-def test_gram_matrix_is_made_anew_where_memory_is_short(
+def test_gram_matrix_is_computed_again_where_memory_is_short(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []

@@ -1,4 +1,4 @@
-"""The GPU engine's steps, run by torch on the processor; and on a card where there is one."""
+"""The GPU engine's steps, run by torch on the processor, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _blocks_of_16(gram: gpu.Gram) -> gpu.Gram:
     return gram
 
 
-def test_precision_is_one_that_exists(problem: Problem) -> None:
+def test_unknown_precision_is_refused(problem: Problem) -> None:
     with pytest.raises(SettingError, match=r"precision must be .auto. or .float32."):
         gpu.Gram(*problem[:2], device="cpu", precision="half")
 
@@ -128,7 +128,7 @@ def test_inaccurate_solve_is_refused(problem: Problem, monkeypatch: pytest.Monke
         gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 
 
-def test_exhausted_card_is_an_error_and_no_other_engine(
+def test_running_out_of_gpu_memory_is_an_error(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -139,7 +139,7 @@ def test_exhausted_card_is_an_error_and_no_other_engine(
         gpu.Gram(*problem[:2], device="cpu").inverse(problem[2])
 
 
-def test_precision_is_put_back() -> None:
+def test_precision_is_restored() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -162,7 +162,7 @@ def test_lists_equal_those_of_the_host(
     problem: Problem, dtype: str, exclude_seen: bool, rng: np.random.Generator
 ) -> None:
     def drawn(*shape: int) -> np.ndarray:
-        return rng.integers(-8, 9, shape).astype(dtype)  # sums are exact in whatever order
+        return rng.integers(-8, 9, shape).astype(dtype)  # sums are exact in any order
 
     X = problem[0]
     P = drawn(N_ITEMS, N_ITEMS)
@@ -227,7 +227,7 @@ def models(synthetic: Interactions) -> tuple[eq.EASE, eq.EASE]:
     settings = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.2, 0.3)}
     return (
         eq.EASE(**settings).fit(synthetic),
-        # the engine of the card, on the processor
+        # the GPU engine on the processor
         eq.EASE(**settings).fit(synthetic, engine="gpu"),
     )
 
@@ -297,7 +297,7 @@ def test_saved_model_comes_back_on_the_host(
         ),
     ],
 )
-def test_what_a_card_cannot_do_is_refused(
+def test_unsupported_calls_on_a_gpu_are_refused(
     models: tuple[eq.EASE, eq.EASE],
     synthetic: Interactions,
     call: Callable[[eq.EASE, Interactions], object],
@@ -324,7 +324,7 @@ def test_card_with_24_gb_holds_70_000_items() -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_card_gives_the_same_lists(synthetic: Interactions) -> None:
+def test_a_real_gpu_gives_the_same_lists(synthetic: Interactions) -> None:
     settings = {"l2": 5.0, "dropout": 0.3, "normalizer": eq.DAN(0.2, 0.3)}
     here, there = eq.EASE(**settings).fit(synthetic), eq.EASE(**settings)
     there.fit(synthetic, device="cuda")

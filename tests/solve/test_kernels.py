@@ -1,4 +1,4 @@
-"""The kernels of OpenBLAS that `make kernels` asks for are those that run."""
+"""OpenBLAS runs the kernel that `make kernels` selects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEEDS = {"Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512f"}
 
 
 @pytest.mark.skipif(not ASKED, reason="OPENBLAS_CORETYPE asks for no kernel")
-def test_kernel_that_was_asked_for_is_the_one_that_runs() -> None:
+def test_the_selected_kernel_runs() -> None:
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip(f"{platform.machine()} has no kernel {ASKED}")
     flags = Path("/proc/cpuinfo")

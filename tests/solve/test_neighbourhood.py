@@ -1,4 +1,4 @@
-"""The neighbourhood engine: exact with all items, sound with few, the same bits everywhere."""
+"""The neighbourhood engine: exact with all items, valid with few, the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_a_column_solves_the_system_of_its_support(
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_entries_that_no_row_kept_count_as_nothing(alike: bool, rng: np.random.Generator) -> None:
+def test_entries_that_are_not_stored_count_as_zero(alike: bool, rng: np.random.Generator) -> None:
     X, weights, penalty = system(rng)
-    if alike:  # many items have the same A_ii: both rows keep what they share
+    if alike:  # many items have the same A_ii: both rows store the entry
         X, weights, penalty = abs(X) > 0, np.ones(len(weights)), np.full(len(penalty), 3.0)
         X = sp.csr_array(X.astype(np.float32))
     A = formed(X, weights, penalty)
     is_stored = np.eye(len(A), dtype=bool)
-    for j in range(len(A)):  # each row has a say about items with at least its own A_jj
+    for j in range(len(A)):  # a row stores entries of items with at least its own A_jj
         size = (np.abs(A[j]) / np.sqrt(np.diag(A))).astype(np.float32)
         candidates = np.flatnonzero((np.diag(A) >= A[j, j]) & (np.arange(len(A)) != j))
         is_stored[j, candidates[np.argsort(-size[candidates], kind="stable")[:9]]] = True
@@ -129,7 +129,7 @@ def test_entries_that_no_row_kept_count_as_nothing(alike: bool, rng: np.random.G
     for j in range(len(A)):
         N = [*np.flatnonzero(columns.by_target()[:, [j]].toarray().ravel()), j]
         cut = np.where(is_stored, A, 0)
-        cut[j], cut[:, j] = A[j], A[:, j]  # but for the target with its neighbours
+        cut[j], cut[:, j] = A[j], A[:, j]  # except for the target with its neighbours
         expected[N, j] = np.linalg.solve(cut[np.ix_(N, N)], np.eye(len(N))[-1])
     np.testing.assert_allclose(dense(columns), expected, atol=1e-12)
 
@@ -151,7 +151,7 @@ def test_few_partners_make_a_small_support() -> None:
 
 
 def test_equal_correlations_are_taken_by_position() -> None:
-    # items 1 to 5 go with item 0 alike; two of them fit
+    # items 1 to 5 are equally correlated with item 0; two of them fit
     rows = [[1, *(i == j for j in range(5))] for i in range(5)]
     X = sp.csr_array(np.array(rows, np.float32))
     columns = neighbourhood.solve(X, np.ones(5), np.ones(6), 2)
@@ -183,14 +183,14 @@ def test_threads_and_stripes_do_not_change_a_bit(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_array_that_is_gone_does_not_count_as_done(tmp_path: Path) -> None:
+def test_a_missing_array_does_not_count_as_done(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.array("values", 4, "float32")[:] = 1
         journal.add("rows", 0)
     with Journal(tmp_path) as journal:
         assert journal.array("values", 4, "float32").tolist() == [1, 1, 1, 1]
         assert journal.has("rows", 0)
-        journal.array("later", 4, "float32")  # one that no earlier try had begun
+        journal.array("later", 4, "float32")  # one that no earlier run had begun
     (tmp_path / "neighbourhood-values.npy").unlink()
     with Journal(tmp_path) as journal, pytest.raises(FileFormatError, match="is missing; remove"):
         journal.array("values", 4, "float32")
@@ -198,12 +198,12 @@ def test_an_array_that_is_gone_does_not_count_as_done(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a child process")
 @pytest.mark.parametrize("stripe", [5, 64 + 9])
-def test_a_killed_solve_goes_on(stripe: int, rng: np.random.Generator, tmp_path: Path) -> None:
+def test_a_killed_solve_is_resumed(stripe: int, rng: np.random.Generator, tmp_path: Path) -> None:
     problem = system(rng)
     with limited(1):
         expected = neighbourhood.solve(*problem, 8)
         child = os.fork()
-        if child == 0:  # dies after so many stripes
+        if child == 0:  # dies after this stripe
             neighbourhood.solve(*problem, 8, scratch=tmp_path, progress=_die_at(stripe))
             os._exit(0)
         _, status = os.waitpid(child, 0)
@@ -256,7 +256,7 @@ def test_too_little_memory_is_an_error_with_the_number_that_fits(synthetic: Inte
         eq.EASE(l2=1.0).fit(synthetic, engine="neighbourhood", memory="2KB")
 
 
-def test_a_catalogue_that_is_too_big_is_offered_it_and_not_given_it() -> None:
+def test_a_catalogue_that_is_too_big_gets_it_as_advice_only() -> None:
     plan = eq.plan(n_users=10**6, n_items=10**6, n_interactions=3 * 10**7, memory="8GB")
     assert plan.engine == "dense"
     assert not plan.fits
@@ -293,7 +293,7 @@ def test_options_that_do_not_belong_together_are_refused(synthetic: Interactions
             model.fit(synthetic, **options)
 
 
-def test_it_says_how_far_it_agrees_with_exact_columns(synthetic: Interactions) -> None:
+def test_audit_compares_with_exact_columns(synthetic: Interactions) -> None:
     near = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, engine="neighbourhood", neighbours=12)
     exact = eq.EASE(l2=5.0, dropout=0.3).fit(synthetic, dtype="float64")
     audit = near.audit(synthetic.n_items)

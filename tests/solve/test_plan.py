@@ -77,7 +77,7 @@ def test_error_names_the_size_that_would_fit_when_no_engine_does() -> None:
         plan.require()
 
 
-def test_engine_of_the_card_counts_one_matrix_and_little_more() -> None:
+def test_gpu_engine_counts_one_matrix_and_little_more() -> None:
     # on the processor, where the same steps can run
     plan = eq.plan(**GOWALLA, engine="gpu")
     assert plan.engine == "gpu"
@@ -153,7 +153,7 @@ def test_plan_reads_as_a_sentence() -> None:
     assert parse_memory("2GiB") == 2**31
 
 
-def test_machine_is_measured_only_when_the_time_is_asked_for(
+def test_machine_is_measured_only_when_the_time_is_read(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []

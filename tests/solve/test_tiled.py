@@ -1,4 +1,4 @@
-"""The tiled engine: the dense engine's answer, whatever happens on the way."""
+"""The tiled engine: the result of the dense engine, also after crashes and damage."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_temporary_folder_vanishes_and_the_result_stays(
     assert_close(P, in_memory(problem), "float32", scale=1.0)
 
 
-def test_progress_ends_at_the_whole(problem: Problem, tmp_path: Path) -> None:
+def test_progress_ends_at_100_percent(problem: Problem, tmp_path: Path) -> None:
     steps: list[tiled.SolveProgress] = []
     tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=steps.append)
     assert [step.step for step in steps] == list(range(1, len(all_tasks(3)) + 1))
@@ -95,7 +95,7 @@ def test_progress_ends_at_the_whole(problem: Problem, tmp_path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("moment", ["tile", "state", "flip"])
-def test_killed_at_every_step_it_goes_on(moment: str, tmp_path: Path) -> None:
+def test_a_solve_killed_at_any_step_is_resumed(moment: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("killing.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), moment],
@@ -110,7 +110,7 @@ def test_killed_at_every_step_it_goes_on(moment: str, tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process ends here: what is in the files stays, nothing else does."""
+    """The process ends here: only the files remain."""
 
 
 def spy(patch: pytest.MonkeyPatch, notify: Callable[[str], object], *, after: bool = True) -> None:
@@ -136,11 +136,11 @@ def spy(patch: pytest.MonkeyPatch, notify: Callable[[str], object], *, after: bo
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_killed_at_any_moment_of_making_its_result_it_goes_on(
+def test_a_solve_killed_while_writing_its_result_is_resumed(
     problem: Problem, after: bool, tmp_path: Path
 ) -> None:
     expected, _, _ = tiled.invert(*problem, tile_rows=40, scratch=tmp_path / "whole")
-    # making the file takes the first few calls, rows come after them one like the other
+    # the first few calls make the file, all later ones write rows
     for moment in (0, 1, 2, 3, 4, 5, 50, 200):
         left = moment
         folder = tmp_path / str(moment)
@@ -160,7 +160,7 @@ def test_killed_at_any_moment_of_making_its_result_it_goes_on(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, None])
-def test_what_a_killed_process_left_of_the_result_is_made_again(
+def test_an_incomplete_result_of_a_killed_process_is_written_again(
     problem: Problem, content: bytes | None, tmp_path: Path
 ) -> None:
     expected, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "whole")
@@ -168,7 +168,7 @@ def test_what_a_killed_process_left_of_the_result_is_made_again(
     before = sum(task.kind != "place" for task in all_tasks(3))
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it", progress=stop_after(before))
-    # made at its full length, without the head
+    # of full length, without the header
     (tmp_path / "it" / "inverse.npy").write_bytes(bytes(size) if content is None else content)
     resumed, _, _ = tiled.invert(*problem, tile_rows=30, scratch=tmp_path / "it")
     np.testing.assert_array_equal(resumed, expected)
@@ -197,7 +197,7 @@ def test_result_that_was_damaged_between_two_runs_is_noticed(
 
 @posix
 @pytest.mark.parametrize("room", [100, 30 * 30 * 4 + 2000])
-def test_full_disk_is_an_error_after_which_it_goes_on(
+def test_full_disk_is_an_error_after_which_it_resumes(
     problem: Problem, room: int, tmp_path: Path
 ) -> None:
     """The smaller limit stops the first tile, the larger one the file of the result."""
@@ -258,7 +258,7 @@ def test_folder_of_another_problem_is_refused(problem: Problem, tmp_path: Path) 
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, problem={"data": "other"})
 
 
-def test_going_on_takes_the_tiles_as_they_are(problem: Problem, tmp_path: Path) -> None:
+def test_resuming_uses_the_existing_tiles(problem: Problem, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path, progress=stop_after(5))
     with pytest.raises(DataError, match="holds another fit"):
