@@ -15,7 +15,8 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
-from equipoise.evaluation.evaluator import ListMetrics, evaluate, metrics
+from equipoise.evaluation import metrics
+from equipoise.evaluation.evaluator import ListMetrics, evaluate
 
 
 @pytest.fixture
