@@ -481,9 +481,9 @@ class PerUserTerm(Term):
         return self.low.dtype
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """A hidden vector and all scores of the rest."""
-        return self.low.held + self.rest.held
+        return self.low.buffer_size + self.rest.buffer_size
 
     def _are_outside(self, rows: Rows, hidden: Floats) -> npt.NDArray[np.bool_]:
         """Flag the users of whom the factors hold nothing but rounding.
@@ -494,8 +494,10 @@ class PerUserTerm(Term):
         weights = rows.weights(self.low.source, self.dtype).astype(np.float64) ** 2
         lengths = np.add.reduceat(np.append(weights, 0), rows.indptr[:-1])
         # hidden is the history times V S^-1
-        held = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
-        return np.asarray(held * self.largest**2 <= np.finfo(self.dtype).eps ** 1.5 * lengths)
+        buffer_size = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
+        return np.asarray(
+            buffer_size * self.largest**2 <= np.finfo(self.dtype).eps ** 1.5 * lengths
+        )
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""

@@ -340,7 +340,7 @@ class OnDemand(Term):
         return np.dtype(self.rows.dtype)
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """The rows of one history, taken to share most of theirs with others."""
         return self.n_items
 
