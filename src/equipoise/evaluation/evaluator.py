@@ -57,17 +57,9 @@ log = logging.getLogger(__name__)
 class Rankable(Protocol):
     """The attributes of a fitted model that `evaluate` needs."""
 
-    @property
-    def item_index_(self) -> IdIndex:
-        """The model's items."""
-
-    @property
-    def item_counts_(self) -> npt.NDArray[Any]:
-        """Training interactions of each item."""
-
-    @property
-    def data_fingerprint_(self) -> str:
-        """Fingerprint of the training data."""
+    item_index_: IdIndex  # the model's items
+    item_counts_: npt.NDArray[Any]  # training interactions of each item
+    data_fingerprint_: str  # of the training data
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Any:
         """Return `items`, positions of the k best of each row padded with -1, and `scores`."""
@@ -377,22 +369,9 @@ def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flag
 class ListMetrics:
     """Metrics of ranked lists on one part; precomputes what does not depend on the lists.
 
-    Parameters
-    ----------
-    history, target
-        Input of the model and relevant items of each user.
-    counts
-        Training interactions of each item.
-    metrics
-        Metrics, each with a cut-off.
-    protocol
-        In "weak", "recall" divides by all targets.
-    groups
-        Flags over the items by name, besides "head" and "tail".
-    active
-        Flags of the users with the longest histories (default: those among these users).
-    units
-        Item vectors of length 1, for "diversity".
+    `counts` are the training interactions of each item, `groups` flags over the items besides
+    "head" and "tail", `active` flags of the users with the longest histories (default: those
+    among these users), `units` item vectors for "diversity".
     """
 
     def __init__(

@@ -31,18 +31,9 @@ logger = logging.getLogger(__name__)
 class GivenLists:
     """Lists by user, over the items of a part and further items of the lists.
 
-    Parameters
-    ----------
-    source
-        A frame, or the path of a CSV, TSV, JSON lines or Parquet file: user, item, and rank (1 is
-        the first) or score (the highest is the first).
-    part
-        The part to evaluate; users without a list are evaluated on an empty one.
-    train
-        The training data, for the popularity of items; None if unknown.
-    exclude_seen
-        Remove items of the history from the lists. None leaves them, and `hides_seen` is whether
-        there are none.
+    `source` is a frame, or the path of a CSV, TSV, JSON lines or Parquet file: user, item, and
+    rank (1 is the first) or score (the highest is the first). Users without a list have an empty
+    one. `exclude_seen` removes items of the history; `hides_seen` is whether none are left.
     """
 
     def __init__(

@@ -31,18 +31,8 @@ def with_unknown_pins(
 ) -> Ranked:
     """Return lists of k items with the pins that the model does not know in their places.
 
-    Parameters
-    ----------
-    ranked
-        Lists under the rules without these pins, at least k long if there are enough items.
-    rules
-        The rules with the pins; positions of unknown ones begin at `n_items`.
-    shown
-        Users x unknown pins: which may be listed.
-    k
-        Length of the lists.
-    n_items
-        Number of items that the model knows.
+    `ranked` has the lists without these pins, at least k long if there are enough items; `shown`
+    (users x unknown pins) is which of them may be listed. Their positions begin at `n_items`.
     """
     added = np.where(shown, n_items + np.arange(shown.shape[1]), -1)
     items = np.concatenate([ranked.items, added.astype(np.int32)], axis=1)
@@ -58,20 +48,10 @@ def with_unknown_pins(
 
 
 def mixed(rank: Rank, rules: ItemRules, terms: Sequence[Term], pinned: Ranked, k: int) -> Ranked:
-    """Return lists of k items under the rules.
+    """Return lists of k items under the quotas and the diversity of the rules.
 
-    Parameters
-    ----------
-    rank
-        Returns the best items of users.
-    rules
-        Quotas and diversity.
-    terms
-        The scoring matrix, whose rows give the similarity of items.
-    pinned
-        The pinned items that each user may be shown, in the order of the pins.
-    k
-        Length of the lists.
+    `pinned` has the pinned items that each user may be shown, in the order of the pins; rows of
+    the scoring matrix (`terms`) give the similarity of items.
     """
     n_users, n_items = len(pinned.items), terms[0].n_items
     k = min(k, n_items)

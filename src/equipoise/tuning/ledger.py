@@ -42,16 +42,9 @@ def key_of(outer: dict[str, Any]) -> str:
 class Ledger:
     """Finished solves by their settings, in the order they were made; a context manager.
 
-    Parameters
-    ----------
-    path
-        The file; None keeps everything in memory.
-    search
-        What a file must agree with to be continued: "data", the fingerprint of the data, and
-        everything else that a solve or the choice of the best depends on. Every point has its
-        "metrics" and belongs to one of its "models".
-    resume
-        Whether to continue an existing file; otherwise it is an error.
+    A file is continued if `resume` is set and its header equals `search`: the fingerprint of the
+    data and everything else that a solve or the choice of the best depends on. Without a path
+    everything stays in memory.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def nearest(axis: tuple[Any, ...], target: Any) -> int:
 class Proposals(ABC):
     """Proposes settings. The same seed and past give the same proposal, also after a restart."""
 
-    free: Collection[str]  # names of the settings that are searched
+    free: Sequence[str]  # names of the settings that are searched
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -104,14 +104,7 @@ class Proposals(ABC):
 class GridProposals(Proposals):
     """Points of a grid, nearest to a first guess first.
 
-    Parameters
-    ----------
-    values
-        Values of each axis, the outermost axis first. Numbers are sorted.
-    start
-        Where to begin on each axis, see `nearest`.
-    seed
-        For Optuna.
+    `values` has the values of each axis, the outermost axis first; `start` is the first guess.
     """
 
     def __init__(self, values: Values, start: Point, seed: int = 0) -> None:
@@ -254,10 +247,7 @@ class RangeProposals(Proposals):
 class WeightingProposals:
     """Tries each weighting of the events at its automatic settings, then searches with the best.
 
-    Parameters
-    ----------
-    searches
-        The proposals for each value of `Signals.transform`.
+    `searches` has the proposals for each value of `Signals.transform`.
     """
 
     def __init__(self, searches: Mapping[str, RangeProposals]) -> None:

@@ -42,30 +42,14 @@ PAPER = {
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Models and the values of their settings to try.
+    """Models and the values of their settings to try."""
 
-    Parameters
-    ----------
-    models
-        Prototypes: one model, or several that share their solves.
-    values
-        The grid; other settings stay as the prototypes have them.
-    origin
-        The first prototype as the caller passed it, "auto" settings included.
-    in_ranges
-        Whether the settings of a solve are searched in ranges instead of on the grid.
-    fixed
-        Names of settings that are not searched.
-    transforms
-        Weightings of the events (`Signals.transform`) to compare before the search.
-    """
-
-    models: list[Recommender]
-    values: Values
-    origin: Recommender
-    in_ranges: bool
-    fixed: tuple[str, ...] = ()
-    transforms: tuple[str, ...] = ()
+    models: list[Recommender]  # prototypes, which share their solves
+    values: Values  # the grid; other settings stay as the prototypes have them
+    origin: Recommender  # the first prototype, "auto" settings included
+    in_ranges: bool  # whether solve settings are searched in ranges instead of on the grid
+    fixed: tuple[str, ...] = ()  # names of settings that are not searched
+    transforms: tuple[str, ...] = ()  # values of `Signals.transform` to compare first
 
     @classmethod
     def of(
