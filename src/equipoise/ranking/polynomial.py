@@ -48,7 +48,8 @@ class PolynomialTerm(Term):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
-        return np.dtype(self.matrix.dtype)
+        dtype: np.dtype[Any] = self.matrix.dtype
+        return dtype
 
     @property
     def buffer_size(self) -> int:
