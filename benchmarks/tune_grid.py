@@ -30,7 +30,7 @@ from real import SHARED, most_used, sources
 
 import equipoise as eq
 from equipoise.tuning import PAPER, Tuned
-from equipoise.tuning.proposals import CoordinateSearch
+from equipoise.tuning.proposals import GridProposals
 
 FAMILIES = (eq.LAE, eq.EASE, eq.RLAE)
 SMALL = {"alpha": (0.0, 0.3), "beta": (0.0, 0.5), "l2": (20.0, 100.0), "dropout": (0.1, 0.5)}
@@ -89,10 +89,10 @@ def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
     auto = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.exponents()[1], "l2": auto.l2_, "dropout": auto.dropout_}
     axes = {name: PAPER[name] for name in OUTER}
-    walk = CoordinateSearch(
-        axes, start, lambda point: values[tuple(point[name] for name in OUTER)]
+    walk = GridProposals(axes, start).walk(
+        lambda point: values[tuple(point[name] for name in OUTER)]
     )
-    return [tuple(point[name] for name in OUTER) for point in walk.points()]
+    return [tuple(point[name] for name in OUTER) for point in walk]
 
 
 def replayed(storage: Path, made: list[Key], whole: Tuned) -> float:

@@ -11,7 +11,7 @@ from equipoise.evaluation.comparison import compare
 from equipoise.evaluation.results import Result
 
 
-def made(
+def make_result(
     name: str, values: dict[str, np.ndarray], k: tuple[int, ...] = (20,), **changes: object
 ) -> Result:
     """Build a result from values per user."""
@@ -55,7 +55,7 @@ def results(rng) -> list[Result]:
     better = base + noise + 0.05
     alike = base + noise + 0.5 * noise.std() / np.sqrt(400)  # half a standard error
     columns = {"base": base, "better": better, "alike": alike}
-    return [made(name, {"ndcg@20": values}) for name, values in columns.items()]
+    return [make_result(name, {"ndcg@20": values}) for name, values in columns.items()]
 
 
 def test_a_better_model_is_told_from_one_that_is_alike(results):
@@ -73,8 +73,8 @@ def test_a_better_model_is_told_from_one_that_is_alike(results):
 
 def test_the_paired_t_test_is_that_of_scipy(results):
     frame = compare(results, test="t", correction="none").to_frame()
-    base, *others = (result.per_user["ndcg@20"].to_numpy() for result in results)
-    expected = [stats.ttest_rel(other, base).pvalue for other in others]
+    base, *models = (result.per_user["ndcg@20"].to_numpy() for result in results)
+    expected = [stats.ttest_rel(other, base).pvalue for other in models]
     assert_allclose(frame["p"].to_numpy(), expected, rtol=1e-10)
     assert_allclose(frame["p_adjusted"].to_numpy(), expected, rtol=1e-10)
 
@@ -108,20 +108,23 @@ def test_equal_models_do_not_differ(results):
 
 def test_a_constant_difference_is_certain_for_the_t_test():
     values = np.linspace(0.25, 0.5, 9)
-    pair = [made("a", {"ndcg@20": np.zeros(9)}), made("b", {"ndcg@20": np.full(9, 0.5)})]
+    pair = [
+        make_result("a", {"ndcg@20": np.zeros(9)}),
+        make_result("b", {"ndcg@20": np.full(9, 0.5)}),
+    ]
     assert compare(pair, test="t").to_frame()["p"][0] == 0
-    lone = [made(name, {"ndcg@20": values[:1]}) for name in "ab"]
+    lone = [make_result(name, {"ndcg@20": values[:1]}) for name in "ab"]
     assert compare(lone, test="t").to_frame()["p"][0] == 1
 
 
 def test_users_without_a_value_on_one_side_are_left_out():
     nan = float("nan")
-    first = made("a", {"tail_ndcg@20": np.array([0.5, nan, 0.0, 1.0])})
-    second = made("b", {"tail_ndcg@20": np.array([1.0, 1.0, nan, 1.0])})
+    first = make_result("a", {"tail_ndcg@20": np.array([0.5, nan, 0.0, 1.0])})
+    second = make_result("b", {"tail_ndcg@20": np.array([1.0, 1.0, nan, 1.0])})
     row = compare([first, second], "tail_ndcg@20").to_frame().row(0, named=True)
     assert row["n_users"] == 2
     assert row["difference"] == pytest.approx(0.25)
-    empty = made("c", {"tail_ndcg@20": np.array([nan, 0.5, nan, nan])})
+    empty = make_result("c", {"tail_ndcg@20": np.array([nan, 0.5, nan, nan])})
     with pytest.raises(DataError, match=r"no user has a value for both 'c' and 'a'"):
         compare([first, empty], "tail_ndcg@20")
 
@@ -137,7 +140,7 @@ def test_a_seed_makes_p_values_repeatable(results):
 
 
 def compare_odd(results, **changes):
-    other = made("odd", **{"values": {"ndcg@20": np.ones(400)}, **changes})
+    other = make_result("odd", **{"values": {"ndcg@20": np.ones(400)}, **changes})
     return compare([results[0], other])
 
 
@@ -162,8 +165,8 @@ def compare_odd(results, **changes):
                 r"for 'ndcg@20' \(k = 10\)",
             ),
             ("definition", {"definitions": {"ndcg": "else"}}, "define 'ndcg' differently"),
-            ("seen", {"exclude_seen": False}, "kept seen items out"),
-            ("users", {"values": {"ndcg@20": np.ones(9)}}, "hold other users"),
+            ("seen", {"exclude_seen": False}, "excludes seen items"),
+            ("users", {"values": {"ndcg@20": np.ones(9)}}, "have different users"),
         )
     ]
     + [
@@ -207,6 +210,6 @@ def test_tables_say_what_was_tested(results):
 
 
 def test_a_model_tuned_on_test_is_marked_in_the_comparison(results):
-    tuned = made("tuned", {"ndcg@20": np.ones(400)}, tuned_on_test=True)
+    tuned = make_result("tuned", {"ndcg@20": np.ones(400)}, tuned_on_test=True)
     frame = compare([results[0], tuned]).to_frame()
     assert frame["model"].to_list() == ["tuned (tuned on test)"]

@@ -15,7 +15,8 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
-from equipoise.evaluation.evaluator import ListMetrics, evaluate, metrics
+from equipoise.evaluation import metrics
+from equipoise.evaluation.evaluator import ListMetrics, evaluate
 
 
 @pytest.fixture
@@ -76,10 +77,10 @@ def test_the_weak_protocol_reports_hits_by_all_targets(drinks):
 
 def test_sessions_keep_seen_items_in_the_lists_and_others_do_not(drinks):
     model, part = drinks
-    for protocol, wanted in [("session", False), ("strong", True), ("time", True)]:
+    for protocol, exclude_seen in [("session", False), ("strong", True), ("time", True)]:
         result = evaluate(model, Part(part.history, part.target, protocol), k=2)
-        assert result.exclude_seen is wanted
-        assert model.asked[-1] == (3, 2, wanted)
+        assert result.exclude_seen is exclude_seen
+        assert model.asked[-1] == (3, 2, exclude_seen)
     assert evaluate(model, part, k=2, exclude_seen=False).exclude_seen is False
 
 
@@ -160,10 +161,10 @@ def test_an_empty_history_is_judged_by_the_list_that_is_recommended(synthetic):
     history = part.history.entries(rows % 3 > 0)
     model = eq.EASE(l2=3.0).fit(train)
     result = evaluate(model, (history, part.target), 5, metrics=["hit", "recall_full"])
-    found = model.recommend(history, 5)
-    assert found.source.count("popular") == -(-part.history.n_users // 3)
-    for place, user in enumerate(found.users):
-        hits = set(found.items[place]) & set(part.target.history(user))
+    recommended = model.recommend(history, 5)
+    assert recommended.source.count("popular") == -(-part.history.n_users // 3)
+    for place, user in enumerate(recommended.users):
+        hits = set(recommended.items[place]) & set(part.target.history(user))
         want = len(hits) / len(part.target.history(user))
         assert result.per_user["recall_full@5"][place] == pytest.approx(want)
 
@@ -244,9 +245,9 @@ def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
     result = evaluate(model, part, [5, 20])
     lists = model.rank(part.history, 20, exclude_seen=protocol != "session").items
     assert ListMetrics.of(part, train.item_counts, result).measure(lists) == result.values
-    some = ["ndcg@20", "gini@5", "tail_recall@20", "lift@5"]
-    found = ListMetrics.of(part, train.item_counts, some).measure(lists)
-    assert found == {name: result[name] for name in some}
+    names = ["ndcg@20", "gini@5", "tail_recall@20", "lift@5"]
+    values = ListMetrics.of(part, train.item_counts, names).measure(lists)
+    assert values == {name: result[name] for name in names}
 
 
 @pytest.mark.parametrize(
@@ -307,8 +308,8 @@ def test_users_without_targets_are_counted_with_the_remedy(drinks):
     target = part.target.entries(np.arange(6) > 1)
     with pytest.raises(DataError, match=r"1 of 3 users have no target \('ann'\); keep the others"):
         evaluate(model, (part.history, target))
-    some = target.user_counts > 0
-    assert evaluate(model, (part.history.rows(some), target.rows(some))).n_users == 2
+    has_targets = target.user_counts > 0
+    assert evaluate(model, (part.history.rows(has_targets), target.rows(has_targets))).n_users == 2
 
 
 @pytest.mark.parametrize(

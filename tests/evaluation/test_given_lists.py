@@ -38,7 +38,7 @@ def assert_same(one: eq.Result, two: eq.Result) -> None:
 def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
     split: eq.Split, model: eq.EASE, lists: pl.DataFrame, tmp_path: Path
 ) -> None:
-    ours = eq.evaluate(model, split.test, k=[5, 20], bootstrap=50)
+    expected = eq.evaluate(model, split.test, k=[5, 20], bootstrap=50)
     shuffled = lists.sample(fraction=1.0, shuffle=True, seed=1)
     lists.write_csv(tmp_path / "lists [1].csv")
     lists.write_ndjson(tmp_path / "lists [1].jsonl")
@@ -46,7 +46,7 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
     (tmp_path / "lists 1.jsonl").write_text("what a pattern of the other name would find")
     text = shuffled.with_columns(pl.col("item").cast(pl.String)).drop("score")
     named = lists.drop("rank").rename({"user": "user_id", "item": "itemId"})
-    for given in (
+    for source in (
         lists,
         shuffled.drop("score"),
         text,
@@ -57,12 +57,12 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
         str(tmp_path / "lists [1].jsonl"),
         tmp_path / "lists [1].parquet",
     ):
-        theirs = eq.evaluate(
-            given, split.test, k=[5, 20], train=split.train, bootstrap=50, name="other"
+        result = eq.evaluate(
+            source, split.test, k=[5, 20], train=split.train, bootstrap=50, name="other"
         )
-        assert_same(theirs, ours)
-        assert theirs.exclude_seen
-        table = eq.compare([ours, theirs]).to_frame()
+        assert_same(result, expected)
+        assert result.exclude_seen
+        table = eq.compare([expected, result]).to_frame()
         assert table["difference"][0] == 0
         assert table["model"][0] == "other"
 
@@ -70,12 +70,12 @@ def test_lists_of_another_system_get_the_numbers_of_the_model_they_come_from(
 def test_without_training_data_metrics_of_popularity_are_left_out(
     split: eq.Split, model: eq.EASE, lists: pl.DataFrame
 ) -> None:
-    ours = eq.evaluate(model, split.test)
-    theirs = eq.evaluate(lists, split.test)
-    assert {"ndcg@20", "coverage@20", "active_recall@20"} <= set(theirs)
-    assert not {"tail_ndcg@20", "unbiased_recall@20", "novelty@20", "lift@20"} & set(theirs)
-    for name in theirs:
-        assert theirs[name] == ours[name]
+    expected = eq.evaluate(model, split.test)
+    result = eq.evaluate(lists, split.test)
+    assert {"ndcg@20", "coverage@20", "active_recall@20"} <= set(result)
+    assert not {"tail_ndcg@20", "unbiased_recall@20", "novelty@20", "lift@20"} & set(result)
+    for name in result:
+        assert result[name] == expected[name]
     for name in ("tail_ndcg", "novelty", "unbiased_ndcg"):
         with pytest.raises(SettingError, match=f"{name} needs the counts"):
             eq.evaluate(lists, split.test, metrics=[name])
@@ -92,15 +92,18 @@ def test_users_without_a_list_miss_everything_and_other_items_take_their_place(
     assert f"{len(users) // 2} of {len(users)} users have no list" in caplog.text
     strange = lists.with_columns(item=pl.col("item") + 100_000)
     assert eq.evaluate(strange, split.test)["recall@20"] == 0
-    others = pl.concat([lists, lists.with_columns(user=pl.lit("stranger")).head(1)])
-    assert eq.evaluate(others, split.test)["ndcg@20"] == eq.evaluate(lists, split.test)["ndcg@20"]
+    with_stranger = pl.concat([lists, lists.with_columns(user=pl.lit("stranger")).head(1)])
+    assert (
+        eq.evaluate(with_stranger, split.test)["ndcg@20"]
+        == eq.evaluate(lists, split.test)["ndcg@20"]
+    )
 
 
 def test_seen_items_in_the_lists_are_told_or_taken_out(split: eq.Split, model: eq.EASE) -> None:
     seen = model.recommend(split.test.history, k=40, exclude_seen=False).to_frame()
-    told = eq.evaluate(seen, split.test, train=split.train)
-    assert not told.exclude_seen
-    assert_same(told, eq.evaluate(model, split.test, exclude_seen=False))
+    unfiltered = eq.evaluate(seen, split.test, train=split.train)
+    assert not unfiltered.exclude_seen
+    assert_same(unfiltered, eq.evaluate(model, split.test, exclude_seen=False))
     without = eq.evaluate(seen, split.test, k=5, train=split.train, exclude_seen=True)
     assert without.exclude_seen
     assert_same(without, eq.evaluate(model, split.test, k=5))
@@ -122,8 +125,8 @@ def test_seen_items_in_the_lists_are_told_or_taken_out(split: eq.Split, model: e
         (lambda f: f.with_columns(item="0" + pl.col("item").cast(pl.String)), "holds '0[0-9]+'"),
         (lambda f: f.with_columns(item=pl.col("item") > 50), "'item' holds Boolean"),
         (lambda f: f.with_columns(item=pl.concat_list("item")), "'item' holds List"),
-        (lambda f: f.with_columns(rank=pl.lit("x")), "'rank' must hold numbers alone"),
-        (lambda f: f.with_columns(rank=pl.col("rank") > 3), "'rank' must hold numbers alone"),
+        (lambda f: f.with_columns(rank=pl.lit("x")), "'rank' must have only numbers"),
+        (lambda f: f.with_columns(rank=pl.col("rank") > 3), "'rank' must have only numbers"),
         (lambda f: f.with_columns(user=pl.lit(None)), "'user' has empty cells"),
         (lambda f: "lists.xlsx", "lists are read from .csv"),
         (lambda f: "absent.csv", "cannot be read"),
@@ -137,22 +140,22 @@ def test_tables_that_are_no_lists_are_refused(
         eq.evaluate(change(lists), split.test)
 
 
-@pytest.mark.parametrize("how", [{"alpha": 0.5}, {"rules": eq.Rules(seen="include")}])
+@pytest.mark.parametrize("options", [{"alpha": 0.5}, {"rules": eq.Rules(seen="include")}])
 def test_lists_cannot_be_made_in_another_way(
-    split: eq.Split, lists: pl.DataFrame, how: dict[str, Any]
+    split: eq.Split, lists: pl.DataFrame, options: dict[str, Any]
 ) -> None:
     with pytest.raises(SettingError, match="lists are evaluated as given"):
-        eq.evaluate(lists, split.test, **how)
+        eq.evaluate(lists, split.test, **options)
 
 
 def test_evaluate_takes_rules_and_the_dial(split: eq.Split, model: eq.EASE) -> None:
     rules = eq.Rules(exclude=split.train.items[:10].tolist(), pin=[793])
-    found = eq.evaluate(model, split.test, rules=rules, alpha=0.5, batch_size=7)
+    result = eq.evaluate(model, split.test, rules=rules, alpha=0.5, batch_size=7)
     frame = model.recommend(split.test.history, k=20, rules=rules, alpha=0.5).to_frame()
-    assert_same(found, eq.evaluate(frame, split.test, train=split.train))
-    assert found.settings["alpha"] == 0.5
-    assert found.settings["rules"] == rules.settings()
-    assert found["ndcg@20"] != eq.evaluate(model, split.test)["ndcg@20"]
+    assert_same(result, eq.evaluate(frame, split.test, train=split.train))
+    assert result.settings["alpha"] == 0.5
+    assert result.settings["rules"] == rules.settings()
+    assert result["ndcg@20"] != eq.evaluate(model, split.test)["ndcg@20"]
     again = eq.evaluate(model, split.test, rules=eq.Rules(seen="include"))
     assert not again.exclude_seen
 
@@ -192,5 +195,5 @@ def test_ids_of_lists_are_never_changed(tmp_path: Path) -> None:
     for item, recall in (("7", 1.0), ("007", 0.0), ("7.0", 0.0), (" 7", 0.0)):
         file.write_text(f"user,item,rank\n1,{item},1\n2,{item},1\n")
         assert eq.evaluate(file, (history, target), 1, bootstrap=0)["recall@1"] == recall
-    whole = pl.DataFrame({"user": [1.0, 2.0], "item": [7.0, 7.0], "rank": [1, 1]})
-    assert eq.evaluate(whole, (history, target), 1, bootstrap=0)["recall@1"] == 1.0
+    floats = pl.DataFrame({"user": [1.0, 2.0], "item": [7.0, 7.0], "rank": [1, 1]})
+    assert eq.evaluate(floats, (history, target), 1, bootstrap=0)["recall@1"] == 1.0

@@ -55,10 +55,10 @@ def scores_without(
 ) -> npt.NDArray[Any]:
     """Scores of all items but those of the history, users x items; the rest is NaN."""
     n_items = len(model.item_index_)
-    items, found = lists_without([model], history, n_items, leave=leave, alpha=alpha)
-    out = np.full((history.n_users, n_items), np.nan, found.dtype)
+    items, scores = lists_without([model], history, n_items, leave=leave, alpha=alpha)
+    out = np.full((history.n_users, n_items), np.nan, scores.dtype)
     rows, places = np.nonzero(items[0] >= 0)
-    out[rows, items[0, rows, places]] = found[0, rows, places]
+    out[rows, items[0, rows, places]] = scores[0, rows, places]
     return out
 
 
@@ -67,11 +67,11 @@ def refitted(
 ) -> npt.NDArray[Any]:
     """Scores of a real fit without the user, or without what its history lacks."""
     if leave == "user":
-        rest = np.delete(X, user, 0)
+        remaining = np.delete(X, user, 0)
     else:
-        rest = X.copy()
-        rest[user] = history.matrix.toarray()[0]
-    again = model.vary({}).fit(eq.Interactions(rest), dtype="float64")
+        remaining = X.copy()
+        remaining[user] = history.matrix.toarray()[0]
+    again = model.vary({}).fit(eq.Interactions(remaining), dtype="float64")
     return np.asarray(again.score(eq.Interactions(history.matrix))[0])
 
 
@@ -80,18 +80,20 @@ def assert_equals_refits(model: Any, X: npt.NDArray[np.float64], leave: Any = "u
     model.fit(data, dtype="float64")
     users = [SOLE, SINGLE, 0, 17]
     shown = histories(data, users)
-    found = scores_without(model, shown, leave=leave)
+    scores = scores_without(model, shown, leave=leave)
     for row, user in enumerate(users):
         expected = refitted(model, X, user, shown.rows([row]), leave)
-        asked = shown.matrix[[row]].toarray()[0] == 0
-        assert np.isnan(found[row, ~asked]).all()
+        is_new = shown.matrix[[row]].toarray()[0] == 0
+        assert np.isnan(scores[row, ~is_new]).all()
         # both solves are of systems with a condition number below 1e4: 1e4 roundings are 2e-12
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(found[row, asked], expected[asked], rtol=0, atol=1e-11 * scale)
+        np.testing.assert_allclose(
+            scores[row, is_new], expected[is_new], rtol=0, atol=1e-11 * scale
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize(("l2", "dropout"), [(5.0, 0.0), (5.0, 0.4), (0.0, 0.5)])
 def test_leaving_a_user_out_equals_a_refit_without_it(
     family: str, normalizer: Any, l2: float, dropout: float
@@ -111,7 +113,7 @@ def test_weighted_interactions_are_left_out_with_their_weights(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda norm: type(norm).__name__)
 @pytest.mark.parametrize(("l2", "dropout"), [(5.0, 0.0), (5.0, 0.4), (0.0, 0.5)])
 def test_leaving_items_out_equals_a_refit_without_them(
     family: str, normalizer: Any, l2: float, dropout: float
@@ -129,12 +131,12 @@ def test_custom_weights_lose_the_user() -> None:
     data = eq.Interactions(X)
     model.fit(data, dtype="float64")
     shown = histories(data, [17])
-    rest = eq.CustomNorm(np.delete(users, 17), items, penalty)
-    again = eq.EASE(l2=3.0, dropout=0.2, normalizer=rest)
+    normalizer = eq.CustomNorm(np.delete(users, 17), items, penalty)
+    again = eq.EASE(l2=3.0, dropout=0.2, normalizer=normalizer)
     again.fit(eq.Interactions(np.delete(X, 17, 0)), dtype="float64")
-    found, expected = scores_without(model, shown)[0], again.score(shown)[0]
-    asked = ~np.isnan(found)
-    assert_close(found[asked], expected[asked], "float64", scale=np.abs(expected).max())
+    scores, expected = scores_without(model, shown)[0], again.score(shown)[0]
+    is_new = ~np.isnan(scores)
+    assert_close(scores[is_new], expected[is_new], "float64", scale=np.abs(expected).max())
 
 
 def test_the_dial_is_turned_for_users_that_are_left_out() -> None:
@@ -144,8 +146,8 @@ def test_the_dial_is_turned_for_users_that_are_left_out() -> None:
     model = eq.EASE(**settings, normalizer=eq.DAN(0.1, 0.3)).fit(data, dtype="float64")
     turned = eq.EASE(**settings, normalizer=eq.DAN(0.4, 0.3)).fit(data, dtype="float64")
     shown = histories(data, [3, 17])
-    found, expected = scores_without(model, shown, alpha=0.4), scores_without(turned, shown)
-    np.testing.assert_array_equal(found, expected)
+    scores, expected = scores_without(model, shown, alpha=0.4), scores_without(turned, shown)
+    np.testing.assert_array_equal(scores, expected)
 
 
 def test_a_user_without_a_history_gets_what_others_use() -> None:
@@ -186,9 +188,9 @@ def test_lists_do_not_depend_on_threads_or_on_the_other_users(synthetic: eq.Inte
     shown = histories(synthetic, list(range(30)))
     items, scores = lists_without([model], shown, 10)
     alone = [lists_without([model], shown.rows([row]), 10) for row in (0, 7, 29)]
-    for row, (some, their) in zip((0, 7, 29), alone, strict=True):
-        np.testing.assert_array_equal(some[0, 0], items[0, row])
-        np.testing.assert_array_equal(their[0, 0], scores[0, row])
+    for row, (lone_items, lone_scores) in zip((0, 7, 29), alone, strict=True):
+        np.testing.assert_array_equal(lone_items[0, 0], items[0, row])
+        np.testing.assert_array_equal(lone_scores[0, 0], scores[0, row])
 
 
 def assert_lists_equal_refits(model: Any, data: eq.Interactions, leave: Any, k: int = 6) -> None:
@@ -199,10 +201,10 @@ def assert_lists_equal_refits(model: Any, data: eq.Interactions, leave: Any, k: 
     items, scores = lists_without([model], shown, k, leave=leave)
     for row, user in enumerate(users):
         if leave == "user":
-            rest = data.rows(np.arange(data.n_users) != user)
+            remaining = data.rows(np.arange(data.n_users) != user)
         else:
-            rest = data.difference(data.rows([user]).difference(shown.rows([row])))
-        again = model.vary({}).fit(rest, dtype="float64")
+            remaining = data.difference(data.rows([user]).difference(shown.rows([row])))
+        again = model.vary({}).fit(remaining, dtype="float64")
         expected = again.rank(shown.rows([row]), k)
         # scores apart by less than rounding may change places
         np.testing.assert_allclose(scores[0, row], expected.scores[0], rtol=1e-8, atol=1e-10)
@@ -259,8 +261,8 @@ def test_ages_of_events_are_those_of_refits(transform: Any, reference: Any, leav
     together = lists_without([solved, turned], shown, 6, leave=leave)
     for place, model in enumerate((solved, turned)):
         alone = lists_without([model], shown, 6, leave=leave)
-        for found, expected in zip(together, alone, strict=True):
-            np.testing.assert_array_equal(found[place], expected[0])
+        for scores, expected in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(scores[place], expected[0])
 
 
 def test_signals_that_depend_on_all_users_are_refused() -> None:
@@ -279,8 +281,8 @@ def test_the_result_is_that_of_refits(toy: eq.Interactions) -> None:
     assert result.n_users == 5  # two of seven have one item
     for user, value in result.per_user.select("user", "ndcg@2").rows():
         place = toy.users.tolist().index(user)
-        rest = toy.rows(np.arange(7) != place)
-        again = model.vary({}).fit(rest, dtype="float64")
+        remaining = toy.rows(np.arange(7) != place)
+        again = model.vary({}).fit(remaining, dtype="float64")
         part = left_out(toy, 3, user)
         assert eq.evaluate(again, part, k=2, bootstrap=0)["ndcg@2"] == pytest.approx(value)
 
@@ -317,7 +319,7 @@ def test_every_engine_and_a_saved_model_give_the_same_figures(
     tiled = eq.EASE(**settings)
     tiled.fit(synthetic, dtype="float64", engine="tiled", scratch=tmp_path / "tiles")
     dual = eq.EASE(**settings).fit(synthetic, dtype="float64", engine="dual")
-    values = [eq.leave_one_out(each, k=10).values for each in (model, saved, tiled, dual)]
+    values = [eq.leave_one_out(model, k=10).values for model in (model, saved, tiled, dual)]
     assert values[0] == values[1]
     assert values[2] == pytest.approx(values[0])
     assert values[3] == pytest.approx(values[0])
@@ -339,8 +341,8 @@ def test_users_are_left_out_on_a_card_where_the_inverse_is_there(
         model = kind(l2=l2, dropout=dropout, normalizer=eq.DAN(0.2, 0.3))
         host = scores_without(model.fit(data, dtype="float64"), shown, leave=leave)
         model.fit(data, dtype="float64", engine="gpu", device=device)
-        found = scores_without(model, shown, leave=leave)
-        assert_close(found, host, "float64", scale=float(np.nanmax(np.abs(host))))
+        scores = scores_without(model, shown, leave=leave)
+        assert_close(scores, host, "float64", scale=float(np.nanmax(np.abs(host))))
 
 
 def test_every_model_of_a_solve_is_read_off_on_a_card(synthetic: eq.Interactions) -> None:
@@ -376,12 +378,12 @@ def test_a_companion_scores_users_that_it_was_not_fitted_on(synthetic: eq.Intera
     model = eq.EASE(l2=5.0, lowpass=lowpass).fit(synthetic, dtype="float64")
     plain = eq.EASE(l2=5.0).fit(synthetic, dtype="float64")
     shown = histories(synthetic, list(range(20)))  # less than a tenth: one group
-    found, without = scores_without(model, shown), scores_without(plain, shown)
-    others = synthetic.rows(np.arange(20, 300))
-    added = eq.EASE(l2=5.0, lowpass=lowpass).fit(others, dtype="float64").score(shown)
-    added -= eq.EASE(l2=5.0).fit(others, dtype="float64").score(shown)
-    asked = ~np.isnan(found)
-    assert_close((found - without)[asked], added[asked], "float64", scale=np.abs(added).max())
+    scores, without = scores_without(model, shown), scores_without(plain, shown)
+    remaining = synthetic.rows(np.arange(20, 300))
+    added = eq.EASE(l2=5.0, lowpass=lowpass).fit(remaining, dtype="float64").score(shown)
+    added -= eq.EASE(l2=5.0).fit(remaining, dtype="float64").score(shown)
+    is_new = ~np.isnan(scores)
+    assert_close((scores - without)[is_new], added[is_new], "float64", scale=np.abs(added).max())
     assert "companion" in repr(eq.leave_one_out(model, users=20))
 
 
@@ -424,10 +426,10 @@ def test_values_that_signals_made_are_left_out(returns: Any) -> None:
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3), signals=signals)
     model.fit(data, dtype="float64")
     shown = model.data_.rows([7])
-    found = scores_without(model, shown)[0]
-    rest = data.rows(np.arange(data.n_users) != 7)
-    again = model.vary({}).fit(rest, dtype="float64")
+    scores = scores_without(model, shown)[0]
+    remaining = data.rows(np.arange(data.n_users) != 7)
+    again = model.vary({}).fit(remaining, dtype="float64")
     expected = again.score(shown)[0]
-    asked = ~np.isnan(found)
-    assert 0 < asked.sum() < 12
-    assert_close(found[asked], expected[asked], "float64", scale=np.abs(expected).max())
+    is_new = ~np.isnan(scores)
+    assert 0 < is_new.sum() < 12
+    assert_close(scores[is_new], expected[is_new], "float64", scale=np.abs(expected).max())

@@ -213,10 +213,10 @@ def test_scikit_learn_agrees_on_random_runs(k):
     relevant = (target.toarray() > 0).astype(int)
     scores = np.empty((60, 40))
     np.put_along_axis(scores, lists, np.arange(40, 0, -1.0)[None, :], axis=1)
-    theirs = [ndcg_score(relevant[[u]], scores[[u]], k=k) for u in range(60)]
-    assert_allclose(metrics.ndcg(hits, k), theirs, rtol=1e-12)
-    whole = [average_precision_score(relevant[u], scores[u]) for u in range(60)]
-    assert_allclose(metrics.average_precision(hits, 40), whole, rtol=1e-12)
+    expected_ndcg = [ndcg_score(relevant[[u]], scores[[u]], k=k) for u in range(60)]
+    assert_allclose(metrics.ndcg(hits, k), expected_ndcg, rtol=1e-12)
+    expected_precision = [average_precision_score(relevant[u], scores[u]) for u in range(60)]
+    assert_allclose(metrics.average_precision(hits, 40), expected_precision, rtol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

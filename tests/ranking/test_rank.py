@@ -24,8 +24,8 @@ from equipoise.ranking.terms import Constant, Dense, LowRank, Sparse, Term
 KINDS = ["dense", "dense with diagonal", "sparse", "sparse with diagonal", "low-rank", "constant"]
 
 
-def whole(rng: np.random.Generator, shape: Any, dtype: str) -> npt.NDArray[Any]:
-    """Small whole numbers: every sum of products is exact, and ties are common."""
+def small_integers(rng: np.random.Generator, shape: Any, dtype: str) -> npt.NDArray[Any]:
+    """Return small integers: every sum of products is exact, and ties are common."""
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
@@ -43,11 +43,13 @@ def sparse_term(
 def make_term(rng: np.random.Generator, kind: str, n: int, dtype: str) -> Term:
     source, target = scales(rng, n)
     if kind == "constant":
-        return Constant(whole(rng, n, dtype))
+        return Constant(small_integers(rng, n, dtype))
     if kind == "low-rank":
         q = int(rng.integers(1, 12))
-        return LowRank(whole(rng, (n, q), dtype), whole(rng, (q, n), dtype), source, target)
-    matrix = whole(rng, (n, n), dtype)
+        return LowRank(
+            small_integers(rng, (n, q), dtype), small_integers(rng, (q, n), dtype), source, target
+        )
+    matrix = small_integers(rng, (n, n), dtype)
     if kind.startswith("dense"):
         return Dense(matrix, source, target, zero_diagonal=kind == "dense")
     return sparse_term(matrix, source, target, zero_diagonal=kind == "sparse")
@@ -121,12 +123,12 @@ def random_terms(rng: np.random.Generator, n: int, dtype: str = "float32") -> li
 
 
 @pytest.mark.parametrize("k", [1, 7])
-def test_whole_numbers_are_summed_as_floats_of_the_same_value(k: int) -> None:
+def test_integers_are_summed_as_floats_of_the_same_value(k: int) -> None:
     rng = np.random.default_rng(k)
-    whole = rng.integers(-(2**15), 2**15, (50, 50), np.int16)
+    integers = rng.integers(-(2**15), 2**15, (50, 50), np.int16)
     scales = rng.random(50, np.float32), rng.random(50, np.float32)
     history = sp.random_array((40, 50), density=0.3, format="csr", dtype=np.float32, rng=rng)
-    half, single = (Dense(each, *scales) for each in (whole, whole.astype(np.float32)))
+    half, single = (Dense(matrix, *scales) for matrix in (integers, integers.astype(np.float32)))
     assert half.dtype == np.float32
     assert_same_bits(top_k([half], history, k), top_k([single], history, k))
 
@@ -278,30 +280,30 @@ def test_several_callers_at_once_get_the_same_lists(
     terms = random_terms(rng, 300)
     history = make_history(rng, 40, 300)
     expected = top_k(terms, history, 10)
-    found: list[Ranked] = []
+    lists: list[Ranked] = []
 
     def work() -> None:
-        found.extend(top_k(terms, history, 10, threads=2) for _ in range(5))
+        lists.extend(top_k(terms, history, 10, threads=2) for _ in range(5))
 
     callers = [threading.Thread(target=work) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert len(found) == 20
-    for ranked in found:
+    assert len(lists) == 20
+    for ranked in lists:
         assert_same_bits(ranked, expected)
 
 
 def test_unsorted_histories_are_ranked_like_sorted_ones(rng: np.random.Generator) -> None:
     terms = random_terms(rng, 40)
-    given = sp.csr_array(
+    unsorted = sp.csr_array(
         (np.ones(4, np.float32), np.array([9, 2, 30, 2]), np.array([0, 4])), shape=(1, 40)
     )
-    tidy = given.copy()
+    tidy = unsorted.copy()
     tidy.sum_duplicates()
-    assert_same_bits(top_k(terms, given, 10), top_k(terms, tidy, 10))
-    assert given.nnz == 4
+    assert_same_bits(top_k(terms, unsorted, 10), top_k(terms, tidy, 10))
+    assert unsorted.nnz == 4
 
 
 def test_memory_maps_are_ranked_like_arrays(rng: np.random.Generator, tmp_path: Path) -> None:

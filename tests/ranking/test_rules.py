@@ -68,12 +68,12 @@ def full(model: Any, user: Any, **options: Any) -> list[Any]:
 )
 def test_items_are_chosen_by_id_label_or_function(model: eq.EASE, chosen: Any, fits: Any) -> None:
     every = full(model, "u3")
-    kept = [item for item in every if fits(item)]
-    assert full(model, "u3", rules=eq.Rules(include=chosen)) == kept
+    included = [item for item in every if fits(item)]
+    assert full(model, "u3", rules=eq.Rules(include=chosen)) == included
     left = [item for item in every if not fits(item)]
     assert full(model, "u3", rules=eq.Rules(exclude=chosen)) == left
-    own = eq.Rules(users={"u3": {"exclude": chosen}, "u4": {"include": chosen}})
-    first, second, third = model.recommend(["u3", "u4", "u5"], k=80, rules=own).items
+    by_user = eq.Rules(users={"u3": {"exclude": chosen}, "u4": {"include": chosen}})
+    first, second, third = model.recommend(["u3", "u4", "u5"], k=80, rules=by_user).items
     assert first == left
     assert second == [item for item in full(model, "u4") if fits(item)]
     assert third == full(model, "u5")
@@ -108,31 +108,31 @@ def test_boosts_raise_and_lower_scores_whatever_their_sign(data: Interactions, k
         factor *= 4.0 if item == 13 else 1.0
         expected[n] = plain[n] * factor if plain[n] > 0 else plain[n] / factor
         expected[n] += 0.25 if label("shelf", item) == 3 else 0.0
-    found = model.recommend(["u7"], k=80, rules=rules)
-    place = data.item_index.positions(found.items[0])
+    lists = model.recommend(["u7"], k=80, rules=rules)
+    place = data.item_index.positions(lists.items[0])
     # factors are powers of 2, and the bonus is rounded once
-    np.testing.assert_allclose(found.scores[0], expected[place], rtol=1e-6)
-    assert sorted(found.items[0]) == data.items.tolist()
+    np.testing.assert_allclose(lists.scores[0], expected[place], rtol=1e-6)
+    assert sorted(lists.items[0]) == data.items.tolist()
 
 
 def by_hand(model: Any, history: list[Any], rules: eq.Rules, k: int) -> list[Any]:
     """Choose a list from all items, place by place."""
     terms, data = model.terms(), model.interactions_
     plain = eq.Rules(include=rules.include, exclude=rules.exclude)
-    found = model.recommend([history], k=80, rules=plain)
-    ranked = data.item_index.positions(found.items[0])
-    score = dict(zip(ranked.tolist(), found.scores[0].astype(float), strict=True))
+    lists = model.recommend([history], k=80, rules=plain)
+    ranked = data.item_index.positions(lists.items[0])
+    score = dict(zip(ranked.tolist(), lists.scores[0].astype(float), strict=True))
     pins = [int(data.item_index.position(item)) for item in rules.pin or []]
     out = [item for item in pins if item in score][:k]
-    rest = [item for item in ranked.tolist() if item not in pins]
-    if not rest:
+    unpinned = [item for item in ranked.tolist() if item not in pins]
+    if not unpinned:
         return data.items[out].tolist()
-    best, least = score[rest[0]], score[rest[min(k, len(rest)) - 1]]
+    best, least = score[unpinned[0]], score[unpinned[min(k, len(unpinned)) - 1]]
     span = best - least if best > least else max(abs(best), 1.0)
     alike = similarity(terms, np.arange(80))
     while len(out) < k:
         worth = {}
-        for item in rest:
+        for item in unpinned:
             full_up = any(
                 LABELS[name][item] is not None
                 and sum(LABELS[name][other] == LABELS[name][item] for other in out) >= most
@@ -162,9 +162,9 @@ def test_lists_are_those_that_choosing_from_all_items_gives(
     model: eq.EASE, k: int, diversity: float, most: Any, pin: Any, exclude: Any, history: list[int]
 ) -> None:
     rules = eq.Rules(at_most=most, pin=pin, diversity=diversity, exclude=exclude)
-    asked = [place * 10 + 3 for place in history]
-    (found,) = model.recommend([asked], k=k, rules=rules).items
-    assert found == by_hand(model, asked, rules, k)
+    items = [place * 10 + 3 for place in history]
+    (listed,) = model.recommend([items], k=k, rules=rules).items
+    assert listed == by_hand(model, items, rules, k)
 
 
 def test_a_list_is_full_where_enough_items_may_be_shown(model: eq.EASE) -> None:
@@ -181,8 +181,8 @@ def test_diversity_makes_neighbours_less_alike(model: eq.EASE, data: Interaction
     alike = similarity(model.terms(), np.arange(80))
     means = []
     for diversity in (0.0, 0.3, 0.6):
-        found = model.rank(data, 10, rules=eq.Rules(diversity=diversity)).items
-        means.append(np.mean([alike[np.ix_(row, row)].mean() for row in found]))
+        lists = model.rank(data, 10, rules=eq.Rules(diversity=diversity)).items
+        means.append(np.mean([alike[np.ix_(row, row)].mean() for row in lists]))
     assert means[0] > means[1] > means[2]
 
 
@@ -190,12 +190,12 @@ def test_lists_under_rules_do_not_depend_on_batches_and_threads(
     model: eq.EASE, data: Interactions
 ) -> None:
     rules = eq.Rules(at_most={"brand": 2}, diversity=0.4, pin=[13], boost={"brand": {"b1": 1.5}})
-    whole = model.recommend(data, k=12, rules=rules, threads=1)
-    assert whole.items == model.recommend(data, k=12, rules=rules, threads=2).items
+    complete = model.recommend(data, k=12, rules=rules, threads=1)
+    assert complete.items == model.recommend(data, k=12, rules=rules, threads=2).items
     for start in (0, 1, 2):
         part = model.recommend(data.rows(np.arange(start, 300, 3)), k=12, rules=rules)
-        assert part.items == whole.items[start::3]
-        for one, two in zip(part.scores, whole.scores[start::3], strict=True):
+        assert part.items == complete.items[start::3]
+        for one, two in zip(part.scores, complete.scores[start::3], strict=True):
             np.testing.assert_array_equal(one, two)
 
 
@@ -203,10 +203,10 @@ def test_pins_never_show_what_may_not_be_shown(model: eq.EASE, data: Interaction
     seen = data.history("u3")
     fresh = next(item for item in data.items.tolist() if item not in [*seen, 13])
     rules = eq.Rules(pin=[seen[0], fresh, 13], exclude=[13])
-    (found,) = model.recommend(["u3"], k=5, rules=rules).items
-    assert found[0] == fresh
-    assert seen[0] not in found
-    assert 13 not in found
+    (listed,) = model.recommend(["u3"], k=5, rules=rules).items
+    assert listed[0] == fresh
+    assert seen[0] not in listed
+    assert 13 not in listed
     again = eq.Rules(pin=[seen[0], fresh], seen="include")
     assert model.recommend(["u3"], k=5, rules=again).items[0][:2] == [seen[0], fresh]
 
@@ -229,12 +229,12 @@ def test_seen_items_are_hidden_shown_or_the_only_ones(model: eq.EASE, data: Inte
 def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> None:
     popular = full(model, "nobody", unknown_users="popular")
     rules = eq.Rules(include={"brand": ["b1", "b2"]}, at_most={"brand": 2})
-    found = model.recommend(["nobody", "u1"], k=9, unknown_users="popular", rules=rules)
-    assert found.source == ["popular", "model"]
+    lists = model.recommend(["nobody", "u1"], k=9, unknown_users="popular", rules=rules)
+    assert lists.source == ["popular", "model"]
     for brand in ("b1", "b2"):
         of_brand = [item for item in popular if label("brand", item) == brand]
-        assert [i for i in found.items[0] if label("brand", i) == brand] == of_brand[:2]
-    assert len(found.items[0]) == len(found.items[1]) == 4
+        assert [i for i in lists.items[0] if label("brand", i) == brand] == of_brand[:2]
+    assert len(lists.items[0]) == len(lists.items[1]) == 4
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_every_model_obeys_rules(kind: Any) -> None:
     labels = pl.DataFrame({"title": list("abcdefghijkl"), "half": ["a", "b"] * 6})
     named = Interactions(data.matrix, None, None, events=data.events, labels=labels)
     rules = eq.Rules(at_most={"half": 2}, diversity=0.2, exclude=[0])
-    found = kind.fit(named).recommend([4, 5], k=9, rules=rules)
-    for row in found.items:
+    lists = kind.fit(named).recommend([4, 5], k=9, rules=rules)
+    for row in lists.items:
         assert len(row) == 4
         assert 0 not in row
         assert sum(item % 2 for item in row) == 2
@@ -395,9 +395,9 @@ def test_rules_of_users_hold_for_users_named_by_id(numbered: eq.EASE, tmp_path: 
     written = pl.read_csv(tmp_path / "lists.csv").group_by("user", maintain_order=True)
     assert [group["item"].to_list() for _, group in written] == free
     for first, second in ((0, 1), ("0", "1")):
-        for asked in ([first, second], {first: [7], second: [8]}):
-            found = numbered.recommend(asked, k=5, rules=rules, exclude_seen=False).items
-            assert found == [[], [5]]
+        for request in ([first, second], {first: [7], second: [8]}):
+            lists = numbered.recommend(request, k=5, rules=rules, exclude_seen=False).items
+            assert lists == [[], [5]]
     with pytest.raises(SettingError, match="users names the user 3 twice, as 3 and as '3'"):
         eq.Rules(users={3: {"exclude": [1]}, "3": {"exclude": [2]}})
 
@@ -448,14 +448,14 @@ def test_values_of_every_kind_are_the_same_after_a_file(
             assert again.settings() == rules.settings()
             for field in ("boost", "bonus", "include", "users"):
                 assert getattr(again, field) == getattr(rules, field)
-            for made in (rules, again):
-                found = made.on(kinds.interactions_)
-                if found.boost is not None:
-                    chosen = np.flatnonzero((found.boost.factor != 1) | (found.boost.bonus != 0))
-                else:
-                    mask = found.allowed if found.allowed is not None else found.users["u3"]
-                    chosen = np.flatnonzero(mask["include"] if isinstance(mask, dict) else mask)
-                assert chosen.tolist() == fitting
+            for variant in (rules, again):
+                item_rules = variant.on(kinds.interactions_)
+                boost, mask = item_rules.boost, item_rules.allowed
+                if boost is not None:
+                    mask = (boost.factor != 1) | (boost.bonus != 0)
+                elif mask is None:
+                    mask = item_rules.users["u3"]["include"]
+                assert np.flatnonzero(mask).tolist() == fitting
 
 
 @pytest.mark.parametrize(
@@ -482,9 +482,9 @@ def test_a_text_stands_for_a_value_that_is_written_so(
     """The keys of JSON and TOML are always text."""
     fitting = [] if place is None else list(range(place, 80, 3))
     for rules in (eq.Rules(boost={name: {key: 2.0}}), eq.Rules(bonus={name: {key: 2.0}})):
-        found = rules.on(kinds.interactions_).boost
-        assert found is not None
-        changed = np.flatnonzero((found.factor != 1) | (found.bonus != 0))
+        boost = rules.on(kinds.interactions_).boost
+        assert boost is not None
+        changed = np.flatnonzero((boost.factor != 1) | (boost.bonus != 0))
         assert changed.tolist() == fitting
     allowed = eq.Rules(include={name: key}).on(kinds.interactions_).allowed
     assert allowed is not None
@@ -542,8 +542,8 @@ def test_rules_see_each_value_of_a_text_of_several(
         rules = eq.Rules(exclude=choice)
         assert films.recommend([[0]], k=80, exclude_seen=False, rules=rules).items == [left]
     chosen = eq.Rules(include={"genres": value})
-    kept = [item for item in every if item % 7 in fitting]
-    assert films.recommend([[0]], k=80, exclude_seen=False, rules=chosen).items == [kept]
+    included = [item for item in every if item % 7 in fitting]
+    assert films.recommend([[0]], k=80, exclude_seen=False, rules=chosen).items == [included]
     if isinstance(value, str):
         boosted = eq.Rules(boost={"genres": {value: 2.0}}).on(films.interactions_).boost
         assert boosted is not None
@@ -557,17 +557,17 @@ def test_at_most_counts_every_value_of_an_item(films: eq.EASE, label: str, pin: 
     for history in ([0], [5, 9], []):
         every = films.recommend([history], k=80, exclude_seen=False).items[0]
         rules = eq.Rules(at_most={label: most}, pin=pin)
-        found = films.recommend([history], k=80, exclude_seen=False, rules=rules).items[0]
+        listed = films.recommend([history], k=80, exclude_seen=False, rules=rules).items[0]
         values = {0: ["Drama", "Sport"], 1: ["Drama"], 2: ["Sport"], 3: ["Drama", "War"]}
         values |= {4: [], 5: ["a||b"], 6: ["|"] if label == "genres" else [""]}
-        taken: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         expected: list[int] = []
         for item in [*(pin or []), *every]:
-            own = values[item % 7]
-            if item not in expected and all(taken[each] < most for each in own):
+            genres = values[item % 7]
+            if item not in expected and all(counts[genre] < most for genre in genres):
                 expected.append(item)
-                taken.update(own)
-        assert found == expected
+                counts.update(genres)
+        assert listed == expected
 
 
 @pytest.fixture(scope="module")
@@ -583,26 +583,26 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(
 ) -> None:
     rules = eq.Rules(pin=["offer", "salt", "gift", "offer"])
     plain = shop.recommend(["ann", "bob"], k=5, rules=eq.Rules(pin=["salt"]), reasons=2)
-    found = shop.recommend(["ann", "bob"], k=5, rules=rules, reasons=2)
+    lists = shop.recommend(["ann", "bob"], k=5, rules=rules, reasons=2)
     for place in range(2):
-        first, *others = plain.items[place]
-        assert found.items[place] == ["offer", first, "gift", *others]
-        scores = found.scores[place]
+        first, *ranked = plain.items[place]
+        assert lists.items[place] == ["offer", first, "gift", *ranked]
+        scores = lists.scores[place]
         assert np.isnan(scores[[0, 2]]).all()
         assert scores[[1, *range(3, len(scores))]].tolist() == plain.scores[place].tolist()
-        assert found.titles is not None
-        assert found.reasons is not None
+        assert lists.titles is not None
+        assert lists.reasons is not None
         assert plain.reasons is not None
-        assert found.titles[place][:3] == ["offer", "salt", "gift"]
-        assert found.reasons[place][0] == found.reasons[place][2] == []
-        assert found.reasons[place][1] == plain.reasons[place][0]
-        assert found.reasons[place][3:] == plain.reasons[place][1:]
-    assert found.source == ["model", "model"]
-    frame = found.to_frame(details=True)
+        assert lists.titles[place][:3] == ["offer", "salt", "gift"]
+        assert lists.reasons[place][0] == lists.reasons[place][2] == []
+        assert lists.reasons[place][1] == plain.reasons[place][0]
+        assert lists.reasons[place][3:] == plain.reasons[place][1:]
+    assert lists.source == ["model", "model"]
+    frame = lists.to_frame(details=True)
     assert frame["score"].null_count() == 4
-    assert "offer" in found._repr_html_()
+    assert "offer" in lists._repr_html_()
     for k in (1, 2, 3):
-        assert shop.recommend(["ann"], k=k, rules=rules).items == [found.items[0][:k]]
+        assert shop.recommend(["ann"], k=k, rules=rules).items == [lists.items[0][:k]]
     count = shop.recommend_to(
         tmp_path / "lists.parquet", ["ann", "bob"], k=5, batch_size=1, rules=rules, reasons=2
     )
@@ -620,10 +620,13 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(
 
 
 def test_an_unknown_pin_is_not_shown_where_it_may_not_be(shop: eq.EASE) -> None:
-    def listed(asked: Any = "ann", rules: Any = (), **options: Any) -> list[Any]:
-        made = eq.Rules(pin=["offer", "salt"], **dict(rules))
+    def listed(request: Any = "ann", rules: Any = (), **options: Any) -> list[Any]:
+        with_pins = eq.Rules(pin=["offer", "salt"], **dict(rules))
         options = {"k": 2, "unknown_items": "skip", **options}
-        return [row[:1] == ["offer"] for row in shop.recommend(asked, rules=made, **options).items]
+        return [
+            row[:1] == ["offer"]
+            for row in shop.recommend(request, rules=with_pins, **options).items
+        ]
 
     two = ["ann", "bob"]
     assert listed() == [True]
@@ -645,8 +648,8 @@ def test_an_unknown_pin_is_not_shown_where_it_may_not_be(shop: eq.EASE) -> None:
     assert listed(rules={"include": ["salt", "offer"]}) == [True]
     assert listed(rules={"include": {"title": "Tea"}}) == [False]
     assert listed(rules={"exclude": {"title": "Tea"}}) == [True]
-    own = {"users": {"bob": {"exclude": ["offer"]}, "ann": {"include": ["offer"]}}}
-    assert listed(["ann", "bob", "cleo"], rules=own) == [True, False, True]
+    by_user = {"users": {"bob": {"exclude": ["offer"]}, "ann": {"include": ["offer"]}}}
+    assert listed(["ann", "bob", "cleo"], rules=by_user) == [True, False, True]
     histories = {"a": ["tea", "offer"], "b": ["tea"]}
     assert listed(histories) == [False, True]
     assert listed(histories, exclude_seen=False) == [True, True]
@@ -678,7 +681,7 @@ def test_unknown_pins_take_a_place_in_evaluate(data: Interactions) -> None:
     model = eq.EASE(l2=5.0).fit(split.train)
     rules = eq.Rules(pin=["offer", 793, "gift"])
     metrics = ["recall", "ndcg", "mrr", "coverage", "popularity", "novelty"]
-    found = eq.evaluate(model, split.test, k=[2, 10], rules=rules, metrics=metrics, bootstrap=0)
+    result = eq.evaluate(model, split.test, k=[2, 10], rules=rules, metrics=metrics, bootstrap=0)
     lists = model.recommend(split.test.history, k=10, rules=rules).to_frame()
     numbered = lists.with_columns(
         pl.col("item").replace({"offer": "100001", "gift": "100002"}).cast(pl.Int64)
@@ -686,8 +689,8 @@ def test_unknown_pins_take_a_place_in_evaluate(data: Interactions) -> None:
     accuracy = ["recall", "ndcg", "mrr"]
     other = eq.evaluate(numbered, split.test, k=[2, 10], metrics=accuracy, bootstrap=0)
     for name in other:
-        assert found[name] == other[name]
-    assert found["coverage@2"] < 3 / 80
+        assert result[name] == other[name]
+    assert result["coverage@2"] < 3 / 80
     ranked = model.rank(split.test.history, 3, rules=rules)
     assert (ranked.items[:, 0] == -1).all()
     assert (ranked.lengths == 3).all()

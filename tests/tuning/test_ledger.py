@@ -71,9 +71,9 @@ def test_killed_search_repeats_no_finished_solve(split: Split, tmp_path: Path, k
     assert len(after) == len(set(after)) == 12
     assert resumed.resumed == len(before)
     assert resumed.solves == 12 - len(before)
-    whole = eq.tune(eq.EASE, split, grid=grid, trials=12)
-    assert resumed.trials.equals(whole.trials)
-    assert resumed.best == whole.best
+    uninterrupted = eq.tune(eq.EASE, split, grid=grid, trials=12)
+    assert resumed.trials.equals(uninterrupted.trials)
+    assert resumed.best == uninterrupted.best
 
 
 def test_finished_search_is_read_back_without_a_solve(split: Split, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_empty_file_becomes_a_storage(split: Split, tmp_path: Path) -> None:
 
 
 ALPHAS = {"l2": [1.0, 10.0], "alpha": [0.0, 0.3]}
-OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
+OTHER_SEARCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "another model": (eq.LAE, {}, r"its models\[0\]\.model is 'EASE', not 'LAE'"),
     "two models": ([eq.EASE, eq.LAE], {}, r"its models is "),
     "a fixed setting": (
@@ -184,15 +184,15 @@ OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("case", OTHER_SEARCHES)
 def test_a_search_of_anything_else_is_refused_and_stays_as_it_is(
-    split: Split, tmp_path: Path, what: str
+    split: Split, tmp_path: Path, case: str
 ) -> None:
     storage = tmp_path / "search.jsonl"
     eq.tune(eq.EASE, split, grid=ALPHAS, storage=storage)
     storage.write_bytes(storage.read_bytes()[:-9])  # a kill cut the last line short
     before = storage.read_bytes()
-    model, options, difference = OTHERS[what]
+    model, options, difference = OTHER_SEARCHES[case]
     with pytest.raises(SettingError, match=f"belongs to another search: {difference}.*; choose"):
         eq.tune(model, split, **{"grid": ALPHAS, "storage": storage, **options})
     assert storage.read_bytes() == before
@@ -213,8 +213,8 @@ def test_other_models_are_not_resumed_with_another_grid(split: Split, tmp_path: 
     for grid in ({"shrink": [0.0, 10.0]}, {"neighbours": [1]}, {"neighbours": [1, 40]}):
         with pytest.raises(SettingError, match="belongs to another search"):
             eq.tune(eq.ItemKNN(neighbours=1), split, grid=grid, storage=storage)
-    found = eq.tune(eq.ItemKNN, split, grid={"neighbours": [40]}, storage=storage)
-    assert found.model.neighbours == found.best["neighbours"] == 40
+    tuned = eq.tune(eq.ItemKNN, split, grid={"neighbours": [40]}, storage=storage)
+    assert tuned.model.neighbours == tuned.best["neighbours"] == 40
 
 
 def test_the_same_grid_written_otherwise_goes_on(split: Split, tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_storage_serves_one_process_at_a_time_and_says_which(
             eq.tune(eq.EASE, split, grid=grid, storage=storage)
         assert storage.read_bytes() == before
         os.kill(other.pid, signal.SIGKILL)
-    found = eq.tune(eq.EASE, split, grid=grid, storage=storage)  # the lock died with its process
-    assert (found.solves, found.resumed) == (1, 1)
+    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage)  # the lock died with its process
+    assert (tuned.solves, tuned.resumed) == (1, 1)
     lines = [json.loads(line) for line in storage.read_text().splitlines()]
     assert ["format" in line for line in lines] == [True] + [False] * (len(lines) - 1)
 
@@ -275,8 +275,8 @@ def test_two_processes_that_begin_together_leave_one_search(split: Split, tmp_pa
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as two:
         # each waits after every solve until it is told to go on, so they do overlap
-        firsts = [each.stdout.readline() for each in (one, two)]
-        ends = [each.communicate(b"\n\n") for each in (one, two)]
+        firsts = [process.stdout.readline() for process in (one, two)]
+        ends = [process.communicate(b"\n\n") for process in (one, two)]
     assert sorted(firsts) == [b"", b"1\n"]
     assert sorted([one.returncode, two.returncode]) == [0, 1]
     assert any(b"is in use by process" in errors for _, errors in ends)
@@ -294,8 +294,14 @@ def test_a_search_that_ends_before_its_first_solve_leaves_no_file(tmp_path: Path
 def test_damaged_storage_is_refused(split: Split, tmp_path: Path) -> None:
     storage = tmp_path / "search.jsonl"
     eq.tune(eq.EASE, split, grid={"l2": [1.0]}, storage=storage)
-    whole = storage.read_text()
-    for broken in ("{}\n", "[]\n", '{"format": "other"}\n', whole + "{}\n", whole + "nonsense\n"):
+    content = storage.read_text()
+    for broken in (
+        "{}\n",
+        "[]\n",
+        '{"format": "other"}\n',
+        content + "{}\n",
+        content + "nonsense\n",
+    ):
         storage.write_text(broken)
         with pytest.raises(FileFormatError):
             eq.tune(eq.EASE, split, grid={"l2": [1.0]}, storage=storage)

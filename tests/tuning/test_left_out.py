@@ -21,9 +21,9 @@ GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [
 
 
 def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions) -> None:
-    found = eq.tune([eq.EASE, eq.LAE], synthetic, grid=GRID, users=50, seed=2)
-    assert found.trials.height == 16
-    for row in found.trials.rows(named=True)[::5]:
+    tuned = eq.tune([eq.EASE, eq.LAE], synthetic, grid=GRID, users=50, seed=2)
+    assert tuned.trials.height == 16
+    for row in tuned.trials.rows(named=True)[::5]:
         settings = {name: row[name] for name in ("l2", "dropout")}
         kind: Any = getattr(eq, row["family"])
         model = kind(normalizer=eq.DAN(row["alpha"], row["beta"]), **settings).fit(synthetic)
@@ -33,23 +33,23 @@ def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions
 
 
 def test_the_chosen_solve_is_the_model(synthetic: Interactions, solves: list[int]) -> None:
-    found = eq.tune(eq.EASE, synthetic, grid=GRID, users=50, prefer="accuracy")
+    tuned = eq.tune(eq.EASE, synthetic, grid=GRID, users=50, prefer="accuracy")
     assert solves.count(80) == 4  # one for each beta and l2, none for the model
-    alone = found.model.vary({}).fit(synthetic)
-    np.testing.assert_array_equal(found.model.inverse_, alone.inverse_)
-    best = found.trials.sort("ndcg@20", descending=True).row(0, named=True)
-    assert found.best["ndcg@20"] == best["ndcg@20"]
+    alone = tuned.model.vary({}).fit(synthetic)
+    np.testing.assert_array_equal(tuned.model.inverse_, alone.inverse_)
+    best = tuned.trials.sort("ndcg@20", descending=True).row(0, named=True)
+    assert tuned.best["ndcg@20"] == best["ndcg@20"]
 
 
 def test_with_nothing_set_seven_solves_choose_among_three_families(
     synthetic: Interactions, solves: list[int]
 ) -> None:
-    found = eq.tune(synthetic, users=60)
-    assert found.solves == 7
+    tuned = eq.tune(synthetic, users=60)
+    assert tuned.solves == 7
     assert solves.count(80) in (7, 8)  # the chosen solve may not be the last one that was kept
-    assert set(found.trials["family"]) == {"EASE", "LAE", "RLAE"}
-    assert found.model.data_fingerprint_ == synthetic.fingerprint
-    assert found.best["family"] in found.sentence
+    assert set(tuned.trials["family"]) == {"EASE", "LAE", "RLAE"}
+    assert tuned.model.data_fingerprint_ == synthetic.fingerprint
+    assert tuned.best["family"] in tuned.sentence
 
 
 def test_the_model_keeps_its_figures_when_saved(synthetic: Interactions, tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_the_estimate_is_that_of_users_who_had_no_part_in_the_choice() -> None:
         for row in blocks
     ]
     chosen = blocks[criterion.choose(points)].mean()
-    found = criterion.estimate(points)
-    assert found is not None
+    estimate = criterion.estimate(points)
+    assert estimate is not None
     assert chosen > 0.32
-    assert found.optimism == pytest.approx(chosen - found.value)
-    assert abs(found.value - 0.3) < 3 * 0.05 / 20**0.5
-    assert f"{found.n_users} users" in str(found)
+    assert estimate.optimism == pytest.approx(chosen - estimate.value)
+    assert abs(estimate.value - 0.3) < 3 * 0.05 / 20**0.5
+    assert f"{estimate.n_users} users" in str(estimate)
 
 
 @pytest.mark.parametrize("metric", ["tail_ndcg@5", "head_recall@5", "unbiased_ndcg@5", "ndcg@5"])
@@ -102,16 +102,16 @@ def test_the_estimate_is_over_users_for_whom_the_metric_is_defined(
 ) -> None:
     grid = {"l2": [5.0], "dropout": [0.2]}
     model = eq.EASE(l2=5.0, dropout=0.2)
-    found = eq.tune(model, synthetic, metric=metric, objectives=(), grid=grid, users=200)
-    result = eq.leave_one_out(found.model, users=200, k=5, metrics=metric[:-2], bootstrap=0)
+    tuned = eq.tune(model, synthetic, metric=metric, objectives=(), grid=grid, users=200)
+    result = eq.leave_one_out(tuned.model, users=200, k=5, metrics=metric[:-2], bootstrap=0)
     values = result.per_user[metric].drop_nulls()
-    assert found.estimate is not None
-    assert found.estimate.n_users == len(values)
+    assert tuned.estimate is not None
+    assert tuned.estimate.n_users == len(values)
     # one setting: nothing was chosen; blocks differ in size by one user
-    assert found.estimate.value == pytest.approx(result[metric], rel=0.02)
-    assert found.estimate.optimism == pytest.approx(0)
+    assert tuned.estimate.value == pytest.approx(result[metric], rel=0.02)
+    assert tuned.estimate.optimism == pytest.approx(0)
     error = float(values.std()) / len(values) ** 0.5  # type: ignore[arg-type]
-    assert found.estimate.error == pytest.approx(error, rel=0.5)
+    assert tuned.estimate.error == pytest.approx(error, rel=0.5)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_the_sentence_tells_what_was_given_for_what(
     top: tuple[float, float], chosen: tuple[float, float], words: str
 ) -> None:
     names = ("ndcg@20", "tail_ndcg@20")
-    points = [{"family": "EASE", **dict(zip(names, each, strict=True))} for each in (top, chosen)]
+    points = [{"family": "EASE", **dict(zip(names, pair, strict=True))} for pair in (top, chosen)]
     search: Any = SimpleNamespace(
         goals=dict.fromkeys(names, 1.0),
         space=SimpleNamespace(transforms=()),
         criterion=SimpleNamespace(columns=["ndcg@20/0"]),
-        _value=lambda point: point["ndcg@20"],
+        _score=lambda point: point["ndcg@20"],
     )
     assert words in _sentence(search, points[1], points)
 
@@ -159,20 +159,20 @@ def test_preferences_give_accuracy_for_the_tail_within_their_reach(
 def test_a_search_goes_on_from_its_storage(synthetic: Interactions, tmp_path: Path) -> None:
     options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}
     eq.tune(eq.EASE, synthetic, trials=3, **options)
-    found = eq.tune(eq.EASE, synthetic, trials=5, **options)
-    assert (found.resumed, found.solves) == (3, 2)
-    whole = eq.tune(eq.EASE, synthetic, trials=5, users=40)
-    assert found.best == whole.best
-    assert found.estimate == whole.estimate
-    np.testing.assert_array_equal(found.model.inverse_, whole.model.inverse_)
+    tuned = eq.tune(eq.EASE, synthetic, trials=5, **options)
+    assert (tuned.resumed, tuned.solves) == (3, 2)
+    uninterrupted = eq.tune(eq.EASE, synthetic, trials=5, users=40)
+    assert tuned.best == uninterrupted.best
+    assert tuned.estimate == uninterrupted.estimate
+    np.testing.assert_array_equal(tuned.model.inverse_, uninterrupted.model.inverse_)
     with pytest.raises(DataError, match="other data"):
         eq.tune(eq.EASE, synthetic, trials=5, users=41, storage=tmp_path / "search.jsonl")
 
 
 def test_a_companion_is_chosen_by_users_it_was_not_fitted_on(synthetic: Interactions) -> None:
     model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
-    found = eq.tune(model, synthetic, grid={"strength": [0.0, 0.3], "l2": [5.0]}, users=30)
-    by_strength = dict(found.trials.select("strength", "ndcg@20").rows())
+    tuned = eq.tune(model, synthetic, grid={"strength": [0.0, 0.3], "l2": [5.0]}, users=30)
+    by_strength = dict(tuned.trials.select("strength", "ndcg@20").rows())
     alone = eq.EASE(l2=5.0, dropout=0.2).fit(synthetic)
     expected = eq.leave_one_out(alone, users=30, bootstrap=0)["ndcg@20"]
     assert by_strength[0.0] == pytest.approx(expected)
@@ -199,13 +199,13 @@ def test_refit_on_all_takes_repeats_new_users_and_new_items() -> None:
     tested = [("ann", "milk", 20), ("bob", "tea", 21)]
     data = eq.read([(*event[:2], 1.0, event[2]) for event in log + later + tested])
     split = eq.split.time_cut(data, valid_from=10, test_from=20, repeats="again")
-    found = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, objectives=(), refit="all")
-    fitted = found.model.interactions_
+    tuned = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, objectives=(), refit="all")
+    fitted = tuned.model.interactions_
     expected = eq.read([(*event[:2], 1.0, event[2]) for event in log + later])
     assert sorted(fitted.to_frame(events=True).rows()) == sorted(
         expected.to_frame(events=True).rows()
     )
-    assert eq.evaluate(found.model, split.test, bootstrap=0).n_users == 2
+    assert eq.evaluate(tuned.model, split.test, bootstrap=0).n_users == 2
 
 
 def test_what_makes_no_sense_is_refused(
@@ -238,32 +238,32 @@ def hours(synthetic: Interactions) -> Interactions:
 
 
 def test_weights_are_compared_with_their_logarithm_and_with_none(hours: Interactions) -> None:
-    found = eq.tune(hours, users=100, prefer="accuracy")
-    assert found.solves == 9
-    at_first = found.trials.group_by("solve").agg(
+    tuned = eq.tune(hours, users=100, prefer="accuracy")
+    assert tuned.solves == 9
+    at_first = tuned.trials.group_by("solve").agg(
         pl.col("transform").first(), pl.col("ndcg@20").max()
     )
     at_first = at_first.sort("solve").head(3)
     assert at_first["transform"].to_list() == ["binary", "log1p", "sum"]
     chosen = at_first.sort("ndcg@20", descending=True)["transform"][0]
     assert chosen != "sum"
-    searched = found.trials.filter(pl.col("solve") >= 3)["transform"].unique().to_list()
+    searched = tuned.trials.filter(pl.col("solve") >= 3)["transform"].unique().to_list()
     assert searched == [chosen]
-    assert found.model.signals.transform == found.best["transform"]
-    assert f"{found.best['transform']} weights" in found.sentence
-    assert found.notes[0].startswith(f"weights: {found.best['transform']} was chosen; ndcg@20")
-    alone = found.model.vary({}).fit(hours)
+    assert tuned.model.signals.transform == tuned.best["transform"]
+    assert f"{tuned.best['transform']} weights" in tuned.sentence
+    assert tuned.notes[0].startswith(f"weights: {tuned.best['transform']} was chosen; ndcg@20")
+    alone = tuned.model.vary({}).fit(hours)
     result = eq.leave_one_out(alone, users=100, bootstrap=0)
-    assert result["ndcg@20"] == pytest.approx(found.best["ndcg@20"], rel=1e-9)
+    assert result["ndcg@20"] == pytest.approx(tuned.best["ndcg@20"], rel=1e-9)
 
 
 def test_weights_that_are_told_apart_by_the_model_or_all_alike_are_not_compared(
     hours: Interactions, synthetic: Interactions
 ) -> None:
     model = eq.EASE(normalizer=eq.DAN(), signals=eq.Signals(transform="sum"))
-    found = eq.tune(model, hours, users=50)
-    assert found.solves == 7
-    assert set(found.trials["transform"]) == {"sum"}
+    tuned = eq.tune(model, hours, users=50)
+    assert tuned.solves == 7
+    assert set(tuned.trials["transform"]) == {"sum"}
     raw = eq.tune(eq.EASE, hours, users=50, trials=1, fixed="transform")
     assert raw.model.signals is None
     assert "transform" not in eq.tune(eq.EASE, synthetic, users=50, trials=1).trials.columns
@@ -274,19 +274,19 @@ def test_a_comparison_of_weights_goes_on_from_its_storage(
 ) -> None:
     options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}
     eq.tune(eq.EASE, hours, trials=2, **options)
-    found = eq.tune(eq.EASE, hours, **options)
-    assert (found.resumed, found.solves) == (2, 7)
-    assert found.trials.equals(eq.tune(eq.EASE, hours, users=40).trials)
+    tuned = eq.tune(eq.EASE, hours, **options)
+    assert (tuned.resumed, tuned.solves) == (2, 7)
+    assert tuned.trials.equals(eq.tune(eq.EASE, hours, users=40).trials)
 
 
 def test_fixed_settings_stay_and_the_others_are_searched(synthetic: Interactions) -> None:
     model = eq.EASE(l2=3.3, dropout="auto", normalizer=eq.DAN(alpha=0.15))
-    found = eq.tune(model, synthetic, users=50, fixed=["l2", "alpha"])
-    assert found.solves == 5
-    assert set(found.trials["l2"]) == {3.3}
-    assert set(found.trials["alpha"]) == {0.15}
-    assert found.trials["dropout"].n_unique() == 3
-    assert found.trials["beta"].n_unique() == 3
+    tuned = eq.tune(model, synthetic, users=50, fixed=["l2", "alpha"])
+    assert tuned.solves == 5
+    assert set(tuned.trials["l2"]) == {3.3}
+    assert set(tuned.trials["alpha"]) == {0.15}
+    assert tuned.trials["dropout"].n_unique() == 3
+    assert tuned.trials["beta"].n_unique() == 3
     names = ["l2", "alpha", "beta", "dropout"]
     one = eq.tune(model, synthetic, users=50, fixed=names, trials=5)
     assert (one.solves, one.trials.height) == (1, 1)
@@ -298,7 +298,7 @@ def test_fixed_settings_stay_and_the_others_are_searched(synthetic: Interactions
 
 def test_optuna_leaves_fixed_settings_alone(synthetic: Interactions) -> None:
     pytest.importorskip("optuna")
-    found = eq.tune(eq.EASE(l2=3.3), synthetic, users=50, fixed="l2", trials=6)
-    assert found.solves == 6
-    assert set(found.trials["l2"]) == {3.3}
-    assert found.trials["dropout"].n_unique() == 6
+    tuned = eq.tune(eq.EASE(l2=3.3), synthetic, users=50, fixed="l2", trials=6)
+    assert tuned.solves == 6
+    assert set(tuned.trials["l2"]) == {3.3}
+    assert tuned.trials["dropout"].n_unique() == 6

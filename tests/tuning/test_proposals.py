@@ -1,4 +1,4 @@
-"""Grids that are walked outwards and left where they keep falling; what is proposed next."""
+"""Walks over grids that skip hopeless directions, and proposals of new settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import equipoise as eq
 from equipoise.data.split import Split
 from equipoise.tuning import SearchProgress
-from equipoise.tuning.proposals import CoordinateSearch, GridProposals, RangeProposals, nearest
+from equipoise.tuning.proposals import GridProposals, RangeProposals, nearest
 
 GRID = {
     "alpha": [0.0, 0.3],
@@ -30,62 +30,54 @@ def keys(points: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("start", [(0, 0), (9, 9), (4, 6)])
 def test_hill_is_climbed_from_anywhere(top: tuple[int, int], start: tuple[int, int]) -> None:
     axes = {"a": tuple(range(10)), "b": tuple(range(10))}
-    walk = CoordinateSearch(
-        axes,
-        dict(zip(axes, start, strict=True)),
-        lambda point: -((point["a"] - top[0]) ** 2) - (point["b"] - top[1]) ** 2,
+    grid = GridProposals(axes, dict(zip(axes, start, strict=True)))
+    visited = keys(
+        grid.walk(lambda point: -((point["a"] - top[0]) ** 2) - (point["b"] - top[1]) ** 2)
     )
-    visited = keys(walk.points())
     assert top in visited
     assert len(set(visited)) == len(visited)
-    assert len(visited) + walk.skipped == 100
+    assert len(visited) + grid.n_skipped == 100
 
 
-def test_what_keeps_falling_is_left_after_two_steps() -> None:
-    walk = CoordinateSearch(
-        {"a": (6, 5, 4, 3, 2, 1)}, {"a": 4}, lambda point: -abs(point["a"] - 4)
-    )
-    assert keys(walk.points()) == [(4,), (5,), (6,), (3,), (2,)]
-    assert walk.skipped == 1
+def test_a_direction_is_abandoned_after_two_drops() -> None:
+    grid = GridProposals({"a": (6, 5, 4, 3, 2, 1)}, {"a": 4})
+    visited = keys(grid.walk(lambda point: -abs(point["a"] - 4)))
+    assert visited == [(4,), (5,), (6,), (3,), (2,)]
+    assert grid.n_skipped == 1
 
 
-def test_one_fall_does_not_stop_the_walk() -> None:
+def test_one_drop_does_not_stop_the_walk() -> None:
     values = dict(enumerate([5, 4, 6, 3, 7, 1, 0, 9]))
-    walk = CoordinateSearch({"a": tuple(values)}, {"a": 0}, lambda point: values[point["a"]])
-    assert keys(walk.points()) == [(n,) for n in range(7)]
+    grid = GridProposals({"a": tuple(values)}, {"a": 0})
+    assert keys(grid.walk(lambda point: values[point["a"]])) == [(n,) for n in range(7)]
 
 
-@pytest.mark.parametrize("shift", [0.0, -20.0])  # what should be small comes with a minus
+@pytest.mark.parametrize("shift", [0.0, -20.0])  # metrics to minimise are negated
 def test_plateau_is_crossed(shift: float) -> None:
     values = [10.0, 9.999, 9.998, 9.997, 12.0, 9.0, 8.0, 99.0]
-    walk = CoordinateSearch(
-        {"a": tuple(range(8))}, {"a": 0}, lambda point: values[point["a"]] + shift
-    )
-    assert keys(walk.points()) == [(n,) for n in range(7)]
+    grid = GridProposals({"a": tuple(range(8))}, {"a": 0})
+    assert keys(grid.walk(lambda point: values[point["a"]] + shift)) == [(n,) for n in range(7)]
 
 
 def test_neighbours_begin_where_the_last_line_was_best() -> None:
     # the best b moves with a: a line of a begins at the best b of the line before
     axes = {"a": tuple(range(8)), "b": tuple(range(30))}
-    walk = CoordinateSearch(
-        axes, {"a": 0, "b": 0}, lambda point: point["a"] - abs(point["b"] - 3 * point["a"])
-    )
-    visited = keys(walk.points())
+    grid = GridProposals(axes, {"a": 0, "b": 0})
+    visited = keys(grid.walk(lambda point: point["a"] - abs(point["b"] - 3 * point["a"])))
     assert (7, 21) in visited
     assert len(visited) < 80
 
 
 def test_values_without_an_order_are_all_visited() -> None:
     worth = {"x": 3, "y": 2, "z": 1, "w": 0}
-    walk = CoordinateSearch(
-        {"a": ("w", "z", "y", "x")}, {"a": "y"}, lambda point: worth[point["a"]]
-    )
-    assert sorted(keys(walk.points())) == [("w",), ("x",), ("y",), ("z",)]
-    assert walk.skipped == 0
+    grid = GridProposals({"a": ("w", "z", "y", "x")}, {"a": "y"})
+    visited = keys(grid.walk(lambda point: worth[point["a"]]))
+    assert sorted(visited) == [("w",), ("x",), ("y",), ("z",)]
+    assert grid.n_skipped == 0
 
 
 @pytest.mark.parametrize(
-    ("axis", "wanted", "place"),
+    ("axis", "target", "place"),
     [
         ((1.0, 10.0, 100.0), 40.0, 2),  # in ratio: 40 is nearer to 100 than to 10
         ((0.1, 0.3, 0.5), 0.39, 1),
@@ -95,29 +87,29 @@ def test_values_without_an_order_are_all_visited() -> None:
         (("early", "late"), None, 0),
     ],
 )
-def test_walk_begins_at_the_nearest_value(axis: Any, wanted: Any, place: int) -> None:
-    assert nearest(axis, wanted) == place
+def test_walk_begins_at_the_nearest_value(axis: Any, target: Any, place: int) -> None:
+    assert nearest(axis, target) == place
 
 
 def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> None:
-    whole = eq.tune(eq.EASE, split, grid=GRID)
+    complete = eq.tune(eq.EASE, split, grid=GRID)
     short = eq.tune(eq.EASE, split, grid=GRID, early_stop=True)
     names = ("beta", "dropout", "l2")
     best: dict[Any, float] = {}
-    for row in whole.trials.iter_rows(named=True):
+    for row in complete.trials.iter_rows(named=True):
         key = tuple(row[name] for name in names)
         best[key] = max(best.get(key, 0.0), row["ndcg@20"])
     auto = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.beta, "dropout": auto.dropout_, "l2": auto.l2_}
     axes = {name: tuple(GRID[name]) for name in names}
-    walk = CoordinateSearch(axes, start, lambda point: best[tuple(point.values())])
-    expected = keys(walk.points())
+    grid = GridProposals(axes, start)
+    expected = keys(grid.walk(lambda point: best[tuple(point.values())]))
     solved = short.trials.unique("solve", maintain_order=True)
     assert list(solved.select(names).iter_rows()) == expected
-    assert short.solves == len(expected) < whole.solves
+    assert short.solves == len(expected) < complete.solves
     assert short.complete
     columns = ["alpha", *names, "ndcg@20"]
-    assert short.trials.join(whole.trials, on=columns).height == short.trials.height
+    assert short.trials.join(complete.trials, on=columns).height == short.trials.height
 
 
 def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: Path) -> None:
@@ -129,24 +121,27 @@ def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: 
             raise Stop
 
     storage = tmp_path / "search.jsonl"
-    given: dict[str, Any] = {"grid": GRID, "early_stop": True}
+    options: dict[str, Any] = {"grid": GRID, "early_stop": True}
     with pytest.raises(Stop):
-        eq.tune(eq.EASE, split, **given, storage=storage, progress=stop)
-    resumed = eq.tune(eq.EASE, split, **given, storage=storage)
-    whole = eq.tune(eq.EASE, split, **given)
-    assert (resumed.resumed, resumed.solves) == (9, whole.solves - 9)
-    assert resumed.trials.equals(whole.trials)
+        eq.tune(eq.EASE, split, **options, storage=storage, progress=stop)
+    resumed = eq.tune(eq.EASE, split, **options, storage=storage)
+    uninterrupted = eq.tune(eq.EASE, split, **options)
+    assert (resumed.resumed, resumed.solves) == (9, uninterrupted.solves - 9)
+    assert resumed.trials.equals(uninterrupted.trials)
     lines = [json.loads(line) for line in storage.read_text().splitlines()]
-    assert len({json.dumps(line["outer"]) for line in lines if "outer" in line}) == whole.solves
+    assert (
+        len({json.dumps(line["outer"]) for line in lines if "outer" in line})
+        == uninterrupted.solves
+    )
 
 
 def test_models_that_are_fitted_apart_are_walked_too(split: Split) -> None:
     grid = {"neighbours": [1, 2, 5, 10, 20, 40, 79], "shrink": [0.0, 1.0, 10.0, 100.0, 1e3]}
-    whole = eq.tune(eq.ItemKNN, split, grid=grid)
+    complete = eq.tune(eq.ItemKNN, split, grid=grid)
     short = eq.tune(eq.ItemKNN, split, grid=grid, early_stop=True)
-    assert short.solves < whole.solves == len(list(itertools.product(*grid.values())))
+    assert short.solves < complete.solves == len(list(itertools.product(*grid.values())))
     columns = [*grid, "ndcg@20"]
-    assert short.trials.join(whole.trials, on=columns).height == short.trials.height
+    assert short.trials.join(complete.trials, on=columns).height == short.trials.height
 
 
 def test_sampler_stays_in_its_ranges_and_never_repeats() -> None:
@@ -170,7 +165,9 @@ def test_search_of_a_grid_begins_with_the_settings_of_the_model() -> None:
     first = sampler.propose([])
     assert first == {"n_factors": 256, "strength": 0.3, "time": 1.0, "merge": "early"}
     neighbours = sampler.starts[1:]
-    assert all(sum(each[name] != first[name] for name in first) == 1 for each in neighbours)
+    assert all(
+        sum(neighbour[name] != first[name] for name in first) == 1 for neighbour in neighbours
+    )
 
 
 def test_sampler_of_a_grid_never_repeats_and_ends() -> None:

@@ -31,15 +31,15 @@ GRID = {"alpha": [0.0, 0.3], "beta": [0.0, 0.5], "l2": [2.0, 20.0], "dropout": [
 
 def separate(split: Split, family: Any, settings: dict[str, float]) -> eq.EASE:
     """Fit one point by itself."""
-    own = {n: v for n, v in settings.items() if n not in ("alpha", "beta")}
+    solve_settings = {n: v for n, v in settings.items() if n not in ("alpha", "beta")}
     normalizer = eq.DAN(settings["alpha"], settings["beta"])
-    return family(normalizer=normalizer, **own).fit(split.train)
+    return family(normalizer=normalizer, **solve_settings).fit(split.train)
 
 
 def test_grid_equals_separate_fits_in_every_point(split: Split) -> None:
     families = [eq.LAE, eq.EASE, eq.RLAE]
-    found = eq.tune(families, split, grid={**GRID, "diag_bound": [0.1, 0.4]})
-    rows = found.trials.to_dicts()
+    tuned = eq.tune(families, split, grid={**GRID, "diag_bound": [0.1, 0.4]})
+    rows = tuned.trials.to_dicts()
     assert len(rows) == 16 * 2 + 16 * 2
     for row in rows[::7]:
         names = [n for n in ("alpha", "beta", "l2", "dropout", "diag_bound") if row[n] is not None]
@@ -51,47 +51,47 @@ def test_grid_equals_separate_fits_in_every_point(split: Split) -> None:
 
 
 def test_best_of_the_grid_is_the_best_of_separate_fits(split: Split) -> None:
-    found = eq.tune(eq.EASE, split, grid=GRID, metric="recall@10")
+    tuned = eq.tune(eq.EASE, split, grid=GRID, metric="recall@10")
     values = {}
     for point in itertools.product(*GRID.values()):
         model = separate(split, eq.EASE, dict(zip(GRID, point, strict=True)))
         values[point] = eq.evaluate(model, split.valid, k=10, bootstrap=0)["recall@10"]
     best = max(values.values())
-    assert found.best["recall@10"] == best
-    assert values[tuple(found.best[name] for name in GRID)] == best
-    fitted = eq.evaluate(found.model, split.valid, k=10, bootstrap=0)
+    assert tuned.best["recall@10"] == best
+    assert values[tuple(tuned.best[name] for name in GRID)] == best
+    fitted = eq.evaluate(tuned.model, split.valid, k=10, bootstrap=0)
     assert fitted["recall@10"] == best
 
 
 def test_one_solve_serves_every_alpha_family_and_bound(split: Split, solves: list[int]) -> None:
-    found = eq.tune(
+    tuned = eq.tune(
         [eq.LAE, eq.EASE, eq.RLAE],
         split,
         grid={**GRID, "diag_bound": [0.1, 0.2, 0.5]},
     )
-    assert found.solves == 8
+    assert tuned.solves == 8
     assert len(solves) == 8 + 1  # and the last fit
-    assert found.trials.height == 8 * 2 * (1 + 1 + 3)
+    assert tuned.trials.height == 8 * 2 * (1 + 1 + 3)
 
 
 def test_gram_matrix_is_kept_for_all_penalties_of_a_beta(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
+    calls = []
     real = dense.weighted_gram
 
-    def counting(*given: Any) -> Any:
-        made.append(1)
-        return real(*given)
+    def counting(*args: Any) -> Any:
+        calls.append(1)
+        return real(*args)
 
     monkeypatch.setattr(dense, "weighted_gram", counting)
     with_memory = eq.tune(eq.EASE, split, grid=GRID)
-    assert len(made) == len(GRID["beta"]) + 1  # and the last fit
-    made.clear()
+    assert len(calls) == len(GRID["beta"]) + 1  # and the last fit
+    calls.clear()
     n = split.train.n_items
     tight = eq.plan(split.train).peak_bytes + n * n * 2  # room for half a second buffer
     without = eq.tune(eq.EASE, split, grid=GRID, memory=tight)
-    assert len(made) == with_memory.solves + 1
+    assert len(calls) == with_memory.solves + 1
     assert without.trials.equals(with_memory.trials)
 
 
@@ -100,10 +100,10 @@ def test_every_engine_finds_the_same(split: Split, tmp_path: Path, engine: str) 
     if engine == "gpu":
         pytest.importorskip("torch")
     grid = {"alpha": [0.0, 0.3], "diag_bound": [0.2], "l2": [2.0, 20.0]}
-    given: dict[str, Any] = {"grid": grid, "dtype": "float64"}
-    host = eq.tune([eq.EASE, eq.RLAE], split, **given)
+    options: dict[str, Any] = {"grid": grid, "dtype": "float64"}
+    host = eq.tune([eq.EASE, eq.RLAE], split, **options)
     scratch = {"scratch": tmp_path / "tiles"} if engine == "tiled" else {}
-    there = eq.tune([eq.EASE, eq.RLAE], split, engine=engine, **scratch, **given)
+    there = eq.tune([eq.EASE, eq.RLAE], split, engine=engine, **scratch, **options)
     assert there.solves == host.solves == 2
     names = ["family", *grid, "solve"]
     assert there.trials.select(names).equals(host.trials.select(names))
@@ -119,11 +119,11 @@ def test_gram_matrix_stays_on_the_card_between_penalties(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    made = []
+    calls = []
     real = gpu.Gram.fill
-    monkeypatch.setattr(gpu.Gram, "fill", lambda *given: (made.append(1), real(*given))[1])
+    monkeypatch.setattr(gpu.Gram, "fill", lambda *args: (calls.append(1), real(*args))[1])
     eq.tune(eq.EASE, split, grid=GRID, engine="gpu")
-    assert len(made) == len(GRID["beta"]) + 1  # and the last fit
+    assert len(calls) == len(GRID["beta"]) + 1  # and the last fit
 
 
 @pytest.mark.parametrize("protocol", ["strong", "weak"])
@@ -134,29 +134,29 @@ def test_metrics_are_those_of_evaluate(
     synthetic: Interactions, protocol: str, metric: str
 ) -> None:
     split = getattr(eq.split, protocol)(synthetic, valid=0.2, test=0.2)
-    found = eq.tune(eq.EASE(l2=5.0, dropout=0.2), split, grid={"l2": [5]}, metric=metric)
+    tuned = eq.tune(eq.EASE(l2=5.0, dropout=0.2), split, grid={"l2": [5]}, metric=metric)
     name, _, k = metric.partition("@")
-    result = eq.evaluate(found.model, split.valid, k=int(k), metrics=[name], bootstrap=0)
-    assert found.best[metric] == result[metric]
+    result = eq.evaluate(tuned.model, split.valid, k=int(k), metrics=[name], bootstrap=0)
+    assert tuned.best[metric] == result[metric]
 
 
 def test_metrics_that_should_be_small_are_made_small(split: Split) -> None:
-    found = eq.tune(eq.EASE, split, grid=GRID, metric="popularity@10", objectives=["lift@10"])
-    assert found.best["popularity@10"] == found.trials["popularity@10"].min()
+    tuned = eq.tune(eq.EASE, split, grid=GRID, metric="popularity@10", objectives=["lift@10"])
+    assert tuned.best["popularity@10"] == tuned.trials["popularity@10"].min()
 
 
 def test_frontier_is_not_dominated_and_complete(split: Split) -> None:
-    found = eq.tune([eq.LAE, eq.EASE], split, grid=GRID, objectives=["tail_ndcg@20"])
+    tuned = eq.tune([eq.LAE, eq.EASE], split, grid=GRID, objectives=["tail_ndcg@20"])
     names = ["ndcg@20", "tail_ndcg@20"]
-    assert found.objectives == tuple(names)
-    front = found.frontier.select(names).to_numpy()
-    every = found.trials.select(names).to_numpy()
+    assert tuned.objectives == tuple(names)
+    front = tuned.frontier.select(names).to_numpy()
+    every = tuned.trials.select(names).to_numpy()
     for row in front:
         better = (every >= row).all(axis=1) & (every > row).any(axis=1)
         assert not better.any()
     for row in every:
         assert (front >= row).all(axis=1).any()
-    assert front[0, 0] == found.best["ndcg@20"]
+    assert front[0, 0] == tuned.best["ndcg@20"]
 
 
 def test_search_is_the_same_for_the_same_seed(split: Split) -> None:
@@ -187,24 +187,24 @@ def test_models_decide_which_exponents_are_searched(split: Split) -> None:
     assert column.model.normalizer.gamma == column.best["gamma"]
 
 
-def test_lowpass_is_kept_and_judged(split: Split) -> None:
+def test_lowpass_companion_is_kept_and_measured(split: Split) -> None:
     model = eq.EASE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.3))
-    found = eq.tune(model, split, grid={"l2": [5.0, 10.0]})
-    assert found.model.lowpass == model.lowpass
-    result = eq.evaluate(found.model, split.valid, bootstrap=0)
-    assert result["ndcg@20"] == found.best["ndcg@20"]
+    tuned = eq.tune(model, split, grid={"l2": [5.0, 10.0]})
+    assert tuned.model.lowpass == model.lowpass
+    result = eq.evaluate(tuned.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == tuned.best["ndcg@20"]
 
 
 @pytest.mark.parametrize("kind", [eq.DLAE, eq.EDLAE, eq.RDLAE])
 def test_denoising_forms_are_tuned_like_their_families(split: Split, kind: Any) -> None:
     grid = {"l2": [2.0, 20.0], "dropout": [0.2, 0.5], "alpha": [0.0, 0.3]}
-    found = eq.tune(kind, split, grid=grid)
+    tuned = eq.tune(kind, split, grid=grid)
     named = eq.tune(kind.__name__.lower(), split, grid=grid)
     family = eq.tune(kind.__base__, split, grid=grid)
-    assert found.trials.equals(named.trials)
-    assert found.trials.drop("family").equals(family.trials.drop("family"))
-    assert type(found.model) is kind
-    assert found.best["family"] == kind.__name__
+    assert tuned.trials.equals(named.trials)
+    assert tuned.trials.drop("family").equals(family.trials.drop("family"))
+    assert type(tuned.model) is kind
+    assert tuned.best["family"] == kind.__name__
 
 
 def test_search_without_a_grid_begins_at_the_dropout_of_the_model(split: Split) -> None:
@@ -214,12 +214,12 @@ def test_search_without_a_grid_begins_at_the_dropout_of_the_model(split: Split) 
 
 def test_progress_tells_the_best_so_far(split: Split) -> None:
     seen: list[SearchProgress] = []
-    found = eq.tune(eq.EASE, split, grid=GRID, progress=seen.append)
-    assert [each.done for each in seen] == list(range(1, 9))
-    assert {each.total for each in seen} == {8}
-    values = [each.best_value for each in seen]
+    tuned = eq.tune(eq.EASE, split, grid=GRID, progress=seen.append)
+    assert [progress.done for progress in seen] == list(range(1, 9))
+    assert {progress.total for progress in seen} == {8}
+    values = [progress.best_value for progress in seen]
     assert values == sorted(values)
-    assert values[-1] == found.best["ndcg@20"]
+    assert values[-1] == tuned.best["ndcg@20"]
 
 
 @pytest.fixture
@@ -242,37 +242,37 @@ def test_a_solve_that_fails_is_a_trial_with_its_reason(
     seen: list[SearchProgress] = []
     grid = {"l2": [1e-12, 1.0, 10.0], "alpha": [0.0, 0.2]}
     path = tmp_path / "search.jsonl"
-    found = eq.tune(eq.EASE, shallow, grid=grid, progress=seen.append, storage=path, **options)
-    failed = found.trials.filter(pl.col("failed").is_not_null())
+    tuned = eq.tune(eq.EASE, shallow, grid=grid, progress=seen.append, storage=path, **options)
+    failed = tuned.trials.filter(pl.col("failed").is_not_null())
     assert failed["l2"].to_list() == [1e-12]
     assert "raise l2" in failed["failed"][0]
     assert failed["ndcg@20"].to_list() == [None]
-    assert (found.solves, found.n_failed, found.trials.height) == (3, 1, 5)
-    assert "4 settings from 3 solves (1 failed)" in repr(found)
-    assert found.best["l2"] in (1.0, 10.0)
-    assert set(found.frontier["l2"]) <= {1.0, 10.0}
-    assert [each.failed is None for each in seen].count(False) == 1
+    assert (tuned.solves, tuned.n_failed, tuned.trials.height) == (3, 1, 5)
+    assert "4 settings from 3 solves (1 failed)" in repr(tuned)
+    assert tuned.best["l2"] in (1.0, 10.0)
+    assert set(tuned.frontier["l2"]) <= {1.0, 10.0}
+    assert sum(progress.failed is not None for progress in seen) == 1
     again = eq.tune(eq.EASE, shallow, grid=grid, storage=path, **options)
     assert (again.solves, again.resumed) == (0, 3)
-    assert again.trials.equals(found.trials)
+    assert again.trials.equals(tuned.trials)
 
 
 def test_proposals_go_on_after_a_solve_that_fails(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
-    real = Solves._made
+    real = Solves._solve
 
     def fails_at_first(self: Solves, outer: dict[str, Any]) -> Any:
         if outer["l2"] > 10:
             raise SolveError("the residual is too large; raise l2")
         return real(self, outer)
 
-    monkeypatch.setattr(Solves, "_made", fails_at_first)
-    found = eq.tune(eq.EASE, split, trials=10)
-    assert found.solves == 10
-    assert 0 < found.n_failed < 10
-    assert found.best["l2"] <= 10
+    monkeypatch.setattr(Solves, "_solve", fails_at_first)
+    tuned = eq.tune(eq.EASE, split, trials=10)
+    assert tuned.solves == 10
+    assert 0 < tuned.n_failed < 10
+    assert tuned.best["l2"] <= 10
 
 
 def test_a_search_whose_solves_all_fail_says_why(shallow: Split) -> None:
@@ -283,10 +283,10 @@ def test_a_search_whose_solves_all_fail_says_why(shallow: Split) -> None:
 def test_progress_of_a_search_by_leave_one_out_never_sinks(synthetic: Interactions) -> None:
     seen: list[SearchProgress] = []
     eq.tune(synthetic, users=60, prefer="tail", progress=seen.append)
-    values = [each.best_value for each in seen]
+    values = [progress.best_value for progress in seen]
     assert values == sorted(values)
-    assert all(each.best_value == each.best["ndcg@20"] for each in seen)
-    assert all(each.best_value >= each.last_value for each in seen)
+    assert all(progress.best_value == progress.best["ndcg@20"] for progress in seen)
+    assert all(progress.best_value >= progress.last_value for progress in seen)
 
 
 def test_no_solve_is_begun_that_would_outlast_the_budget(
@@ -306,31 +306,31 @@ def test_no_solve_is_begun_that_would_outlast_the_budget(
     model, grid = eq.EASE(normalizer=Slow()), {"l2": [1.0, 2.0, 3.0, 4.0, 5.0]}
     one = eq.tune(model, split, grid={"l2": [1.0]}).seconds
     for budget in [2 * one, 3 * one, 4 * one, 20 * one]:
-        found = eq.tune(model, split, grid=grid, budget=budget)
-        assert found.seconds <= budget < found.seconds + one or found.complete
-    assert found.complete
+        tuned = eq.tune(model, split, grid=grid, budget=budget)
+        assert tuned.seconds <= budget < tuned.seconds + one or tuned.complete
+    assert tuned.complete
 
 
 def test_progress_ends_at_its_total(split: Split) -> None:
     seen: list[SearchProgress] = []
-    found = eq.tune(eq.EASE, split, grid=GRID, early_stop=True, progress=seen.append)
-    assert [each.done for each in seen] == list(range(1, found.solves + 1))
-    totals = [each.total for each in seen]
+    tuned = eq.tune(eq.EASE, split, grid=GRID, early_stop=True, progress=seen.append)
+    assert [progress.done for progress in seen] == list(range(1, tuned.solves + 1))
+    totals = [progress.total for progress in seen]
     assert totals == sorted(totals, reverse=True)
     assert totals[0] <= 180
-    assert totals[-1] == found.solves
+    assert totals[-1] == tuned.solves
 
 
 def test_order_of_the_search_does_not_decide_between_equals(split: Split) -> None:
     # lists of all items in order of l2 this large are equal, so all points tie on coverage
     grid = {"beta": [0.0, 0.5], "l2": [1.0, 2.0, 3.0], "dropout": [0.1, 0.2]}
-    given: dict[str, Any] = {"grid": grid, "metric": "coverage@80", "objectives": ()}
-    whole = eq.tune(eq.EASE, split, **given)
-    short = eq.tune(eq.EASE, split, **given, early_stop=True)
-    assert whole.trials["coverage@80"].n_unique() == 1
+    options: dict[str, Any] = {"grid": grid, "metric": "coverage@80", "objectives": ()}
+    complete = eq.tune(eq.EASE, split, **options)
+    short = eq.tune(eq.EASE, split, **options, early_stop=True)
+    assert complete.trials["coverage@80"].n_unique() == 1
     first = {name: grid[name][0] for name in grid}
-    assert {name: whole.best[name] for name in grid} == first
-    assert short.best == whole.best
+    assert {name: complete.best[name] for name in grid} == first
+    assert short.best == complete.best
 
 
 def test_a_budget_is_held_against_the_fits_of_the_model_itself() -> None:
@@ -348,8 +348,8 @@ def test_a_budget_is_held_against_the_fits_of_the_model_itself() -> None:
     ]
     split = Split(train, *parts, "strong")
     grid = {"neighbours": [2, 5]}
-    found = eq.tune(eq.ItemKNN, split, grid=grid, budget="5m", objectives=())
-    assert (found.solves, found.complete) == (2, True)
+    tuned = eq.tune(eq.ItemKNN, split, grid=grid, budget="5m", objectives=())
+    assert (tuned.solves, tuned.complete) == (2, True)
     with pytest.raises(SettingError, match="too small: one fit takes about"):
         eq.tune(eq.EASE, split, grid={"l2": [1.0]}, budget="5m", objectives=(), engine="dense")
 
@@ -369,28 +369,28 @@ class Recorded(eq.GFCF):
 def test_run_options_reach_every_fit(split: Split) -> None:
     Recorded.seen.clear()
     grid = {"n_factors": [4, 8]}
-    found = eq.tune(Recorded, split, grid=grid, dtype="float64", threads=1)
+    tuned = eq.tune(Recorded, split, grid=grid, dtype="float64", threads=1)
     assert Recorded.seen == [("float64", 1)] * 3  # both points and the last fit
-    assert found.model.dtype_ == "float64"
+    assert tuned.model.dtype_ == "float64"
 
 
 @pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE])
 def test_filters_are_tuned_in_the_precision_asked_for(split: Split, kind: Any) -> None:
     name, values = next(iter(kind.search_space.items()))
-    found = eq.tune(kind, split, grid={name: values[-1]}, dtype="float64")
-    assert found.model.dtype_ == "float64"
-    result = eq.evaluate(found.model, split.valid, bootstrap=0)
-    assert result["ndcg@20"] == found.best["ndcg@20"]
+    tuned = eq.tune(kind, split, grid={name: values[-1]}, dtype="float64")
+    assert tuned.model.dtype_ == "float64"
+    result = eq.evaluate(tuned.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == tuned.best["ndcg@20"]
 
 
 def test_part_without_tail_targets_is_refused(split: Split) -> None:
     head = np.argsort(-split.train.item_counts)[:10]
     target = split.valid.target
-    kept = np.isin(target.matrix.indices, head)
-    rows = target.entries(kept)
-    some = rows.user_counts > 0
+    in_head = np.isin(target.matrix.indices, head)
+    rows = target.entries(in_head)
+    has_targets = rows.user_counts > 0
     part = dataclasses.replace(
-        split.valid, history=split.valid.history.rows(some), target=rows.rows(some)
+        split.valid, history=split.valid.history.rows(has_targets), target=rows.rows(has_targets)
     )
     with pytest.raises(DataError, match="no target of the valid part is in the tail"):
         ListMetrics.of(part, split.train.item_counts, ["tail_ndcg@20"])

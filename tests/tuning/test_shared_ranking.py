@@ -21,19 +21,19 @@ def test_lists_ranked_together_are_those_of_the_model(
     monkeypatch.setattr(shared_ranking, "TILE", 400)  # so that there are many tiles
     settings = {"l2": 3.0, "dropout": 0.3}
     first = eq.EASE(**settings, normalizer=eq.DAN(0.2, 0.1)).fit(split.train, engine=engine)
-    others = [eq.LAE(**settings, normalizer=eq.DAN(alpha, 0.1)) for alpha in (0.2, 0.4)]
-    models = [first, *(each.reuse(first) for each in others)]
+    unfitted = [eq.LAE(**settings, normalizer=eq.DAN(alpha, 0.1)) for alpha in (0.2, 0.4)]
+    models = [first, *(model.reuse(first) for model in unfitted)]
     for seen in (True, False):
         lists = rank_together(models, split.valid.history, 15, exclude_seen=seen)
-        for model, found in zip(models, lists, strict=True):
+        for model, model_lists in zip(models, lists, strict=True):
             alone = model.rank(split.valid.history, 15, exclude_seen=seen)
-            np.testing.assert_array_equal(found, alone.items)
+            np.testing.assert_array_equal(model_lists, alone.items)
 
 
 def test_lists_ranked_together_for_an_empty_history_are_those_of_the_model(split: Split) -> None:
     model = eq.EASE(l2=3.0, normalizer=eq.DAN(0.2, 0.1)).fit(split.train)
-    some = split.valid.history.rows([0, 1, 2, 3])
-    history = some.entries(np.isin(entry_rows(some.matrix), [1, 3]))
+    history = split.valid.history.rows([0, 1, 2, 3])
+    history = history.entries(np.isin(entry_rows(history.matrix), [1, 3]))
     (lists,) = rank_together([model], history, 15)
     np.testing.assert_array_equal(lists, model.rank(history, 15).items)
     best = np.argsort(-split.train.item_counts, kind="stable")[:15]
@@ -45,10 +45,10 @@ def test_models_of_one_solve_share_their_sums(
 ) -> None:
     first = eq.EASE(l2=3.0, normalizer=eq.DAN(0.2, 0.1)).fit(split.train, engine="dual")
     bounds = [eq.RLAE(l2=3.0, normalizer=eq.DAN(0.2, 0.1), diag_bound=x) for x in (0.1, 0.5)]
-    made = []
+    calls = []
     adder = terms.Dual.adder
-    monkeypatch.setattr(terms.Dual, "adder", lambda *args: (made.append(1), adder(*args))[1])
-    rank_together([first, *(each.reuse(first) for each in bounds)], split.valid.history, 15)
-    together = len(made)
+    monkeypatch.setattr(terms.Dual, "adder", lambda *args: (calls.append(1), adder(*args))[1])
+    rank_together([first, *(model.reuse(first) for model in bounds)], split.valid.history, 15)
+    together = len(calls)
     first.rank(split.valid.history, 15)
-    assert together == len(made) - together
+    assert together == len(calls) - together

@@ -50,12 +50,12 @@ def test_every_space_is_one_of_its_model(split: Split, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [eq.GFCF, eq.TurboCF, eq.SVDAE, eq.ItemKNN])
-def test_small_space_is_judged_as_a_whole(split: Split, kind: Any) -> None:
-    found = eq.tune(kind, split)
-    assert found.solves == math.prod(map(len, kind.search_space.values()))
-    assert isinstance(found.model, kind)
-    result = eq.evaluate(found.model, split.valid, bootstrap=0)
-    assert result["ndcg@20"] == found.trials["ndcg@20"].max()
+def test_small_space_is_tried_completely(split: Split, kind: Any) -> None:
+    tuned = eq.tune(kind, split)
+    assert tuned.solves == math.prod(map(len, kind.search_space.values()))
+    assert isinstance(tuned.model, kind)
+    result = eq.evaluate(tuned.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == tuned.trials["ndcg@20"].max()
 
 
 @pytest.mark.parametrize("kind", [eq.BSPM, eq.SGFCF])
@@ -63,42 +63,42 @@ def test_large_space_is_searched(synthetic: Interactions, kind: Any) -> None:
     pytest.importorskip("optuna")
     # SGFCF ranks only users it was fitted on
     split = eq.split.weak(synthetic, valid=0.2, test=0.2)
-    found = eq.tune(kind, split, trials=14)
+    tuned = eq.tune(kind, split, trials=14)
     again = eq.tune(kind, split, trials=14)
-    assert found.solves == 14
+    assert tuned.solves == 14
     names = list(kind.search_space)
-    assert found.trials.select(names).unique().height == 14
-    assert again.trials.equals(found.trials)
+    assert tuned.trials.select(names).unique().height == 14
+    assert again.trials.equals(tuned.trials)
     for name, listed in kind.search_space.items():
-        assert set(found.trials[name]) <= set(listed)
+        assert set(tuned.trials[name]) <= set(listed)
 
 
 @pytest.mark.parametrize(("kind", "size"), [(eq.SLIS, 27), (eq.SLIT, 36), (eq.SLIST, 108)])
 def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: int) -> None:
     assert math.prod(map(len, kind.search_space.values())) == size
-    found = eq.tune(kind, visits, metric="mrr@3", objectives=(), trials=6)
-    assert found.solves == 6
-    result = eq.evaluate(found.model, visits.valid, k=3, bootstrap=0)
-    assert result["mrr@3"] == found.best["mrr@3"] == found.trials["mrr@3"].max()
+    tuned = eq.tune(kind, visits, metric="mrr@3", objectives=(), trials=6)
+    assert tuned.solves == 6
+    result = eq.evaluate(tuned.model, visits.valid, k=3, bootstrap=0)
+    assert result["mrr@3"] == tuned.best["mrr@3"] == tuned.trials["mrr@3"].max()
 
 
 def test_companion_is_searched_beside_the_solve(split: Split) -> None:
     model = eq.EASE(normalizer=eq.DAN(), lowpass=eq.LowPass(rank=5, strength=0.2))
-    found = eq.tune(model, split, trials=2)
-    assert found.solves == 2
-    assert found.trials.height == 2 * 6 * 4 * 2
-    assert found.model.lowpass.rank == 5
-    assert found.model.lowpass.strength == found.best["strength"]
-    result = eq.evaluate(found.model, split.valid, bootstrap=0)
-    assert result["ndcg@20"] == found.best["ndcg@20"]
+    tuned = eq.tune(model, split, trials=2)
+    assert tuned.solves == 2
+    assert tuned.trials.height == 2 * 6 * 4 * 2
+    assert tuned.model.lowpass.rank == 5
+    assert tuned.model.lowpass.strength == tuned.best["strength"]
+    result = eq.evaluate(tuned.model, split.valid, bootstrap=0)
+    assert result["ndcg@20"] == tuned.best["ndcg@20"]
 
 
 def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
     model = eq.LAE(l2=5.0, dropout=0.2, lowpass=eq.LowPass(rank=4, strength=0.2))
-    found = eq.tune(model, split, grid={"strength": [0.0, 0.3], "exponent": [0.1, 0.5], "l2": 5.0})
-    assert found.solves == 1
-    assert found.trials.height == 4
-    for row in found.trials.iter_rows(named=True):
+    tuned = eq.tune(model, split, grid={"strength": [0.0, 0.3], "exponent": [0.1, 0.5], "l2": 5.0})
+    assert tuned.solves == 1
+    assert tuned.trials.height == 4
+    for row in tuned.trials.iter_rows(named=True):
         lowpass = eq.LowPass(rank=4, strength=row["strength"], exponent=row["exponent"])
         alone = eq.LAE(l2=5.0, dropout=0.2, lowpass=lowpass).fit(split.train)
         assert eq.evaluate(alone, split.valid, bootstrap=0)["ndcg@20"] == row["ndcg@20"]
@@ -106,14 +106,14 @@ def test_companion_of_a_grid_equals_separate_fits(split: Split) -> None:
 
 def test_sessions_are_tuned_in_the_precision_asked_for(visits: Split) -> None:
     grid = {"l2": [1.0]}
-    found = eq.tune(eq.SLIS, visits, grid=grid, objectives=(), dtype="float64", memory="1GB")
-    assert found.model.dtype_ == "float64"
+    tuned = eq.tune(eq.SLIS, visits, grid=grid, objectives=(), dtype="float64", memory="1GB")
+    assert tuned.model.dtype_ == "float64"
 
 
 def test_a_grid_takes_arrays_of_numbers(split: Split, tmp_path: Path) -> None:
     grid = {"neighbours": np.array([3, 5])}
-    found = eq.tune(eq.ItemKNN, split, grid=grid, storage=tmp_path / "search.jsonl")
-    assert found.trials["neighbours"].to_list() == [3, 5]
+    tuned = eq.tune(eq.ItemKNN, split, grid=grid, storage=tmp_path / "search.jsonl")
+    assert tuned.trials["neighbours"].to_list() == [3, 5]
 
 
 def test_paper_grid_has_its_size() -> None:
@@ -128,25 +128,27 @@ def test_one_fit_of_a_session_model_serves_every_alpha_and_decay_of_the_past(
 ) -> None:
     fits: list[Any] = []
     real = kind._fit
-    monkeypatch.setattr(kind, "_fit", lambda *args, **how: (fits.append(args), real(*args, **how)))
+    monkeypatch.setattr(
+        kind, "_fit", lambda *args, **options: (fits.append(args), real(*args, **options))
+    )
     grid = {"decay_inference": [0.5, 2.0, None], "alpha": [0.0, 0.3], "l2": [2.0]}
     model = kind(normalizer=eq.DAN(0.1, 0.4))
-    found = eq.tune(model, visits, metric="mrr@3", objectives=(), grid=grid)
-    assert found.solves == 1
+    tuned = eq.tune(model, visits, metric="mrr@3", objectives=(), grid=grid)
+    assert tuned.solves == 1
     assert len(fits) == 2  # the search, and the model that is returned
-    rows = found.trials.to_dicts()
+    rows = tuned.trials.to_dicts()
     assert len(rows) == 6
     for row in rows:
-        own = {"l2": 2.0, "decay_inference": row["decay_inference"]}
-        alone = kind(normalizer=eq.DAN(row["alpha"], 0.4), **own).fit(visits.train)
+        options = {"l2": 2.0, "decay_inference": row["decay_inference"]}
+        alone = kind(normalizer=eq.DAN(row["alpha"], 0.4), **options).fit(visits.train)
         result = eq.evaluate(alone, visits.valid, k=3, bootstrap=0)
         assert result["mrr@3"] == row["mrr@3"]  # the same sums bit for bit
 
 
 def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:
     fitted = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.1, 0.4)).fit(visits.train)
-    taken = eq.SLIST(l2=2.0, decay_inference=9.0, normalizer=eq.DAN(0.3, 0.4)).reuse(fitted)
-    assert taken.system_ is fitted.system_
+    reused = eq.SLIST(l2=2.0, decay_inference=9.0, normalizer=eq.DAN(0.3, 0.4)).reuse(fitted)
+    assert reused.system_ is fitted.system_
     for other in (
         eq.SLIST(l2=3.0, normalizer=eq.DAN(0.1, 0.4)),
         eq.SLIST(l2=2.0, normalizer=eq.DAN(0.1, 0.5)),
@@ -162,7 +164,7 @@ def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:
 def test_neural_models_stop_on_the_valid_part_of_a_search(split: Split) -> None:
     pytest.importorskip("torch")
     model = eq.MultVAE(epochs=3, evaluate_every=1)
-    found = eq.tune(model, split, grid={"dropout": [0.5]}, objectives=())
-    seen = [entry["ndcg"] for entry in found.model.history_]
+    tuned = eq.tune(model, split, grid={"dropout": [0.5]}, objectives=())
+    seen = [entry["ndcg"] for entry in tuned.model.history_]
     assert None not in seen
-    assert found.best["ndcg@20"] == pytest.approx(max(seen), abs=2e-3)
+    assert tuned.best["ndcg@20"] == pytest.approx(max(seen), abs=2e-3)

@@ -1,4 +1,4 @@
-"""Compare results user by user: a better model, or a difference that chance explains."""
+"""Compare results user by user, with tests that tell a better model from chance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Comparison:
     fingerprint: str  # of the part all results share
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per pair: model, baseline, both means, difference, interval and p-values.
+        """Return one row per pair: model, baseline, means, difference, interval and p-values.
 
         `difference` is model minus baseline, `low` and `high` bound its 95% bootstrap interval
         over users, `p_adjusted` is `p` after the correction for the number of rows.
@@ -52,11 +52,11 @@ class Comparison:
         return self.table
 
     def to_markdown(self) -> str:
-        """A Markdown table, a row per pair of models."""
-        return f"{markdown_table(self._rows())}\n\n{self._how}\n"
+        """Return a Markdown table, a row per pair of models."""
+        return f"{markdown_table(self._rows())}\n\n{self._method}\n"
 
     def _rows(self) -> list[list[str]]:
-        """Cells of the table, its head first."""
+        """Return the cells of the table, its head first."""
         head = ["model", "against", self.metric, "difference [95%]", "p", "p adjusted", "users"]
         rows = [head]
         for row in self.table.iter_rows(named=True):
@@ -74,17 +74,17 @@ class Comparison:
         ]
         title = f"Differences in {self.metric} on part {self.fingerprint}"
         picture = intervals(title, differences, zero=True)
-        return fragment(title, picture, table(head, rows, words=2), notes=[self._how])
+        return fragment(title, picture, table(head, rows, words=2), notes=[self._method])
 
     def __repr__(self) -> str:
         lines = [f"Comparison by {self.metric} on part {self.fingerprint}"]
         for row in self.table.iter_rows(named=True):
             pair = f"{row['model']} against {row['baseline']}"
             lines.append(f"  {pair}: {_interval(row)}, p = {row['p_adjusted']:.2g}")
-        return "\n".join([*lines, self._how])
+        return "\n".join([*lines, self._method])
 
     @property
-    def _how(self) -> str:
+    def _method(self) -> str:
         tests = f"{self.table.height} test{'s' if self.table.height > 1 else ''}"
         test, correction = TESTS[self.test], CORRECTIONS[self.correction]
         return f"Two-sided {test} per user, {correction} for {tests}."
@@ -109,14 +109,14 @@ def compare(
     Parameters
     ----------
     results
-        Two or more results on the same part, the baseline first; a mapping gives them names.
+        Two or more results on the same part, the baseline first; a mapping names them.
     metric
-        Any with a value per user, such as "ndcg@20" or "tail_recall@20".
+        A metric with a value per user, such as "ndcg@20" or "tail_recall@20".
     correction
         For testing several models: "holm", "bonferroni" or "none".
     test
-        "permutation" flips the sign of each user's difference at random and assumes nothing about
-        its distribution; "t" is the paired t-test, quicker for millions of users.
+        "permutation" flips the sign of each user's difference at random and makes no assumption
+        about its distribution; "t" is the paired t-test, faster for millions of users.
     pairs
         "first" tests every model against the first; "all" tests every pair.
     resamples
@@ -135,14 +135,14 @@ def compare(
     if len(named) < 2:
         raise SettingError(f"compare needs at least two results, got {len(named)}")
     _check_comparable(named, metric)
-    couples = list(combinations(named, 2))
+    compared = list(combinations(named, 2))
     if pairs == "first":
-        couples = couples[: len(named) - 1]
+        compared = compared[: len(named) - 1]
     values = {
         name: result.per_user[metric].fill_null(float("nan")).to_numpy()
         for name, result in named.items()
     }
-    rows = [_row(values, base, other, test, resamples, seed) for base, other in couples]
+    rows = [_row(values, base, other, test, resamples, seed) for base, other in compared]
     table = pl.DataFrame(rows)
     p_values = table["p"].to_numpy()
     adjusted = {
@@ -156,9 +156,9 @@ def compare(
 
 
 def by_label(results: Sequence[Result] | Mapping[str, Result]) -> dict[str, Result]:
-    """Return results by their names in tables; what is no result is refused."""
+    """Return results by their names in tables; raise for anything but results."""
     listed = results.values() if isinstance(results, Mapping) else results
-    if not isinstance(listed, Iterable) or not all(isinstance(each, Result) for each in listed):
+    if not isinstance(listed, Iterable) or not all(isinstance(one, Result) for one in listed):
         raise SettingError(f"results must be those of eq.evaluate, got {results!r}")
     if isinstance(results, Mapping):
         return dict(results)
@@ -178,10 +178,10 @@ def _check_comparable(named: Mapping[str, Result], metric: str) -> None:
                 f"{first.fingerprint}; evaluate both on the same part of the same split"
             )
         if metric not in result.per_user.columns or metric == "user":
-            held = [column for column in result.per_user.columns if column != "user"]
+            metrics = result.per_user.drop("user").columns
             raise DataError(
                 f"{name!r} has no values per user for {metric!r} (k = "
-                f"{', '.join(map(str, result.k))}); {nearest(metric, held)}"
+                f"{', '.join(map(str, result.k))}); {nearest(metric, metrics)}"
             )
         base = metric.partition("@")[0]
         if result.definitions.get(base) != first.definitions.get(base):
@@ -190,10 +190,13 @@ def _check_comparable(named: Mapping[str, Result], metric: str) -> None:
             )
         if result.exclude_seen != first.exclude_seen:
             raise DataError(
-                f"only one of {name!r} and {first_name!r} kept seen items out; evaluate both alike"
+                f"only one of {name!r} and {first_name!r} excludes seen items; evaluate both with "
+                "the same exclude_seen"
             )
         if not result.per_user["user"].equals(first.per_user["user"]):
-            raise DataError(f"{name!r} and {first_name!r} hold other users; evaluate both again")
+            raise DataError(
+                f"{name!r} and {first_name!r} have different users; evaluate both again"
+            )
 
 
 def _row(
@@ -224,6 +227,6 @@ def _p_value(difference: Floats, test: Test, resamples: int, seed: int) -> float
     if test == "permutation":
         return sign_flip_test(difference, resamples, seed)
     if len(difference) < 2 or (difference == difference[0]).all():
-        # A constant difference has no variance to measure it by; no difference is no evidence.
+        # a constant difference has no variance; a difference of zero is no evidence
         return 1.0 if len(difference) < 2 or difference[0] == 0 else 0.0
     return float(stats.ttest_1samp(difference, 0.0).pvalue)

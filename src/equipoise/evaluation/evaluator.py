@@ -1,7 +1,7 @@
 """Evaluate a model on a part of a split: one pass over the users, all metrics at all cut-offs.
 
-`evaluate` ranks every user once and reports everything about the lists; `ListMetrics` gives the
-same numbers for lists that are there already, which is what a search needs.
+`evaluate` ranks every user once and measures the lists; `ListMetrics` gives the same numbers for
+existing lists, as `tune` needs them.
 """
 
 from __future__ import annotations
@@ -45,30 +45,21 @@ from equipoise.evaluation.results import SCHEMA, Result
 from equipoise.ranking.rules import Rules, RulesLike, as_rules
 from equipoise.runtime.machine import check_polars, limited
 
-__all__ = ["GivenPart", "ListMetrics", "Rankable", "Result", "evaluate"]
-
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Lists = npt.NDArray[np.int32]  # item positions (m, k), best first, padded with -1
-Exposure = dict[int, npt.NDArray[np.int64]]  # how often each item is shown, by cut-off
+Exposure = dict[int, npt.NDArray[np.int64]]  # number of lists that show each item, by cut-off
+Summary = tuple[tuple[Named, int], tuple[float, int]]  # metric, cut-off; value, number of users
 
 log = logging.getLogger(__name__)
 
 
 class Rankable(Protocol):
-    """What `evaluate` asks of a fitted model."""
+    """The attributes of a fitted model that `evaluate` needs."""
 
-    @property
-    def item_index_(self) -> IdIndex:
-        """The model's items."""
-
-    @property
-    def item_counts_(self) -> npt.NDArray[Any]:
-        """Training interactions of each item."""
-
-    @property
-    def data_fingerprint_(self) -> str:
-        """Fingerprint of the training data."""
+    item_index_: IdIndex  # the model's items
+    item_counts_: npt.NDArray[Any]  # training interactions of each item
+    data_fingerprint_: str  # of the training data
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Any:
         """Return `items`, positions of the k best of each row padded with -1, and `scores`."""
@@ -79,7 +70,7 @@ class Rankable(Protocol):
 
 @dataclass(frozen=True)
 class GivenPart:
-    """A part that was given as (history, target)."""
+    """A part made from (history, target)."""
 
     history: Interactions
     target: Interactions
@@ -110,50 +101,50 @@ def evaluate(
     """Rank every user of a part once and compute all metrics at all cut-offs from the lists.
 
     "recall@k" divides hits by min(k, targets), in the weak protocol by the number of targets, as
-    the numbers published under it do; "recall_capped" and "recall_full" name one form in any
-    protocol. Every definition is in `Result.definitions` and in docs/metrics.md. A user with an
-    empty history is evaluated on the list `recommend` would give, which is that of popularity.
+    results published under it do; "recall_capped" and "recall_full" are one form in any protocol.
+    Every definition is in `Result.definitions` and in docs/metrics.md. A user with an empty
+    history is evaluated on the list of `recommend`, which is ranked by popularity.
 
     Parameters
     ----------
     model
-        Fitted; anything with the few names of `Rankable`. Or the lists of another system: a frame
-        or the path of a file with columns user, item, and rank or score.
+        A fitted model, or any object with the attributes of `Rankable`. Or the lists of another
+        system: a frame or the path of a file with columns user, item, and rank or score.
     part
         ``split.test``, ``split.valid``, or a pair (history, target) with the same users.
     k
         One or more cut-offs.
     rules, alpha
-        As for `Recommender.recommend`: the lists are those it would give.
+        As for `Recommender.recommend`.
     train
-        For lists of another system: the data it learnt from, whose counts say what is head and
-        tail, popular and novel. Left out, metrics that need them are left out too.
+        For lists of another system: its training data, whose counts define head and tail,
+        popularity and novelty. Without it metrics that need counts are left out.
     metrics
-        Names without cut-off; left out: recall, ndcg, mrr, map, precision and hit; recall and
-        ndcg by slice; coverage, gini, popularity, novelty, lift. A name may carry a slice:
-        "tail_mrr", "active_map". "diversity" needs `item_vectors`.
+        Names without cut-off. Default: recall, ndcg, mrr, map, precision and hit; recall and ndcg
+        by slice; coverage, gini, popularity, novelty, lift. A name may have a slice: "tail_mrr",
+        "active_map". "diversity" needs `item_vectors`.
     groups
         More groups of items by name, each a mask over the items of the part or a list of ids.
     item_vectors
         For "diversity": the training `Interactions` (an item's vector is its column), or a row per
         item of the model.
     exclude_seen
-        Keep items of the history out of the lists; left out: yes, except for sessions, where
-        users come back to an item, and for parts whose `repeats` are "all" or "again".
+        Exclude items of the history from the lists. Default: yes, except for sessions and for
+        parts whose `repeats` are "all" or "again".
     batch_size
-        Users ranked at a time; has no effect on the numbers.
+        Users ranked at a time; does not change the numbers.
     bootstrap
-        Resamples behind the 95% intervals; 0 for none.
+        Resamples for the 95% intervals; 0 for none.
     seed
         Seed of the resamples.
     threads
-        At most this many; all if left out.
+        Maximum number of threads (default: all).
     tuned_on_test
-        Say so if settings were chosen on this part; the result is then labelled.
+        Whether settings were chosen on this part; the result is then labelled.
     name
-        Name of the model in tables; left out: its `label`, or the name of its class.
+        Name of the model in tables (default: its `label`, or the name of its class).
     progress
-        Called with the number of users done and of all users after every batch.
+        Called after every batch with the number of finished users and of all users.
 
     Examples
     --------
@@ -167,7 +158,7 @@ def evaluate(
     'hits among the first k / min(k, number of targets)'
     """
     check_polars()
-    given = checked_part(part)
+    checked = checked_part(part)
     count("batch_size", batch_size)
     function("progress", progress)
     if groups is not None and not isinstance(groups, Mapping):
@@ -175,20 +166,20 @@ def evaluate(
     if exclude_seen is not None:
         exclude_seen = flag("exclude_seen", exclude_seen)
     if name is not None and not isinstance(name, str):
-        raise SettingError(f"name must be a text, got {name!r}")
-    wanted = look_up(metrics, groups or ())
+        raise SettingError(f"name must be a string, got {name!r}")
+    named_metrics = look_up(metrics, groups or ())
     if not hasattr(model, "settings"):
         if rules is not None or alpha is not None:
             raise SettingError("rules and alpha are for models; lists are evaluated as given")
         name = name or "lists"
-        model = GivenLists(model, given, train, exclude_seen)
-        wanted = model.measurable(wanted, chosen=metrics is not None)
+        model = GivenLists(model, checked, train, exclude_seen)
+        named_metrics = model.measurable(named_metrics, chosen=metrics is not None)
         exclude_seen = model.hides_seen
     question = Question.of(
         model,
-        given,
+        checked,
         k,
-        wanted,
+        named_metrics,
         rules=rules,
         alpha=alpha,
         groups=groups,
@@ -197,24 +188,20 @@ def evaluate(
         bootstrap=bootstrap,
         seed=seed,
     )
-    history, target = _aligned(given, question.items)
-    measured = question.metrics(history, target)
+    history, target = _align(checked, question.items)
     seconds = {"rank": 0.0}
-    ranker = model
-    batches = _ranked(
-        lambda rows: question.lists(ranker, rows), history, batch_size, seconds, progress
-    )
+    batches = _rank_batches(question, model, history, batch_size, seconds, progress)
     with limited(threads):
         started = time.perf_counter()
-        per_user, exposure = measured.per_user(batches)
+        per_user, exposure = question.metrics(history, target).per_user(batches)
         seconds["metrics"] = time.perf_counter() - started - seconds["rank"]
         return question.result(
             model,
             history.user_index,
             per_user,
             exposure,
-            part=given.name,
-            fingerprint=identity(given.target),
+            part=checked.name,
+            fingerprint=identity(checked.target),
             name=name or str(getattr(model, "label", type(model).__name__)),
             tuned_on_test=tuned_on_test,
             seconds=seconds,
@@ -223,36 +210,18 @@ def evaluate(
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is asked of lists, whoever the users are: metrics at cut-offs, and which lists.
+    """All settings of an evaluation that do not depend on its users."""
 
-    Parameters
-    ----------
-    items, counts
-        The model's items, and their training interactions.
-    ks, wanted
-        Cut-offs, and metrics.
-    protocol, repeats
-        Those of the part.
-    how, exclude_seen
-        How the lists are made.
-    groups
-        Flags over the items by name.
-    units
-        Item vectors, for "diversity".
-    bootstrap, seed
-        Resamples behind the intervals, and their seed.
-    """
-
-    items: IdIndex
-    counts: npt.NDArray[Any]
-    ks: tuple[int, ...]
-    wanted: Sequence[Named]
-    protocol: str
-    repeats: str
-    how: Mapping[str, Any]
+    items: IdIndex  # of the model
+    counts: npt.NDArray[Any]  # training interactions of each item
+    ks: tuple[int, ...]  # cut-offs
+    named_metrics: Sequence[Named]
+    protocol: str  # of the part
+    repeats: str  # of the part
+    rank_options: Mapping[str, Any]  # rules and alpha
     exclude_seen: bool
-    groups: Mapping[str, Flags]
-    units: Vectors | None
+    groups: Mapping[str, Flags]  # flags over the items
+    units: Vectors | None  # item vectors, for "diversity"
     bootstrap: int
     seed: int
 
@@ -262,7 +231,7 @@ class Question:
         model: Any,
         part: Any,
         k: int | Iterable[int],
-        wanted: Sequence[Named],
+        named_metrics: Sequence[Named],
         *,
         rules: RulesLike | None = None,
         alpha: float | None = None,
@@ -272,45 +241,50 @@ class Question:
         bootstrap: int = 1000,
         seed: int = 0,
     ) -> Question:
-        """Return what is asked of the lists of a model on a part; as for `evaluate`."""
+        """Check and complete the settings of an evaluation; as for `evaluate`."""
         items = _model_items(model)
         repeats = str(getattr(part, "repeats", "new"))
-        how: dict[str, Any] = {"rules": as_rules(rules), "alpha": alpha}
-        how = {name: value for name, value in how.items() if value is not None}
+        checked_rules = as_rules(rules)
         if exclude_seen is None:
             exclude_seen = repeats == "new" and part.protocol != "session"
-            if "rules" in how and how["rules"].seen is not None:
-                exclude_seen = how["rules"].seen == "exclude"
-        diverse = any(named.base == "diversity" for named in wanted)
+            if checked_rules is not None and checked_rules.seen is not None:
+                exclude_seen = checked_rules.seen == "exclude"
+        options = {"rules": checked_rules, "alpha": alpha}
+        needs_units = any(named.base == "diversity" for named in named_metrics)
         return cls(
-            items,
-            model.item_counts_,
-            _cutoffs(k),
-            wanted,
-            part.protocol,
-            repeats,
-            how,
-            exclude_seen,
-            _flags_of_groups(groups or {}, part.target.items, items),
-            _units(item_vectors, items) if diverse else None,
-            count("bootstrap", bootstrap, 0),
-            count("seed", seed, 0),
+            items=items,
+            counts=model.item_counts_,
+            ks=_cutoffs(k),
+            named_metrics=named_metrics,
+            protocol=part.protocol,
+            repeats=repeats,
+            rank_options={name: value for name, value in options.items() if value is not None},
+            exclude_seen=exclude_seen,
+            groups=_group_flags(groups or {}, part.target.items, items),
+            units=_units(item_vectors, items) if needs_units else None,
+            bootstrap=count("bootstrap", bootstrap, 0),
+            seed=count("seed", seed, 0),
         )
 
     def metrics(
         self, history: Interactions, target: Interactions, active: Flags | None = None
     ) -> ListMetrics:
-        """Return the metrics for some users; `active` are flags of those, if they are not all."""
-        at = list(product(self.wanted, self.ks))
-        how: dict[str, Any] = {"protocol": self.protocol, "groups": self.groups, "active": active}
-        measured = ListMetrics(history, target, self.counts, at, **how)
-        measured.units = self.units
-        return measured
+        """Return the metrics for these users; `active` as for `ListMetrics`."""
+        return ListMetrics(
+            history,
+            target,
+            self.counts,
+            list(product(self.named_metrics, self.ks)),
+            protocol=self.protocol,
+            groups=self.groups,
+            active=active,
+            units=self.units,
+        )
 
     def lists(self, model: Any, rows: Interactions) -> Lists:
-        """Return the lists of some users, checked."""
+        """Return the checked lists of these users."""
         depth = min(self.ks[-1], len(self.items))
-        ranked = model.rank(rows, depth, exclude_seen=self.exclude_seen, **self.how)
+        ranked = model.rank(rows, depth, exclude_seen=self.exclude_seen, **self.rank_options)
         return _checked_lists(ranked, rows, depth, len(self.items))
 
     def result(
@@ -328,13 +302,17 @@ class Question:
         intervals = _intervals(per_user, self.bootstrap, self.seed)
         seconds["bootstrap"] = time.perf_counter() - started
         log.info("evaluated %d users in %.1f s", len(users), sum(seconds.values()))
-        at = list(product(self.wanted, self.ks))
+        metrics = product(self.named_metrics, self.ks)
         rows = [
             (named.base, k, named.slice, value, *intervals.get(named.at(k), (None, None)), size)
-            for (named, k), (value, size) in summaries(at, per_user, exposure, len(users))
+            for (named, k), (value, size) in summaries(metrics, per_user, exposure, len(users))
         ]
         table = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-        series = [pl.Series(name, each) for name, each in per_user.items()]
+        series = [pl.Series(name, values) for name, values in per_user.items()]
+        options = {
+            name: value.settings() if isinstance(value, Rules) else float(value)
+            for name, value in self.rank_options.items()
+        }
         columns = pl.DataFrame([users.to_series().alias("user"), *series])
         form = recall_form(self.protocol)
         return Result(
@@ -346,8 +324,8 @@ class Question:
             n_users=len(users),
             n_items=len(self.items),
             exclude_seen=self.exclude_seen,
-            settings={**model.settings(), **_plain_options(dict(self.how))},
-            definitions={named.name: named.definition(form) for named in self.wanted},
+            settings={**model.settings(), **options},
+            definitions={named.name: named.definition(form) for named in self.named_metrics},
             bootstrap=self.bootstrap,
             seed=self.seed,
             seconds=seconds,
@@ -358,19 +336,19 @@ class Question:
 
 
 def recall_form(protocol: str) -> str:
-    """Return which form "recall" has in a protocol."""
+    """Return the form of "recall" in a protocol."""
     return "recall_full" if protocol == "weak" else "recall_capped"
 
 
 def summaries(
-    wanted: Iterable[tuple[Named, int]],
+    metrics: Iterable[tuple[Named, int]],
     per_user: Mapping[str, Floats],
     exposure: Exposure,
     n_users: int,
-) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
-    """Each metric and cut-off with its value and how many users that is over."""
+) -> Iterator[Summary]:
+    """Yield each metric and cut-off with its value and the number of users behind it."""
     aggregate = {"coverage": formulas.coverage, "gini": formulas.exposure_gini}
-    for named, k in wanted:
+    for named, k in metrics:
         if named.base in AGGREGATE:
             yield (named, k), (aggregate[named.base](exposure[k]), n_users)
         else:
@@ -381,10 +359,7 @@ def summaries(
 
 
 def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flags:
-    """Flag the ceil(m / 5) users with the longest histories.
-
-    Ties go to the smaller id, so that the order of the rows does not matter.
-    """
+    """Flag the ceil(m / 5) users with the longest histories; ties go to the smaller id."""
     by_id = np.argsort(users, kind="stable")
     order = by_id[np.argsort(-counts[by_id], kind="stable")]
     active = np.zeros(len(users), bool)
@@ -393,22 +368,11 @@ def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flag
 
 
 class ListMetrics:
-    """Metrics of ranked lists on one part; what does not depend on the lists is kept.
+    """Metrics of ranked lists on one part; precomputes what does not depend on the lists.
 
-    Parameters
-    ----------
-    history, target
-        What the model may see and what is to be found, over the items that are counted.
-    counts
-        Training interactions of each item.
-    wanted
-        Metrics, each with a cut-off.
-    protocol
-        In "weak", "recall" divides by all targets.
-    groups
-        Flags over the items by name, beside "head" and "tail".
-    active
-        Flags of the users with the longest histories; left out: those among these users.
+    `counts` are the training interactions of each item, `groups` flags over the items besides
+    "head" and "tail", `active` flags of the users with the longest histories (default: those
+    among these users), `units` item vectors for "diversity".
     """
 
     def __init__(
@@ -416,58 +380,55 @@ class ListMetrics:
         history: Interactions,
         target: Interactions,
         counts: npt.NDArray[Any],
-        wanted: Sequence[tuple[Named, int]],
+        metrics: Sequence[tuple[Named, int]],
         *,
         protocol: str,
         groups: Mapping[str, Flags] | None = None,
         active: Flags | None = None,
+        units: Vectors | None = None,
     ) -> None:
-        self._given_active = active
-        self.history, self.target, self.counts, self.wanted = history, target, counts, wanted
+        self.history, self.target, self.counts, self.metrics = history, target, counts, metrics
         self.recall_form = recall_form(protocol)
-        self.bases = {named.base for named, _ in wanted}
-        self.ks = sorted({k for _, k in wanted})
+        self.bases = {named.base for named, _ in metrics}
+        self.ks = sorted({k for _, k in metrics})
         head = formulas.head_items(counts)
         self.groups: dict[str, Flags] = {"head": head, "tail": ~head, **(groups or {})}
-        self.units: Vectors | None = None  # item vectors, for "diversity"
+        self.units, self._active_flags = units, active
 
     @classmethod
     def of(
         cls, part: Part | GivenPart, counts: npt.NDArray[Any], names: Iterable[str]
     ) -> ListMetrics:
-        """Prepare metrics such as "ndcg@20" on a part over the items that are counted."""
-        wanted = [at_cutoff(name) for name in names]
-        out = cls(part.history, part.target, counts, wanted, protocol=part.protocol)
-        for named, _ in wanted:
+        """Prepare metrics such as "ndcg@20" on a part; raise if one has no targets."""
+        metrics = [at_cutoff(name) for name in names]
+        out = cls(part.history, part.target, counts, metrics, protocol=part.protocol)
+        for named, _ in metrics:
             group = out.groups.get(named.slice)
             if group is not None and not group[part.target.matrix.indices].any():
-                where = f"no target of the {part.name} part is in the {named.slice}"
-                raise DataError(f"{where}; choose another metric")
+                problem = f"no target of the {part.name} part is in the {named.slice}"
+                raise DataError(f"{problem}; choose another metric")
         return out
 
     def measure(self, lists: Lists) -> dict[str, float]:
-        """Return the value of each metric on the lists of all users, equal to `evaluate`'s."""
-        found = self.summaries(*self.per_user([lists]))
-        return {named.at(k): value for (named, k), (value, _) in found}
+        """Return the value of each metric on the lists of all users, as `evaluate` does."""
+        summaries = self.summaries(*self.per_user([lists]))
+        return {named.at(k): value for (named, k), (value, _) in summaries}
 
     def per_user(self, batches: Iterable[Lists]) -> tuple[dict[str, Floats], Exposure]:
-        """Return values per user by name, and exposures for the metrics that have none.
+        """Return values per user by name, and exposures for aggregate metrics.
 
-        Parameters
-        ----------
-        batches
-            Lists of consecutive users, all of them together; each batch is dropped after use.
+        `batches` are the lists of all users, in consecutive groups.
         """
         hits: list[formulas.Hits] = []
         means: dict[str, list[Floats]] = defaultdict(list)
         n_items = len(self.counts)
-        shown_at = {k for named, k in self.wanted if named.base in AGGREGATE}
+        shown_at = {k for named, k in self.metrics if named.base in AGGREGATE}
         exposure = {k: np.zeros(n_items, np.int64) for k in shown_at}
-        start = 0
+        start, matrix = 0, self.target.matrix
         for lists in batches:
-            whole = len(lists) == self.target.n_users
-            rows = self.target.matrix if whole else self.target.matrix[start : start + len(lists)]
-            start += len(lists)
+            stop = start + len(lists)
+            rows = matrix if len(lists) == matrix.shape[0] else matrix[start:stop]
+            start = stop
             hits.append(formulas.find_hits(lists, rows))
             for k in exposure:
                 exposure[k] += formulas.exposure(lists, k, n_items)
@@ -480,15 +441,16 @@ class ListMetrics:
                 means["diversity"].append(np.stack(columns, axis=1))
         per_list = {name: np.concatenate(parts) for name, parts in means.items()}
         if "lift" in self.bases:
-            chosen = formulas.row_mean(self.history.matrix, self.counts)
-            columns = [formulas.popularity_lift(each, chosen) for each in per_list["popularity"].T]
-            per_list["lift"] = np.stack(columns, axis=1)
+            in_history = formulas.row_mean(self.history.matrix, self.counts)
+            per_list["lift"] = formulas.popularity_lift(
+                per_list["popularity"], in_history[:, None]
+            )
         return self._values(formulas.join_hits(hits, self.target.matrix), per_list), exposure
 
     def _values(self, hits: formulas.Hits, per_list: Mapping[str, Floats]) -> dict[str, Floats]:
         of_slice = {"all": hits, "unbiased": hits, **dict.fromkeys(USER_SLICES, hits)}
         out: dict[str, Floats] = {}
-        for named, k in self.wanted:
+        for named, k in self.metrics:
             if named.base in AGGREGATE:
                 continue
             if named.slice not in of_slice:
@@ -505,11 +467,9 @@ class ListMetrics:
             out[named.at(k)] = values
         return out
 
-    def summaries(
-        self, per_user: Mapping[str, Floats], exposure: Exposure
-    ) -> Iterator[tuple[tuple[Named, int], tuple[float, int]]]:
-        """Each metric and cut-off with its value and how many users that is over."""
-        return summaries(self.wanted, per_user, exposure, self.target.n_users)
+    def summaries(self, per_user: Mapping[str, Floats], exposure: Exposure) -> Iterator[Summary]:
+        """Yield each metric and cut-off with its value and the number of users behind it."""
+        return summaries(self.metrics, per_user, exposure, self.target.n_users)
 
     @cached_property
     def _propensities(self) -> Floats:
@@ -522,8 +482,8 @@ class ListMetrics:
     @cached_property
     def _active(self) -> Flags:
         """Flags of the users with the longest histories."""
-        if self._given_active is not None:
-            return self._given_active
+        if self._active_flags is not None:
+            return self._active_flags
         return active_users(self.history.users, self.history.user_counts)
 
 
@@ -532,11 +492,11 @@ def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
     if not listed:
         raise SettingError("k is empty; give at least one cut-off")
-    return tuple(sorted({cutoff("k", one) for one in listed}))
+    return tuple(sorted({cutoff("k", value) for value in listed}))
 
 
 def checked_part(part: Any) -> Part | GivenPart:
-    """Return a part whose histories and targets belong to the same users."""
+    """Return a part with histories and targets of the same users, or raise."""
     if isinstance(part, tuple):
         if len(part) != 2 or not all(isinstance(side, Interactions) for side in part):
             raise SettingError("a pair must be (history, target), both Interactions")
@@ -552,33 +512,33 @@ def checked_part(part: Any) -> Part | GivenPart:
             "same users in the same order; select them from both by id"
         )
     if not history.n_users:
-        raise DataError("the part has no users; split off a larger one")
-    bare = target.users[target.user_counts == 0]
-    if len(bare):
+        raise DataError("the part has no users; make a larger one")
+    untested = target.users[target.user_counts == 0]
+    if len(untested):
         raise DataError(
-            f"{len(bare):,} of {target.n_users:,} users have no target ({some(bare)}); keep the "
-            "others with .rows(target.user_counts > 0) on history and target"
+            f"{len(untested):,} of {target.n_users:,} users have no target ({some(untested)}); "
+            "keep the others with .rows(target.user_counts > 0) on history and target"
         )
     return checked
 
 
 def _model_items(model: Rankable) -> IdIndex:
-    """Return the model's items; a model that is not fitted has none."""
+    """Return the model's items; raise if the model is not fitted."""
     try:
         items = model.item_index_
     except NotFittedError:
         raise
     except AttributeError as error:
-        kind = type(model).__name__
-        reason = f"{kind} has no item_index_; evaluate needs a fitted model"
-        raise NotFittedError(reason) from error
+        raise NotFittedError(
+            f"{type(model).__name__} has no item_index_; evaluate needs a fitted model"
+        ) from error
     if len(model.item_counts_) != len(items):
         raise DataError(f"the model has {len(model.item_counts_)} counts for {len(items)} items")
     return items
 
 
-def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
-    """Return history and target over the model's items; unknown ones are refused."""
+def _align(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Interactions]:
+    """Return history and target over the model's items; raise for unknown items."""
     for side, data in (("targets", part.target), ("histories", part.history)):
         if not data.item_index.same_as(items):
             check_known(side, data.items, data.item_counts, items)
@@ -588,7 +548,7 @@ def _aligned(part: Part | GivenPart, items: IdIndex) -> tuple[Interactions, Inte
 def check_known(
     side: str, items: npt.NDArray[Any], counts: npt.NDArray[Any], known: IdIndex
 ) -> None:
-    """Refuse items that occur in histories or targets and that a model does not know."""
+    """Raise if histories or targets have items that the model does not know."""
     used = items[counts > 0]
     missing = used[known.positions(used, unknown="skip") < 0]
     if not len(missing):
@@ -602,21 +562,21 @@ def check_known(
     )
 
 
-def _flags_of_groups(
-    groups: Mapping[str, Any], of_part: npt.NDArray[Any], items: IdIndex
+def _group_flags(
+    groups: Mapping[str, Any], part_items: npt.NDArray[Any], items: IdIndex
 ) -> dict[str, Flags]:
     """Return each group as flags over the model's items."""
-    taken = {*known(), *ITEM_SLICES, *USER_SLICES, "all", "unbiased"}
+    reserved = {*known(), *ITEM_SLICES, *USER_SLICES, "all", "unbiased"}
     out: dict[str, Flags] = {}
     for name, members in groups.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in taken:
+        if not isinstance(name, str) or not name.isidentifier() or name in reserved:
             raise SettingError(f"a group cannot be called {name!r}; choose another word")
         listed = as_list(members)
-        if listed and all(isinstance(each, (bool, np.bool_)) for each in listed):
-            if len(listed) != len(of_part):
-                sizes = f"{len(listed)} flags for {len(of_part)} items"
+        if listed and all(isinstance(member, (bool, np.bool_)) for member in listed):
+            if len(listed) != len(part_items):
+                sizes = f"{len(listed)} flags for {len(part_items)} items"
                 raise DataError(f"group {name!r} has {sizes}; give one flag per item of the part")
-            places = items.positions(of_part[np.array(listed)], unknown="skip")
+            places = items.positions(part_items[np.array(listed)], unknown="skip")
         else:
             places = items.positions(listed)
         out[name] = np.zeros(len(items), bool)
@@ -637,25 +597,21 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
     return units
 
 
-def _plain_options(how: dict[str, Any]) -> dict[str, Any]:
-    """Return what the lists were made under, to stand among the settings."""
-    return {k: v.settings() if isinstance(v, Rules) else float(v) for k, v in how.items()}
-
-
-def _ranked(
-    rank: Callable[[Interactions], Lists],
+def _rank_batches(
+    question: Question,
+    model: Any,
     history: Interactions,
     batch_size: int,
     seconds: dict[str, float],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Lists]:
-    """Rank batch after batch, adding the time to ``seconds["rank"]``."""
+    """Yield the lists of each batch, adding the time to ``seconds["rank"]``."""
     for start in range(0, history.n_users, batch_size):
         stop = min(start + batch_size, history.n_users)
-        whole = stop - start == history.n_users
-        rows = history if whole else history.rows(np.arange(start, stop))
+        is_all = stop - start == history.n_users
+        rows = history if is_all else history.rows(np.arange(start, stop))
         began = time.perf_counter()
-        lists = rank(rows)
+        lists = question.lists(model, rows)
         seconds["rank"] += time.perf_counter() - began
         yield lists
         if progress is not None:
@@ -663,16 +619,16 @@ def _ranked(
 
 
 def _checked_lists(ranked: Any, rows: Interactions, depth: int, n_items: int) -> Lists:
-    """Return the first `depth` of each list; scores that are NaN have no order and are refused."""
+    """Return the first `depth` of each list; raise for NaN scores and repeated items."""
     lists = np.asarray(ranked.items)[:, :depth]
     if len(lists) != rows.n_users:
         raise DataError(f"the model ranked {len(lists)} lists for {rows.n_users} users")
-    wrong = np.isnan(np.asarray(ranked.scores)[:, :depth]) & (lists >= 0)
-    if wrong.any():
-        users = rows.users[wrong.any(axis=1)]
+    is_nan = np.isnan(np.asarray(ranked.scores)[:, :depth]) & (lists >= 0)
+    if is_nan.any():
+        users = rows.users[is_nan.any(axis=1)]
         raise DataError(
-            f"the model scores NaN for {len(users):,} users ({some(users)}), which has no order; "
-            "look for NaN or infinite values in its weights"
+            f"the model scores NaN for {len(users):,} users ({some(users)}); look for NaN or "
+            "infinite values in its weights"
         )
     ordered = np.sort(lists, axis=1)
     twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)

@@ -1,11 +1,10 @@
-"""Ranked lists that another system made, in the place of a model for `evaluate`."""
+"""Ranked lists of another system, in the place of a model for `evaluate`."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class GivenLists:
-    """Lists by user, over the items of a part and the other items they hold.
+    """Lists by user, over the items of a part and further items of the lists.
 
-    Parameters
-    ----------
-    source
-        A frame, or the path of a CSV, TSV, JSON lines or Parquet file: user, item, and rank (1 is
-        the first) or score (the highest is the first).
-    part
-        What the lists are for; users without a list are evaluated on an empty one.
-    train
-        The data whose counts say what is popular; None where they are not known.
-    exclude_seen
-        Take items of the history out of the lists. Left out, `hides_seen` tells whether there are
-        any.
+    `source` is a frame, or the path of a CSV, TSV, JSON lines or Parquet file: user, item, and
+    rank (1 is the first) or score (the highest is the first). Users without a list have an empty
+    one. `exclude_seen` removes items of the history; `hides_seen` is whether none are left.
     """
 
     def __init__(
@@ -51,34 +41,36 @@ class GivenLists:
     ) -> None:
         if train is not None:
             instance("train", train, Interactions, MADE_BY_READ)
-        frame = _table(source, part.target.user_index, part.target.item_index)
+        frame = _read_lists(source, part.target.user_index, part.target.item_index)
         self.train, self._users = train, part.target.user_index
-        extra = IdIndex(frame["item"].unique(maintain_order=True).to_numpy(), "item")
+        listed = IdIndex(frame["item"].unique(maintain_order=True).to_numpy(), "item")
         known = part.target.item_index.extended(part.history.items)
-        fresh = extra.values[known.positions(extra.values, unknown="skip") < 0]
-        self.item_index_ = IdIndex(np.concatenate([known.values, fresh]), "item")
+        new_items = listed.values[known.positions(listed.values, unknown="skip") < 0]
+        self.item_index_ = IdIndex(np.concatenate([known.values, new_items]), "item")
         user = self._users.positions(frame["user"].to_numpy(), unknown="skip")
         item = self.item_index_.positions(frame["item"].to_numpy())
         if not (user >= 0).any():
             raise DataError(
                 f"none of the users in the lists ({some(frame['user'].to_numpy())}) is in the "
-                "part; give the lists of the users to be evaluated"
+                "part; pass the lists of the users to be evaluated"
             )
         history = part.history.with_items(self.item_index_).matrix
         cells = np.maximum(user, 0) * len(self.item_index_) + item
         seen = in_ascending(cells, cell_keys(history)) & (user >= 0)
-        kept = (user >= 0) & ~(seen & bool(exclude_seen))
-        self.hides_seen = not seen[kept].any()
-        # frames are in the order of the lists already
-        self._pairs = pl.DataFrame({"user": user[kept], "item": item[kept]})
-        self._starts = np.searchsorted(user[kept], np.arange(len(self._users) + 1))
-        bare = len(self._users) - self._pairs["user"].n_unique()
-        if bare:
-            logger.warning("%d of %d users have no list: all is missed", bare, len(self._users))
+        used = (user >= 0) & ~(seen & bool(exclude_seen))
+        self.hides_seen = not seen[used].any()
+        # the frame is sorted by user and rank
+        self._pairs = pl.DataFrame({"user": user[used], "item": item[used]})
+        self._starts = np.searchsorted(user[used], np.arange(len(self._users) + 1))
+        n_missing = len(self._users) - self._pairs["user"].n_unique()
+        if n_missing:
+            logger.warning(
+                "%d of %d users have no list: they count as misses", n_missing, len(self._users)
+            )
 
     @property
     def item_counts_(self) -> npt.NDArray[np.int64]:
-        """Training users of each item; 0 where they are not known."""
+        """Training users of each item; 0 if unknown."""
         if self.train is None:
             return np.zeros(len(self.item_index_), np.int64)
         counts = np.append(self.train.item_counts, 0)
@@ -86,7 +78,7 @@ class GivenLists:
 
     @property
     def data_fingerprint_(self) -> str:
-        """Fingerprint of the training data where they are known, else of the lists."""
+        """Fingerprint of the training data if known, else of the lists."""
         if self.train is not None:
             return self.train.fingerprint
         return hashlib.sha256(self._pairs.write_csv().encode()).hexdigest()[:12]
@@ -104,53 +96,44 @@ class GivenLists:
         return ranked
 
     def settings(self) -> dict[str, Any]:
-        """Return what is known of the system: nothing."""
+        """Return placeholder settings: those of the other system are unknown."""
         return {"model": "lists"}
 
-    def measurable(self, wanted: list[Named], *, chosen: bool) -> list[Named]:
-        """Return the metrics that can be computed; a chosen one that cannot is an error."""
-        if self.train is not None:
-            return wanted
-        fine = [
-            named
-            for named in wanted
-            if named.base not in COUNTED and named.slice not in COUNTED_SLICES
+    def measurable(self, metrics: list[Named], *, chosen: bool) -> list[Named]:
+        """Return the metrics that can be computed; raise for a chosen one that cannot."""
+        needs_counts = [
+            named for named in metrics if named.base in COUNTED or named.slice in COUNTED_SLICES
         ]
-        if chosen and len(fine) < len(wanted):
-            named = next(each for each in wanted if each not in fine)
-            raise SettingError(f"{named.name} needs the counts of the training data; pass train=")
-        return fine
+        if self.train is not None or not needs_counts:
+            return metrics
+        if chosen:
+            name = needs_counts[0].name
+            raise SettingError(f"{name} needs the counts of the training data; pass train=")
+        return [named for named in metrics if named not in needs_counts]
 
 
-@dataclass(frozen=True)
-class _Columns:
-    user: str
-    item: str
-    order: str
-    descending: bool
-
-
-def _table(source: Any, users: IdIndex, items: IdIndex) -> pl.DataFrame:
-    """Return the columns user and item, the lists in their order and one after another."""
-    name, frame = _frame(source)
-    found = _columns(name, frame.columns)
-    columns = [
-        _as_ids(frame[found.user], users, name).alias("user"),
-        _as_ids(frame[found.item], items, name).alias("item"),
-        _as_numbers(frame[found.order], name).alias("order"),
-    ]
-    pairs = pl.DataFrame(columns)
-    twice = pairs.filter(pairs.select("user", "item").is_duplicated())
-    if twice.height:
-        user, item, _ = twice.row(0)
+def _read_lists(source: Any, users: IdIndex, items: IdIndex) -> pl.DataFrame:
+    """Return the columns user and item, sorted by user and rank."""
+    name, frame = _read_frame(source)
+    order = _order_column(name, frame.columns)
+    pairs = pl.DataFrame(
+        [
+            _as_ids(frame[_id_column(name, frame.columns, "user")], users, name).alias("user"),
+            _as_ids(frame[_id_column(name, frame.columns, "item")], items, name).alias("item"),
+            _as_numbers(frame[order], name).alias("order"),
+        ]
+    )
+    duplicates = pairs.filter(pairs.select("user", "item").is_duplicated())
+    if duplicates.height:
+        user, item, _ = duplicates.row(0)
         raise DataError(f"{name}: item {item!r} is twice in the list of user {user!r}; keep one")
-    ranked = pairs.sort("order", descending=found.descending, maintain_order=True)
+    ranked = pairs.sort("order", descending=order == "score", maintain_order=True)
     place = users.positions(ranked["user"].to_numpy(), unknown="skip")
     return ranked.with_columns(place=place).sort("place", maintain_order=True)
 
 
-def _frame(source: Any) -> tuple[str, pl.DataFrame]:
-    """Read a table whole; numbers of a text file stay text until it is known what they are."""
+def _read_frame(source: Any) -> tuple[str, pl.DataFrame]:
+    """Return the name and the complete table of a source; ids of a text file stay text."""
     if not isinstance(source, (str, os.PathLike)):
         if not is_frame(source):
             kind = type(source).__name__
@@ -169,7 +152,7 @@ def _frame(source: Any) -> tuple[str, pl.DataFrame]:
     if path.suffix not in readers:
         raise SettingError(f"lists are read from {', '.join(readers)}, got {path}")
     try:
-        with path.open("rb") as file:  # which has no name that could be a pattern
+        with path.open("rb") as file:  # polars would take a path as a glob pattern
             frame: pl.DataFrame = readers[path.suffix](file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -178,28 +161,26 @@ def _frame(source: Any) -> tuple[str, pl.DataFrame]:
     return str(path), frame
 
 
-def _columns(name: str, held: list[str]) -> _Columns:
-    """Return which columns are users, items and the order of the lists."""
-    roles = {}
-    for role in ("user", "item"):
-        hits = [role] if role in held else spelled_like(tuple(held), role)
-        if len(hits) != 1:
-            raise DataError(f"{name} needs one column {role!r}; it has {_named(held)}")
-        roles[role] = hits[0]
-    for order, descending in (("rank", False), ("score", True)):
-        if order in held:
-            return _Columns(roles["user"], roles["item"], order, descending)
-    raise DataError(f"{name} needs a column 'rank' or 'score'; it has {_named(held)}")
+def _id_column(name: str, columns: list[str], role: str) -> str:
+    matches = [role] if role in columns else spelled_like(tuple(columns), role)
+    if len(matches) != 1:
+        shown = ", ".join(columns) or "no columns"
+        raise DataError(f"{name} needs one column {role!r}; it has {shown}")
+    return matches[0]
 
 
-def _named(columns: list[str]) -> str:
-    return ", ".join(columns) or "no columns"
+def _order_column(name: str, columns: list[str]) -> str:
+    for order in ("rank", "score"):
+        if order in columns:
+            return order
+    shown = ", ".join(columns) or "no columns"
+    raise DataError(f"{name} needs a column 'rank' or 'score'; it has {shown}")
 
 
 def _as_ids(column: pl.Series, index: IdIndex, name: str) -> pl.Series:
-    """Return ids of the kind the part has, by the rule of `IdIndex`: "7" is 7, "007" is not.
+    """Return ids of the type of the part, by the rule of `IdIndex`: "7" is 7, "007" is not.
 
-    Floats without fractions are integers, such as pandas makes of integers with gaps.
+    Floats without fractions are integers: pandas makes them from integers with gaps.
     """
     if column.null_count():
         raise DataError(f"{name}: the column {column.name!r} has empty cells; fill or drop them")
@@ -225,7 +206,7 @@ def _as_ids(column: pl.Series, index: IdIndex, name: str) -> pl.Series:
     shown = str(wrong) if wrong is kind else f"{wrong!r}, which is no such id"
     raise DataError(
         f"{name}: the {index.axis} ids of the part are {known}, and the column {column.name!r} "
-        f"holds {shown}; give the ids of the data"
+        f"holds {shown}; use the ids of the data"
     )
 
 
@@ -236,5 +217,5 @@ def _as_numbers(column: pl.Series, name: str) -> pl.Series:
     except pl.exceptions.PolarsError:
         numbers = pl.Series([None], dtype=pl.Float64)
     if numbers.null_count() or numbers.is_nan().any():
-        raise DataError(f"{name}: the column {column.name!r} must hold numbers alone")
+        raise DataError(f"{name}: the column {column.name!r} must have only numbers")
     return numbers

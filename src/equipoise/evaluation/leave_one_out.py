@@ -1,7 +1,7 @@
-"""How good a fitted model is on users it has not seen, told by the model itself.
+"""Leave-one-out evaluation of a fitted model on its own training users.
 
-The solve without one user follows from the solve with all of them, so every user of the training
-data can stand in for a new one. docs/leave-one-out.md derives the formula.
+The solution without one user follows from the solution with all users, so every training user can
+stand in for a new one. docs/leave-one-out.md derives the formula.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from equipoise.checks import choice, count, fraction
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.parts import Part
-from equipoise.errors import DataError, SettingError
+from equipoise.errors import DataError
 from equipoise.evaluation.evaluator import GivenPart, checked_part, evaluate
+from equipoise.evaluation.metrics import Named
 from equipoise.evaluation.results import Result
 from equipoise.models import Recommender
 from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
@@ -43,32 +44,32 @@ def leave_one_out(
 ) -> Result:
     """Evaluate a fitted linear autoencoder on its own training users, each left out in turn.
 
-    A user is ranked by the model as a fit without this user would have made it, from some of the
-    user's items, and the others are to be found. The numbers are those of refits to rounding, at a
-    few times the cost of ranking. Settings that were "auto" keep their numbers. Where signals
-    decay without a reference time, the user with the last event of all is left out by a new fit.
+    Each user is ranked by the model of a fit without this user, from a share of the user's items;
+    the remaining items are the targets. The numbers equal those of refits up to rounding, at a few
+    times the cost of ranking. "auto" settings keep their resolved values. If signals decay without
+    a reference time, the user with the last event of all is left out by a refit.
 
     Parameters
     ----------
     model
-        `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer; on any exact
-        engine, and saved models too. Signals with the transform "bm25" are refused: one user less
-        changes their numbers for all users.
+        `LAE`, `EASE`, `RLAE` or their denoising forms, with any normalizer and any exact engine;
+        saved models too. Not with the transform "bm25", where each user changes the weights of
+        all users.
     users
-        How many users to leave out, drawn from those with at least two items.
+        Number of users to leave out, drawn from those with at least two items.
     k
         One or more cut-offs.
     history
-        Share of a user's items that the model is shown; at least one, and all but one at most.
+        Share of a user's items in the history; at least one item, and at most all but one.
     seed
-        Of the users and of what they are shown: same data and seed, same part.
+        Of the draw of users and histories.
     part
-        Training users with what they are shown and what is to be found, instead of a sample.
+        Histories and targets of training users, instead of a sample.
     leave
-        "user" leaves out all of the user (a new user); "items" leaves what the user is shown in
-        training and takes out the rest (the weak protocol).
+        "user" leaves out the whole user (a new user); "items" leaves out the targets only (the
+        weak protocol).
     alpha
-        The popularity dial, in place of the model's own.
+        The popularity dial, in place of the model's value.
     metrics, bootstrap, threads, name, progress
         As for `evaluate`.
 
@@ -84,10 +85,9 @@ def leave_one_out(
     left_out = LeftOut(model, leave, alpha)
     sample = left_out_part(model.data_, users, history, seed) if part is None else part
     checked = checked_part(sample)
-    given = GivenPart(checked.history, checked.target, PROTOCOLS[leave], "train")
     return evaluate(
         left_out,
-        given,
+        GivenPart(checked.history, checked.target, PROTOCOLS[leave], "train"),
         k,
         metrics=metrics,
         bootstrap=bootstrap,
@@ -99,7 +99,7 @@ def leave_one_out(
 
 
 class LeftOut:
-    """A model as `evaluate` sees it, whose training users are ranked as if left out."""
+    """A model for `evaluate` that ranks each training user as if left out of the fit."""
 
     def __init__(self, model: Any, leave: Leave, alpha: float | None) -> None:
         check_model(model)
@@ -108,34 +108,34 @@ class LeftOut:
         self.data_fingerprint_, self.settings = model.data_fingerprint_, model.settings
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
-        """Rank items for these users, each by the model without it."""
-        if not exclude_seen:
-            raise SettingError("users that are left out are ranked without the items of a history")
+        """Rank new items for these users, each by the model without this user."""
         items, scores = lists_without([self.model], history, k, leave=self.leave, alpha=self.alpha)
         return Ranked(items[0], scores[0], (items[0] >= 0).sum(axis=1).astype(np.int32))
 
 
 def left_out_part(data: Interactions, users: int, history: float, seed: int) -> GivenPart:
-    """Draw users with at least two items, and what of theirs is shown and what is to be found."""
+    """Draw users with at least two items, and split their items into history and target."""
     count("users", users)
     fraction("history", history, zero=False, one=False)
     if not (data.user_counts >= 2).any():
         raise DataError(
-            "no user has two items, one to show and one to find, which leave-one-out needs; fit "
-            "with settings of your own instead"
+            "no user has two items, one for the history and one for the target, which "
+            "leave-one-out needs; fit with chosen settings instead"
         )
     return GivenPart(*drawn(data, users, history, seed), PROTOCOLS["user"], "train")
 
 
 def summary_of(result: Result) -> dict[str, Any]:
-    """Return the figures of a result that a model keeps: values, intervals, and on what."""
+    """Return the values and intervals of a result that are stored with a model."""
     values = {}
     for row in result.table.iter_rows(named=True):
-        part = "" if row["slice"] == "all" else f"{row['slice']}_"
-        figure = {name: row[name] for name in ("value", "low", "high")}
-        values[f"{part}{row['metric']}@{row['k']}"] = {
-            name: each for name, each in figure.items() if each is not None and math.isfinite(each)
+        numbers = {
+            name: row[name]
+            for name in ("value", "low", "high")
+            if row[name] is not None and math.isfinite(row[name])
         }
+        if numbers:
+            values[Named(row["slice"], row["metric"]).at(row["k"])] = numbers
     facts = {name: getattr(result, name) for name in ("protocol", "n_users", "seed", "version")}
     facts |= {"part": result.fingerprint, "data": result.data_fingerprint}
-    return {**facts, "values": {name: each for name, each in values.items() if each}}
+    return {**facts, "values": values}

@@ -1,7 +1,7 @@
 """Metrics of ranked lists: pure functions, one value per user out, NaN where undefined.
 
-`find_hits` compares lists with targets once; every accuracy metric is a short formula on what it
-found, at any cut-off k and for any group of items:
+`find_hits` compares lists with targets once; every accuracy metric is a short formula on the hits,
+at any cut-off k and for any group of items:
 
 >>> import numpy as np, scipy.sparse as sp
 >>> from equipoise.evaluation import metrics
@@ -14,9 +14,9 @@ array([0.5, 1. ])
 array([0.5, nan])
 
 Notation of the formulas: h hits among the first k of the list, t targets, r the rank of a hit
-(from 1). What the lists show whatever the targets are comes after them, and last the table of the
-names that `evaluate` knows: a base metric, with the name of a slice in front unless it is over
-everything ("ndcg", "head_ndcg", "active_recall").
+(from 1). Metrics that do not depend on targets follow, and last the table of the names that
+`evaluate` accepts: a base metric, prefixed with the name of a slice ("ndcg", "head_ndcg",
+"active_recall").
 """
 
 from __future__ import annotations
@@ -38,32 +38,6 @@ from equipoise.data.statistics import gini
 from equipoise.errors import DataError, SettingError
 from equipoise.runtime.kernels import compiled, first_at_least
 
-__all__ = [
-    "Hits",
-    "average_precision",
-    "coverage",
-    "diversity",
-    "exposure",
-    "exposure_gini",
-    "find_hits",
-    "head_items",
-    "hit_rate",
-    "join_hits",
-    "list_mean",
-    "ndcg",
-    "popularity_lift",
-    "precision",
-    "propensities",
-    "recall",
-    "recall_full",
-    "reciprocal_rank",
-    "row_mean",
-    "self_information",
-    "unbiased_ndcg",
-    "unbiased_recall",
-    "unit_rows",
-]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Lists = npt.NDArray[np.int32]
@@ -72,7 +46,7 @@ Vectors: TypeAlias = "sp.csr_array[np.float64, tuple[int, int]]"  # text: SciPy 
 
 @dataclass(frozen=True)
 class Hits:
-    """Targets that stand in the lists, user by user and in order of rank."""
+    """Targets that occur in the lists, user by user and in order of rank."""
 
     user: Ints  # row of each hit, ascending
     rank: Ints  # its rank in the full list, from 1
@@ -100,14 +74,14 @@ class Hits:
         """Restrict hits and targets to the flagged items; ranks stay those of the full list."""
         mask = np.asarray(group)
         if mask.dtype != bool or mask.shape != (self.target.shape[1],):
-            wanted = self.target.shape[1]
-            raise DataError(f"a group needs {wanted} flags, got {mask.dtype} {mask.shape}")
-        kept = mask[self.item]
+            n_items = self.target.shape[1]
+            raise DataError(f"a group needs {n_items} flags, got {mask.dtype} {mask.shape}")
+        inside = mask[self.item]
         target = keep_entries(self.target, mask[self.target.indices])
-        return Hits(self.user[kept], self.rank[kept], self.item[kept], target)
+        return Hits(self.user[inside], self.rank[inside], self.item[inside], target)
 
     def total(self, k: int, weight: npt.ArrayLike | None = None) -> Floats:
-        """Sum over each user's hits among the first k of a weight per hit (1 if left out)."""
+        """Return the sum of a weight per hit (default 1) over each user's hits in the first k."""
         near = self.rank <= k
         weights = None if weight is None else np.asarray(weight, np.float64)[near]
         sums = np.bincount(self.user[near], weights, minlength=self.n_users)
@@ -120,30 +94,29 @@ def find_hits(lists: npt.ArrayLike, target: Any) -> Hits:
     Parameters
     ----------
     lists
-        Item positions (m, k), best first; -1 where there is no item, as at the end of a list that
-        is shorter, or one that cannot be a target.
+        Item positions (m, k), best first; -1 for no item, or for one that cannot be a target.
     target
-        Sparse m x n matrix of the items to be found.
+        Sparse m x n matrix of the relevant items.
     """
     items = np.ascontiguousarray(lists, dtype=np.int32)
-    wanted: Csr = sp.csr_array(target)
-    if not wanted.has_canonical_format:
-        wanted = wanted.copy()
-        wanted.sum_duplicates()
-    if items.ndim != 2 or len(items) != wanted.shape[0]:
-        raise DataError(f"lists of shape {items.shape} do not fit {wanted.shape[0]} target rows")
-    if items.size and (items.max() >= wanted.shape[1] or items.min() < -1):
-        raise DataError(f"ranked positions must lie between 0 and {wanted.shape[1] - 1}")
-    user, rank, item = (np.empty(wanted.nnz, np.int64) for _ in range(3))
-    found = _mark(items, wanted.indptr, wanted.indices, user, rank, item)
-    if found < 0:
-        raise DataError(f"the list of row {-found - 1} holds an item twice; rank each item once")
-    # Copies let go of the work space, which has room for every target.
-    return Hits(user[:found].copy(), rank[:found].copy(), item[:found].copy(), wanted)
+    csr: Csr = sp.csr_array(target)
+    if not csr.has_canonical_format:
+        csr = csr.copy()
+        csr.sum_duplicates()
+    if items.ndim != 2 or len(items) != csr.shape[0]:
+        raise DataError(f"lists of shape {items.shape} do not fit {csr.shape[0]} target rows")
+    if items.size and (items.max() >= csr.shape[1] or items.min() < -1):
+        raise DataError(f"ranked positions must lie between 0 and {csr.shape[1] - 1}")
+    user, rank, item = (np.empty(csr.nnz, np.int64) for _ in range(3))
+    n_hits = _fill_hits(items, csr.indptr, csr.indices, user, rank, item)
+    if n_hits < 0:
+        raise DataError(f"the list of row {-n_hits - 1} has an item twice; rank each item once")
+    # copies free the work space, which has room for every target
+    return Hits(user[:n_hits].copy(), rank[:n_hits].copy(), item[:n_hits].copy(), csr)
 
 
 def join_hits(parts: Sequence[Hits], target: Csr) -> Hits:
-    """Put the hits of consecutive batches of users together; `target` holds all of them."""
+    """Concatenate the hits of consecutive batches of users; `target` has all users."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *(part.n_users for part in parts)])
@@ -153,32 +126,32 @@ def join_hits(parts: Sequence[Hits], target: Csr) -> Hits:
 
 
 @compiled
-def _mark(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any) -> Any:
-    """Fill one entry per hit and return their number, or -(row + 1) where a hit repeats.
+def _fill_hits(lists: Any, indptr: Any, indices: Any, user: Any, rank: Any, item: Any) -> Any:
+    """Fill one entry per hit and return their number, or -(row + 1) if a hit repeats.
 
     Serial on purpose: a binary search per cell costs a hundredth of ranking it, and the kernel
     stays callable from any number of Python threads.
     """
-    found = 0
+    n_hits = 0
     for row in range(lists.shape[0]):
-        first = found
+        first = n_hits
         for place in range(lists.shape[1]):
-            wanted = lists[row, place]
-            if wanted < 0:
+            listed = lists[row, place]
+            if listed < 0:
                 continue
-            at = first_at_least(indices, indptr[row], indptr[row + 1], wanted)
-            if at == indptr[row + 1] or indices[at] != wanted:
+            at = first_at_least(indices, indptr[row], indptr[row + 1], listed)
+            if at == indptr[row + 1] or indices[at] != listed:
                 continue
-            for earlier in range(first, found):
-                if item[earlier] == wanted:
+            for earlier in range(first, n_hits):
+                if item[earlier] == listed:
                     return -(row + 1)
-            user[found], rank[found], item[found] = row, place + 1, wanted
-            found += 1
-    return found
+            user[n_hits], rank[n_hits], item[n_hits] = row, place + 1, listed
+            n_hits += 1
+    return n_hits
 
 
 def recall(hits: Hits, k: int) -> Floats:
-    """Hits divided by how many there can be, h / min(k, t): 1 for the best list, also if t > k."""
+    """Hits divided by the largest possible number, h / min(k, t): 1 for a perfect list."""
     return ratio(hits.total(k), np.minimum(hits.n_targets, k))
 
 
@@ -188,12 +161,12 @@ def recall_full(hits: Hits, k: int) -> Floats:
 
 
 def precision(hits: Hits, k: int) -> Floats:
-    """Hits divided by k, h / k, also where the list is shorter than k."""
+    """Hits divided by k, h / k, also for lists shorter than k."""
     return _defined(hits, hits.total(k) / k)
 
 
 def hit_rate(hits: Hits, k: int) -> Floats:
-    """1 where at least one of the first k is a target, else 0."""
+    """1 if at least one of the first k is a target, else 0."""
     return _defined(hits, (hits.total(k) > 0).astype(np.float64))
 
 
@@ -203,7 +176,7 @@ def ndcg(hits: Hits, k: int) -> Floats:
 
 
 def reciprocal_rank(hits: Hits, k: int) -> Floats:
-    """1 / r of the first hit, 0 where none is among the first k; its mean is MRR."""
+    """1 / r of the first hit, 0 if there is none in the first k; its mean is MRR."""
     return _defined(hits, hits.total(k, np.where(hits.ordinal == 1, 1 / hits.rank, 0.0)))
 
 
@@ -222,9 +195,8 @@ def propensities(counts: npt.ArrayLike, power: float = 0.5, floor: float = 0.01)
 def unbiased_recall(hits: Hits, k: int, rho: npt.ArrayLike) -> Floats:
     """Sum over hits of 1 / rho, divided by S.
 
-    S is min(k, t) times the mean of 1 / rho over the targets: what the first min(k, t) targets of
-    the published code sum to on average, whatever order they come in. With t > k the value may
-    exceed 1.
+    S is min(k, t) times the mean of 1 / rho over the targets: the sum over the first min(k, t)
+    targets in the published code, averaged over their order. With t > k the value may exceed 1.
     """
     weight = 1 / np.asarray(rho, np.float64)
     return ratio(hits.total(k, weight[hits.item]), _target_weight(hits, k, weight))
@@ -260,7 +232,7 @@ def _target_weight(hits: Hits, k: int, weight: Floats) -> Floats:
 
 
 def ratio(top: npt.NDArray[Any], bottom: npt.NDArray[Any]) -> Floats:
-    """Divide; NaN where the divisor is 0."""
+    """Return top / bottom, NaN where bottom is 0."""
     out = np.full(top.shape, np.nan)
     np.divide(top, bottom, out=out, where=bottom > 0)
     return out
@@ -280,24 +252,21 @@ def head_items(counts: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def exposure(lists: Lists, k: int, n_items: int) -> Ints:
-    """How many lists show each item among their first k."""
+    """Number of lists that show each item among their first k."""
     shown = lists[:, :k]
     return np.bincount(shown[shown >= 0], minlength=n_items).astype(np.int64)
 
 
 def coverage(shown: npt.ArrayLike) -> float:
-    """Share of the catalogue that stands in at least one list; `shown` is an `exposure`.
-
-    NaN without items.
-    """
+    """Share of items that at least one list shows; `shown` is an `exposure`; NaN without items."""
     listed = np.asarray(shown) > 0
     return float(listed.mean()) if len(listed) else math.nan
 
 
 def exposure_gini(shown: npt.ArrayLike) -> float:
-    """Gini of the exposure of all items: 0 if all are shown alike, towards 1 if one is.
+    """Gini index of the exposure of all items: 0 if all are shown equally often, 1 if one is.
 
-    NaN where no item is shown at all: 0 would call such lists the fairest.
+    NaN if no item is shown at all: 0 would call such lists the fairest.
     """
     return gini(shown) if np.any(np.asarray(shown) > 0) else math.nan
 
@@ -305,8 +274,8 @@ def exposure_gini(shown: npt.ArrayLike) -> float:
 def list_mean(lists: Lists, values: npt.ArrayLike, ks: Sequence[int]) -> Floats:
     """Mean of a value per item over the first k of each list: (m, number of ks).
 
-    With training counts it is the average recommendation popularity, with `self_information` it
-    is novelty. Lists shorter than k are averaged over what they hold; empty ones are NaN.
+    With training counts this is the average popularity, with `self_information` the novelty.
+    Lists shorter than k are averaged over their items; empty ones are NaN.
     """
     present = lists >= 0
     value = np.where(present, np.asarray(values, np.float64)[lists], 0.0)
@@ -333,8 +302,8 @@ def row_mean(matrix: Csr, values: npt.ArrayLike) -> Floats:
 def popularity_lift(listed: Floats, history: Floats) -> Floats:
     """(a - b) / b, with a the mean training count of a user's list and b that of the history.
 
-    0: the list is as popular as what the user chose; 1: twice as popular. NaN where b is 0 or a
-    side is empty. The means come from `list_mean` (one column) and `row_mean`.
+    0: the list is as popular as the history; 1: twice as popular. NaN if b is 0 or one of them is
+    empty. The means come from `list_mean` (one column) and `row_mean`.
     """
     return ratio(listed - history, history)
 
@@ -354,8 +323,7 @@ def diversity(lists: Lists, units: Vectors, k: int) -> Floats:
     """Mean of 1 - cosine over all pairs of items among the first k of each list.
 
     `units` are item vectors of length 1, from `unit_rows`. NaN for a list of fewer than two items.
-    No pair is formed: the sum of cosines over ordered pairs is |sum of unit vectors|^2 - number of
-    non-zero vectors.
+    The sum of cosines over ordered pairs is |sum of unit vectors|^2 - number of non-zero vectors.
     """
     shown = lists[:, :k]
     present = shown >= 0
@@ -427,7 +395,7 @@ class Named:
         return f"{self.name}@{k}"
 
     def definition(self, recall_form: str) -> str:
-        """Say in words what is computed; "recall" stands for `recall_form`."""
+        """Return the definition in words; `recall_form` is the form of "recall"."""
         base = recall_form if self.base == "recall" else self.base
         if self.slice == "unbiased":
             base = "recall_capped" if self.base == "recall" else self.base
@@ -438,7 +406,7 @@ class Named:
 
 
 def known(groups: Iterable[str] = ()) -> dict[str, Named]:
-    """Every metric by its name, with these extra groups of items."""
+    """Return every metric by its name, including those of extra groups of items."""
     bases = ["recall", *ACCURACY]
     out = [Named("all", base) for base in (*bases, *PER_LIST, *AGGREGATE)]
     out += [Named(part, base) for part in (*ITEM_SLICES, *groups) for base in bases]
@@ -448,8 +416,8 @@ def known(groups: Iterable[str] = ()) -> dict[str, Named]:
 
 
 def default(groups: Iterable[str] = ()) -> list[Named]:
-    """What `evaluate` reports unless told otherwise."""
-    main = ["recall", "ndcg", "mrr", "map", "precision", "hit"]
+    """Return the metrics that `evaluate` reports by default."""
+    main = ("recall", "ndcg", "mrr", "map", "precision", "hit")
     out = [Named("all", base) for base in main]
     slices = [*ITEM_SLICES, *groups, "unbiased", *USER_SLICES]
     out += [Named(part, base) for part in slices for base in ("recall", "ndcg")]
@@ -457,31 +425,28 @@ def default(groups: Iterable[str] = ()) -> list[Named]:
 
 
 def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> list[Named]:
-    """Look the names up; an unknown one is an error with the nearest name."""
+    """Return the metrics with these names; the error for an unknown one suggests the nearest."""
     groups = list(groups)
     if names is None:
         return default(groups)
-    everything = known(groups)
-    if not isinstance(names, Iterable):
-        raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
-    listed = [names] if isinstance(names, str) else list(names)
+    by_name = known(groups)
+    listed = [names] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
     if not all(isinstance(name, str) for name in listed):
         raise SettingError(f"metrics must be names such as 'ndcg', got {names!r}")
-    listed = list(dict.fromkeys(listed))
     if not listed:
-        raise SettingError("metrics is empty; leave it out for the usual ones")
+        raise SettingError("metrics is empty; leave it out for the default ones")
     for name in listed:
-        if name not in everything:
-            bare = str(name).partition("@")[0]
-            hint = nearest(name, everything)
-            if bare in everything:
+        if name not in by_name:
+            bare = name.partition("@")[0]
+            hint = nearest(name, by_name)
+            if bare in by_name:
                 hint = f"write {bare!r} and give the cut-off as k"
             raise SettingError(f"unknown metric {name!r}; {hint}")
-    return [everything[name] for name in listed]
+    return [by_name[name] for name in dict.fromkeys(listed)]
 
 
 def at_cutoff(name: str) -> tuple[Named, int]:
-    """Look up a metric with its cut-off.
+    """Return a metric and its cut-off.
 
     >>> at_cutoff("tail_ndcg@20")
     (Named(slice='tail', base='ndcg'), 20)
@@ -489,13 +454,13 @@ def at_cutoff(name: str) -> tuple[Named, int]:
     match = re.fullmatch(r"(\w+)@(\d+)", name) if isinstance(name, str) else None
     if match is None or int(match[2]) < 1:
         raise SettingError(f"a metric must look like 'ndcg@20', got {name!r}")
-    everything = known()
-    if match[1] not in everything:
-        raise SettingError(f"unknown metric {name!r}; {nearest(match[1], everything)}")
-    return everything[match[1]], int(match[2])
+    by_name = known()
+    if match[1] not in by_name:
+        raise SettingError(f"unknown metric {name!r}; {nearest(match[1], by_name)}")
+    return by_name[match[1]], int(match[2])
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """Return the end of a sentence that names what was probably meant."""
+    """Return a hint for an error message: the most similar name, or all names."""
     close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(names))}"

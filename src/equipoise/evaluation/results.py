@@ -1,4 +1,4 @@
-"""Result: the numbers of one evaluation, with all that is needed to trust and compare them."""
+"""Result: the numbers of one evaluation, with everything needed to compare and reproduce them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REPEATED = {"all": ", known items to be found too", "again": ", known items only
 class Result:
     """Numbers of one model on one part of a split. Made by `evaluate`.
 
-    ``result["ndcg@20"]`` is a number; ``"ndcg@20" in result`` asks for it.
+    ``result["ndcg@20"]`` is a number; ``"ndcg@20" in result`` is whether there is one.
 
     `table` has one row per metric, cut-off and slice (see `to_frame`), `per_user` one row per user
     of the part: "user", then every metric that has a value per user.
@@ -52,30 +52,30 @@ class Result:
     table: pl.DataFrame
     per_user: pl.DataFrame
     k: tuple[int, ...]  # cut-offs, ascending
-    protocol: str  # how the part was split off
-    part: str  # which part it is
+    protocol: str  # of the split
+    part: str  # name of the part
     fingerprint: str  # of the part
     data_fingerprint: str  # of the data the model was fitted on
     n_users: int  # users of the part, events for sessions
     n_items: int  # items of the model
-    exclude_seen: bool  # whether items of the history were kept out of the lists
+    exclude_seen: bool  # whether the lists exclude items of the history
     settings: dict[str, Any]  # of the model
-    definitions: dict[str, str]  # what each metric means, in words
-    tuned_on_test: bool  # whether settings were chosen on this very part
-    bootstrap: int  # resamples behind the intervals: 95%, over users
+    definitions: dict[str, str]  # of each metric, in words
+    tuned_on_test: bool  # whether settings were chosen on this part
+    bootstrap: int  # resamples for the 95% intervals, over users
     seed: int  # of the resamples
     seconds: dict[str, float]  # spent on "rank", "metrics" and "bootstrap"
     version: str  # of equipoise
-    repeats: str = "new"  # which items were to be found: "new", "all", or known ones "again"
+    repeats: str = "new"  # which items are targets: "new", "all", or known ones "again"
 
     @property
     def label(self) -> str:
-        """The model's name, marked where its settings were chosen on this part."""
+        """The model's name, marked if its settings were chosen on this part."""
         return f"{self.name} (tuned on test)" if self.tuned_on_test else self.name
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences a reader of the numbers must know."""
+        """Caveats for readers of the numbers."""
         notes = [TUNED] if self.tuned_on_test else []
         if self.protocol in LEFT_OUT:
             notes.append(LEFT_OUT[self.protocol])
@@ -84,7 +84,7 @@ class Result:
 
     @property
     def values(self) -> dict[str, float]:
-        """Every number by its name, such as "head_ndcg@20"; NaN where it is not defined."""
+        """Every number by its name, such as "head_ndcg@20"; NaN if it is not defined."""
         check_polars()
         return {
             Named(part, base).at(k): math.nan if value is None else value
@@ -104,67 +104,70 @@ class Result:
         return iter(self.values)
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per number: model, metric, k, slice, value, low, high, n_users.
+        """Return one row per number: model, metric, k, slice, value, low, high, n_users.
 
-        `low` and `high` bound a 95% interval; `n_users` is how many users the mean is over.
+        `low` and `high` bound a 95% interval; `n_users` is the number of users behind the mean.
         """
         check_polars()
         return self.table.select(pl.lit(self.label).alias("model"), pl.all())
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the values per user, as plain values; NaN is None."""
-        whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
-        whole["k"] = list(self.k)
-        whole["notes"] = list(self.notes)
-        whole["values"] = {n: None if math.isnan(v) else v for n, v in self.values.items()}
-        whole["table"] = self.table.to_dicts()
-        return whole
+        """Return everything but the values per user, as plain values; NaN is None."""
+        values = {name: None if math.isnan(v) else v for name, v in self.values.items()}
+        table = self.table.to_dicts()
+        return {**self._meta(), "notes": list(self.notes), "values": values, "table": table}
+
+    def _meta(self) -> dict[str, Any]:
+        """Return every field but the frames as plain values."""
+        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        return {**meta, "k": list(self.k)}
 
     def to_json(self) -> str:
-        """`to_dict` as JSON."""
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def to_markdown(self) -> str:
-        """A Markdown table: a row per metric and slice, a column per cut-off."""
+        """Return a Markdown table: a row per metric and slice, a column per cut-off."""
         table = markdown_table(self._rows("{} [{}, {}]"))
-        return "\n".join([f"**{self.label}**, {self._where}.", "", table, *self._footer()]) + "\n"
+        lines = [f"**{self.label}**, {self._description}.", "", table, *self._footer()]
+        return "\n".join(lines) + "\n"
 
     def to_latex(self) -> str:
-        """The same table for a paper; needs the package booktabs."""
+        """Return the same table in LaTeX; needs the package booktabs."""
         rows = self._rows(r"{} {{\scriptsize [{}, {}]}}")
         head, *body = (" & ".join(row).replace("_", r"\_") + r" \\" for row in rows)
-        top = [f"% {self.label}, {self._where}", rf"\begin{{tabular}}{{ll{'r' * len(self.k)}}}"]
+        columns = rf"\begin{{tabular}}{{ll{'r' * len(self.k)}}}"
+        top = [f"% {self.label}, {self._description}", columns]
         notes = [f"% {line}" for line in self._footer() if line]
         lines = [*top, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
         return "\n".join([*lines, *notes]) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a directory, values per user included, that `Result.load` opens again."""
-        meta = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in FRAMES}
+        """Write a directory, including the values per user, that `Result.load` reads."""
         frames = {name: getattr(self, name) for name in FRAMES}
-        write_directory(path, KIND, VERSION, {**meta, "k": list(self.k)}, {}, frames, _restored)
+        write_directory(path, KIND, VERSION, self._meta(), {}, frames, _restore)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Result:
-        """Read what `save` wrote; damaged or foreign directories are refused."""
-        return load_directory(path, KIND, VERSION, _restored)
+        """Read a directory of `save`; raise if it is damaged or something else."""
+        return load_directory(path, KIND, VERSION, _restore)
 
     def __repr__(self) -> str:
         width = max(map(len, self.values), default=0)
         lines = [f"  {name:<{width}}  {_number(value)}" for name, value in self.values.items()]
-        return "\n".join([f"{self.label}: {self._where}", *lines, *self.notes])
+        return "\n".join([f"{self.label}: {self._description}", *lines, *self.notes])
 
     def plot(self, metric: str = "ndcg", *, k: int | None = None, ax: Any = None) -> Any:
-        """Draw a metric of all, head and tail items with its intervals; needs matplotlib.
+        """Plot a metric of all, head and tail items with its intervals; needs matplotlib.
 
         Parameters
         ----------
         metric
             Its name without a slice and a cut-off, such as "ndcg" or "recall".
         k
-            The cut-off; the largest one if left out.
+            The cut-off (default: the largest one).
         ax
-            Axes to draw into; new ones if left out. They are returned.
+            Axes to draw into (default: new ones). They are returned.
         """
         from equipoise.display.plot import intervals as draw
 
@@ -177,14 +180,14 @@ class Result:
         if math.isnan(self[name]):
             raise DataError(f"{name} of {self.label!r} is not defined; choose another metric")
         rows = self.table.select("metric", "k", "slice", "value", "low", "high").rows()
-        (found,) = (row for row in rows if Named(row[2], row[0]).at(row[1]) == name)
-        return Interval(name, *found[3:])
+        (numbers,) = (row[3:] for row in rows if Named(row[2], row[0]).at(row[1]) == name)
+        return Interval(name, *numbers)
 
     def slices(self, metric: str, k: int) -> list[Interval]:
         """Return the values of a metric by slice, with the ends of their intervals."""
         check_polars()
-        is_here = [(metric, k) == pair for pair in self.table.select("metric", "k").rows()]
-        rows = self.table.filter(pl.Series(is_here, dtype=pl.Boolean))
+        is_match = [(metric, k) == pair for pair in self.table.select("metric", "k").rows()]
+        rows = self.table.filter(pl.Series(is_match, dtype=pl.Boolean))
         if not rows.height:
             raise UnknownIdError(
                 f"the result has no {metric}@{k}; {nearest(f'{metric}@{k}', self.values)}"
@@ -199,16 +202,16 @@ class Result:
             k = self.k[-1]
             parts.insert(0, intervals(f"ndcg@{k} of {self.label}", self.slices("ndcg", k)))
         footer = [line.removeprefix("Note: ") for line in self._footer() if line]
-        return fragment(f"{self.label}: {self._where}", *parts, notes=footer)
+        return fragment(f"{self.label}: {self._description}", *parts, notes=footer)
 
     @property
-    def _where(self) -> str:
+    def _description(self) -> str:
         rows = "events" if self.protocol == "session" else "users"
-        where = f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
-        return where + REPEATED.get(self.repeats, "")
+        part = f"{self.protocol} {self.part} part {self.fingerprint}, {self.n_users:,} {rows}"
+        return part + REPEATED.get(self.repeats, "")
 
     def _rows(self, with_interval: str) -> list[list[str]]:
-        """Cells of the table, its head first."""
+        """Return the cells of the table, its head first."""
         check_polars()
         rows: dict[tuple[str, str], list[str]] = {}
         for base, _, part, *numbers, _ in self.table.sort("k", maintain_order=True).rows():
@@ -227,13 +230,13 @@ class Result:
         return lines + [line for note in self.notes for line in ("", f"Note: {note}.")]
 
 
-def _restored(stored: Stored) -> Result:
+def _restore(stored: Stored) -> Result:
     meta = stored.meta
     content = {"repeats": "new", **meta, **stored.frames}
     names = {f.name for f in fields(Result)}
     if set(content) != names:
-        odd = ", ".join(sorted(names ^ set(content)))
-        raise FileFormatError(f"it is not a complete result: {odd}")
+        differing = ", ".join(sorted(names ^ set(content)))
+        raise FileFormatError(f"it is not a complete result: {differing}")
     for name in ("name", "protocol", "part", "fingerprint", "data_fingerprint", "version"):
         meta.text(name)
     if "repeats" in meta:
@@ -257,7 +260,7 @@ def _restored(stored: Stored) -> Result:
 
 
 def _check_tables(result: Result) -> None:
-    """Refuse tables that are not those `evaluate` makes: typed, and each number there once."""
+    """Raise unless the tables have the types and the unique rows that `evaluate` makes."""
     table, per_user = result.table, result.per_user
     if table.schema != pl.Schema(SCHEMA):
         raise FileFormatError(f"its table should have the columns {', '.join(SCHEMA)}")
@@ -283,7 +286,7 @@ def _check_tables(result: Result) -> None:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of a Markdown table, its head first; columns after the second are right-aligned."""
+    """Return a Markdown table, its head first; columns after the second are right-aligned."""
     ruler = ["---", "---", *["---:"] * (len(rows[0]) - 2)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ruler, *rows[1:]))
 

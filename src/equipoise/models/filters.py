@@ -481,9 +481,9 @@ class PerUserTerm(Term):
         return self.low.dtype
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """A hidden vector and the unfiltered scores."""
-        return self.low.held + self.unfiltered.held
+        return self.low.buffer_size + self.unfiltered.buffer_size
 
     def _are_outside(self, rows: Rows, hidden: Floats) -> npt.NDArray[np.bool_]:
         """Flag the users whose factors are nothing but rounding errors.

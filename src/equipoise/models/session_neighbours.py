@@ -145,7 +145,7 @@ class Neighbours(Term):
         return np.dtype(np.float32)
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """The neighbours of a row and their votes."""
         return 2 * self.neighbours
 

@@ -341,7 +341,7 @@ class OnDemand(Term):
         return np.dtype(self.rows.dtype)
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """A row: histories are assumed to share most of their rows."""
         return self.n_items
 

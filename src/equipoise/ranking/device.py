@@ -1,4 +1,4 @@
-"""Scores and top-k lists on the device, equal to those of the host."""
+"""Scores and top-k lists on a GPU, equal to those of the host."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SCORES = 256 << 20  # bytes of scores worked on at a time
 
 
 def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
-    """Return the lists, and the rows that have a NaN among their scores, as `Job.rank` does."""
+    """Return the lists, and the rows with NaN scores, as `Job.rank` does."""
     scorer = _Scorer(job.terms)
     n_users, n_items = job.history.shape
     ranked = Ranked.empty(n_users, job.k, scorer.dtype)
     barred = send(np.flatnonzero(~job.allowed), scorer.device)
     boost = job.boost
-    scales = [] if boost is None else [scorer.send(each) for each in (boost.factor, boost.bonus)]
+    scales = [] if boost is None else [scorer.send(array) for array in (boost.factor, boost.bonus)]
     bad = []
     step = max(1, SCORES // (scorer.dtype.itemsize * max(n_items, 1)))
     for low in range(0, n_users, step):
@@ -35,16 +35,12 @@ def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
             factor, bonus = scales
             batch = scorer.torch.where(batch > 0, batch * factor, batch / factor) + bonus
         for matrix in job.hidden:
-            cells = matrix[part].tocoo()
-            places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
-            batch[tuple(places)] = -np.inf
+            batch[scorer.cells(matrix[part])] = -np.inf
         if len(barred):
             batch[:, barred] = -np.inf
         for only in job.only:
-            cells = only.pairs[part].tocoo()
-            places = (send(each.astype(np.int64), scorer.device) for each in cells.coords)
             hidden = scorer.torch.ones_like(batch, dtype=scorer.torch.bool)
-            hidden[tuple(places)] = False
+            hidden[scorer.cells(only.pairs[part])] = False
             if only.users is not None:
                 hidden &= send(only.users[part], scorer.device)[:, None]
             batch.masked_fill_(hidden, -np.inf)
@@ -60,7 +56,7 @@ def rank_on_device(job: Job) -> tuple[Ranked, npt.NDArray[np.int64]]:
 class OnDevice(ScaledTerm):
     """A term whose matrix is on a device: (x * source) @ matrix * target.
 
-    The matrix says whether an item of the history adds to its own score.
+    The diagonal of the matrix decides whether an item of the history adds to its own score.
     """
 
     matrix: DeviceMatrix
@@ -75,8 +71,8 @@ class OnDevice(ScaledTerm):
         return self.matrix.dtype
 
     @property
-    def held(self) -> int:
-        """All scores of a user."""
+    def buffer_size(self) -> int:
+        """The number of scores of a user."""
         return self.n_items
 
     def factors(self) -> tuple[Any, Any, Any, Any]:
@@ -84,7 +80,7 @@ class OnDevice(ScaledTerm):
         return self.matrix.values, None, self.source, self.target
 
     def adder(self, rows: Rows) -> Adder:
-        """Return a function that adds this term's scores, brought to the host, to a block."""
+        """Return a function that copies this term's scores to the host and adds them."""
         part = _Scorer([self]).sums(rows.indptr, rows.indices, rows.values)
         scores = part.cpu().numpy()
 
@@ -95,19 +91,19 @@ class OnDevice(ScaledTerm):
 
 
 class _Scorer:
-    """Terms sent to the device once, and the scores of batches."""
+    """Sends terms to the device once, and scores batches there."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.torch, self.dtype = load_torch(), sum_dtype(terms)
         factors = [(term, term.factors()) for term in terms]
-        # a term that is on the device already comes first
+        # terms that are on the device already come first
         here = sorted((f for _, f in factors if f is not None), key=lambda f: f[1] is not None)
         self.device = here[0][0].device
         self._here = [tuple(map(self.send, parts)) for parts in here]
         self._host = [term for term, parts in factors if parts is None]
 
     def scores(self, history: Csr) -> Tensor:
-        """Return the scores of all items for some histories."""
+        """Return the scores of all items for these histories."""
         total = self.sums(history.indptr, history.indices, history.data)
         if self._host:
             total.add_(self.send(score(self._host, history)))
@@ -121,7 +117,7 @@ class _Scorer:
         weights = self.send(values)
         total = None
         for matrix, right, source, target in self._here:
-            # each score is summed item by item in the order of the history, as on the host
+            # sums run in the order of the history, as on the host
             part = self.torch.nn.functional.embedding_bag(
                 places,
                 matrix,
@@ -135,18 +131,22 @@ class _Scorer:
         return total
 
     def send(self, array: Any) -> Tensor:
-        """Return an array on the device in the precision of the sums; tensors are there."""
+        """Return an array on the device in the precision of the sums; a tensor as it is."""
         if not isinstance(array, np.ndarray):
             return array
         return send(array, self.device, getattr(self.torch, self.dtype.name))
 
+    def cells(self, matrix: Csr) -> tuple[Tensor, ...]:
+        """Return rows and columns of the stored pairs on the device."""
+        return tuple(send(part.astype(np.int64), self.device) for part in matrix.tocoo().coords)
+
 
 def best_of_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k best of each row, equal ones by position; NaN comes first."""
+    """Return the k best scores of each row and their positions; NaN comes first."""
     width = min(k + 1, scores.shape[1])
     values, places = load_torch().topk(scores, width, dim=1)
     if width > k:
-        # `topk` takes any of several equal scores; those at the border are chosen anew
+        # `topk` returns any of several equal scores: choose the lowest positions of the last score
         tied = (values[:, k - 1] == values[:, k]) & (values[:, k] > -np.inf)
         values, places = values[:, :k].contiguous(), places[:, :k].contiguous()
         if tied.any():
@@ -159,7 +159,7 @@ def best_of_rows(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _lowest(scores: Tensor, border: Tensor, k: int) -> Tensor:
-    """Return k positions: the scores above the border, and the first of those that equal it."""
+    """Return k positions per row: scores above the border, then the first equal to it."""
     torch = load_torch()
     above, equal = scores > border, scores == border
     missing = k - above.sum(dim=1, keepdim=True)

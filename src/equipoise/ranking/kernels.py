@@ -86,7 +86,7 @@ def _add_group(
 
 
 @compiled
-def _without_own(
+def _without_diagonal(
     total: Floats,
     before: Floats,
     matrix: Floats,
@@ -96,7 +96,7 @@ def _without_own(
     first: int,
     last: int,
 ) -> None:
-    """Sum the group again for its own items, leaving each one's own row out."""
+    """Recompute the sums of the group's own items without the diagonal of the matrix."""
     for place in range(first, last):
         item = indices[place]
         if low <= item < low + len(total):
@@ -121,7 +121,7 @@ def add_rows(
 ) -> None:
     """Add (sum over i of weight_i * matrix[i]) * target, columns from `low` on.
 
-    The matrix may hold whole numbers; sums have the precision of the weights.
+    The matrix may have integers; sums have the precision of the weights.
     """
     width = scores.shape[1]
     total = np.empty(width, weights.dtype)
@@ -138,7 +138,7 @@ def add_rows(
                         before[place - first] = total[column]
             _add_group(total, matrix, low, indices, weights, first, last)
             if zero_diagonal:
-                _without_own(total, before, matrix, low, indices, weights, first, last)
+                _without_diagonal(total, before, matrix, low, indices, weights, first, last)
         out = scores[user]
         for j in range(width):
             out[j] = out[j] + total[j] * scale[j]
@@ -155,7 +155,7 @@ def add_to_sums(
     start: int,
     stop: int,
 ) -> None:
-    """Add weighted rows to the sums of every source, four at a time and each in its turn."""
+    """Add weighted rows to the sums of every source, four rows at a time."""
     place = start
     while place + 4 <= stop:
         r0 = matrix[indices[place], low : low + size]
@@ -186,7 +186,7 @@ def add_product(
 ) -> None:
     """Add left @ right * target, columns from `low` on; `everything` is 0, 1, 2, ...
 
-    Eight rows of `right` stay in the first-level cache while all users pass by.
+    Eight rows of `right` stay in the first-level cache for all users.
     """
     width = scores.shape[1]
     total = np.zeros((scores.shape[0], width), right.dtype)
@@ -213,7 +213,7 @@ def add_sparse_rows(
     target: Floats,
     zero_diagonal: bool,
 ) -> None:
-    """Like `add_rows` for sparse rows; the cursor says where each row's next columns begin.
+    """Like `add_rows` for sparse rows; the cursor has the position of each row's next column.
 
     Blocks must come in ascending order of `low`; a new pass needs a new cursor.
     """
@@ -227,7 +227,7 @@ def add_sparse_rows(
                 at += 1
             while at < end and columns[at] < low + width:
                 j = columns[at] - low
-                # Negative only where a damaged file has unsorted columns: stay in bounds.
+                # negative only if a damaged file has unsorted columns: stay in bounds
                 if j >= 0 and not (zero_diagonal and columns[at] == indices[place]):
                     total[j] = total[j] + weights[place] * data[at]
                 at += 1
@@ -246,7 +246,7 @@ def gather_users(
     indices: Positions,
     weights: Floats,
 ) -> None:
-    """Add to each history's sums the weighted users of its items; rows of items are sparse."""
+    """Add the weighted users of each history's items to its sums; rows of items are sparse."""
     for row in range(sums.shape[0]):
         for place in range(indptr[row], indptr[row + 1]):
             item, weight = indices[place], weights[place]
@@ -264,10 +264,10 @@ def add_users(
     starts: Offsets,
     indptr: Offsets,
     indices: Positions,
-    own: Floats,
+    diagonal: Floats,
     target: Floats,
 ) -> None:
-    """Add for each item the weighted sums of its users, less what a history's own item gave.
+    """Add the weighted sums of each item's users, without an item's effect on its own score.
 
     `sums` has a row for each training user and a column for each history.
     """
@@ -285,7 +285,7 @@ def add_users(
         for place in range(indptr[row], indptr[row + 1]):
             j = indices[place] - low
             if 0 <= j < width:
-                scores[row, j] = scores[row, j] - own[place] * target[low + j]
+                scores[row, j] = scores[row, j] - diagonal[place] * target[low + j]
 
 
 @compiled
@@ -305,7 +305,7 @@ def mask_items(
 def keep_items(
     scores: Floats, low: int, starts: Offsets, stops: Offsets, indices: Positions
 ) -> None:
-    """Set to minus infinity what `mask_items` would leave; a start below 0 leaves all."""
+    """Set all other scores than `mask_items` does to minus infinity; a start below 0: none."""
     width = scores.shape[1]
     for user in range(scores.shape[0]):
         if starts[user] < 0:
@@ -321,7 +321,7 @@ def keep_items(
 
 @compiled
 def boost_items(scores: Floats, low: int, factor: Floats, bonus: Floats) -> None:
-    """Multiply scores by a factor, by which negative ones are divided, and add a bonus."""
+    """Multiply positive scores by a factor, divide negative ones by it, and add a bonus."""
     for user in range(scores.shape[0]):
         row = scores[user]
         for j in range(len(row)):
@@ -332,7 +332,7 @@ def boost_items(scores: Floats, low: int, factor: Floats, bonus: Floats) -> None
 
 @compiled
 def _sink(items: Positions, best: Floats, size: int, item: Any, score: Any) -> None:
-    """Put an entry at the root of a heap whose root is the worst entry, and let it sink.
+    """Replace the root, the worst entry of a heap, and restore the heap order.
 
     Of two equal scores the higher position is the worse.
     """
@@ -356,7 +356,7 @@ def _sink(items: Positions, best: Floats, size: int, item: Any, score: Any) -> N
 
 @compiled
 def _rise(items: Positions, best: Floats, at: int) -> None:
-    """Let the entry that was appended to the heap rise; it is worse than all its equals."""
+    """Restore the heap order after an entry was appended; it is worse than all its equals."""
     score, item = best[at], items[at]
     while at > 0:
         parent = (at - 1) // 2
@@ -374,7 +374,7 @@ def select(
     """Offer a block of scores to each user's heap; blocks come in ascending order of `low`.
 
     A later item never replaces an equal one, so ties keep the lowest positions. Minus infinity is
-    never taken; NaN fails the comparison, gets looked at, and marks the user as bad.
+    never listed; NaN fails the comparison and marks the user as bad.
     """
     k, width = items.shape[1], scores.shape[1]
     for user in range(scores.shape[0]):
@@ -405,7 +405,7 @@ def select(
 
 @compiled
 def sort_heaps(items: Positions, best: Floats, lengths: Positions) -> None:
-    """Turn each heap into a list, best first."""
+    """Sort each heap into a list, best first."""
     for user in range(items.shape[0]):
         heap, listed = best[user], items[user]
         for size in range(lengths[user] - 1, 0, -1):

@@ -1,13 +1,13 @@
-"""Compiled loops: lists of training users as if each had been left out of the solve.
+"""Compiled leave-one-out ranking: lists of training users, each left out of the solution.
 
-With A = P^-1, S the items of a user, x its values and M what it adds to A there, the solve without
-it is P + P[:,S] T P[S,:] with T = (M^-1 - P[S,S])^-1. M is a rank-one matrix and a diagonal, so
-its Cholesky factor F is known in closed form and T = F (I - F^T P[S,S] F)^-1 F^T needs one small
-Cholesky factorisation, which is safe: what is left of A is positive definite.
+With A = P^-1, S the items of a user, x their values and M the user's contribution to A[S,S], the
+inverse without the user is P + P[:,S] T P[S,:] with T = (M^-1 - P[S,S])^-1. M is a rank-one matrix
+plus a diagonal, so its Cholesky factor F has a closed form, and T = F (I - F^T P[S,S] F)^-1 F^T
+needs one small Cholesky factorisation; it exists because A without the user is positive definite.
 
 Scores need one vector of weights for the rows S of P. The diagonal of the new inverse, which EASE
-and RLAE divide by, costs k^2 operations for each item, but it can only grow, so the scores with
-the old diagonal are bounds: only items that can reach the list are computed exactly.
+and RLAE divide by, costs k^2 operations for each item, but it can only grow. So the scores with
+the old diagonal are upper bounds: only items that can reach the list are computed exactly.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LANES = 32  # items whose diagonal is computed side by side
 
 @compiled
 def take_out(
-    P: Floats, x: Floats, kept: Floats, odds: Floats, weight: float, after: float
+    P: Floats, x: Floats, remaining: Floats, odds: Floats, weight: float, after: float
 ) -> tuple[float, Any, Any, Any, Any, float]:
-    """Return what turns P[S,S], which is changed, and its columns into those without the user.
+    """Return the update of P[S,S] (changed in place) to the inverse without the user.
 
-    ``A - weight x x^T - diag(odds x^2) + after kept kept^T``: the last summand, of a user that
-    keeps some of its items, comes first, so that both steps are those of positive definite
-    matrices. Returns its factor and vector, the diagonal and the tail of each column of F, the
-    transposed Cholesky factor of I - F^T P F, and by how much the diagonal may have shrunk.
+    The inverse is that of ``A - weight x x^T - diag(odds x^2) + after remaining remaining^T``. The
+    last summand, for users with remaining items, is added first, so that both steps have positive
+    definite matrices. Returns its factor and vector, the diagonal and the tail of each column of
+    F, the transposed Cholesky factor of I - F^T P F, and the largest shrinkage of the diagonal.
     """
     k = len(x)
     z = np.zeros(k)
@@ -42,9 +42,9 @@ def take_out(
     if after > 0:
         for a in range(k):
             for b in range(k):
-                z[a] += P[a, b] * kept[b]
+                z[a] += P[a, b] * remaining[b]
         for a in range(k):
-            shrunk += after * kept[a] * z[a]
+            shrunk += after * remaining[a] * z[a]
         tau = after / shrunk
         for a in range(k):
             for b in range(k):
@@ -79,7 +79,7 @@ def take_out(
 
 
 @compiled
-def _through(
+def _solve_lower(
     pivots: Floats, tails: Floats, upper: Floats, y: Floats, x: Floats, out: Floats
 ) -> None:
     """Set the first entries of out to C^-1 F^T (x y)."""
@@ -96,15 +96,15 @@ def _through(
 
 
 @compiled
-def _row_weights(P: Floats, x: Floats, kept: Floats, found: Any, v: Floats) -> Floats:
+def _row_weights(P: Floats, x: Floats, remaining: Floats, update: Any, v: Floats) -> Floats:
     """Return q with v^T P(-u) = q^T P[S,:]; P is P[S,S] as `take_out` left it."""
-    tau, z, pivots, tails, upper, _ = found
+    tau, z, pivots, tails, upper, _ = update
     k, rank = len(x), len(upper)
     y, t = np.zeros(k), np.zeros(k)
     for a in range(k):
         for b in range(k):
             y[a] += P[a, b] * v[b]
-    _through(pivots, tails, upper, y, x, t)
+    _solve_lower(pivots, tails, upper, y, x, t)
     for j in range(rank - 1, -1, -1):
         for i in range(j + 1, rank):
             t[j] -= upper[j, i] * t[i]
@@ -112,8 +112,8 @@ def _row_weights(P: Floats, x: Floats, kept: Floats, found: Any, v: Floats) -> F
     q = np.empty(k)
     above = 0.0
     for a in range(k):
-        own = pivots[a] * t[a] if a < rank else 0.0
-        q[a] = v[a] + x[a] * (own + above)
+        on_diagonal = pivots[a] * t[a] if a < rank else 0.0
+        q[a] = v[a] + x[a] * (on_diagonal + above)
         if a < rank:
             above += tails[a] * t[a]
     if tau > 0:
@@ -121,7 +121,7 @@ def _row_weights(P: Floats, x: Floats, kept: Floats, found: Any, v: Floats) -> F
         for a in range(k):
             along += q[a] * z[a]
         for a in range(k):
-            q[a] -= tau * along * kept[a]
+            q[a] -= tau * along * remaining[a]
     return q
 
 
@@ -129,60 +129,57 @@ def _row_weights(P: Floats, x: Floats, kept: Floats, found: Any, v: Floats) -> F
 def _invert_diagonal(
     rows: Floats,
     place: Any,
-    some: Any,
+    columns: Any,
     x: Floats,
-    kept: Floats,
-    found: Any,
+    remaining: Floats,
+    update: Any,
     diagonal: Floats,
     out: Floats,
 ) -> None:
-    """Set 1 / P(-u)_jj of some items j.
-
-    Every item takes the same steps on its column P[S,j], so `LANES` of them go side by side.
-    """
-    tau, z, pivots, tails, upper, _ = found
+    """Set 1 / P(-u)_jj for the items j in `columns`, `LANES` of them at a time."""
+    tau, z, pivots, tails, upper, _ = update
     k, rank = len(x), len(upper)
     block, below, growth = np.empty((k, LANES)), np.empty(LANES), np.empty(LANES)
-    for first in range(0, len(some), LANES):
-        part = some[first : first + LANES]
+    for first in range(0, len(columns), LANES):
+        part = columns[first : first + LANES]
         width = len(part)
         below[:], growth[:] = 0, 0
         for a in range(k):
-            row, own = rows[place[a]], block[a]
+            row, lane = rows[place[a]], block[a]
             for c in range(width):
-                own[c] = row[part[c]]
+                lane[c] = row[part[c]]
         if tau > 0:
             for a in range(k):
                 for c in range(width):
-                    growth[c] += kept[a] * block[a, c]
+                    growth[c] += remaining[a] * block[a, c]
             for a in range(k):
                 for c in range(width):
                     block[a, c] -= tau * growth[c] * z[a]
             for c in range(width):
                 growth[c] *= -tau * growth[c]
         for a in range(k - 1, -1, -1):
-            own = block[a]
+            lane = block[a]
             for c in range(width):
-                value = x[a] * own[c]
+                value = x[a] * lane[c]
                 if a < rank:
-                    own[c] = pivots[a] * value + tails[a] * below[c]
+                    lane[c] = pivots[a] * value + tails[a] * below[c]
                 below[c] += value
         for a in range(rank):
-            own = block[a]
+            lane = block[a]
             for c in range(width):
-                own[c] /= upper[a, a]
-                growth[c] += own[c] * own[c]
+                lane[c] /= upper[a, a]
+                growth[c] += lane[c] * lane[c]
             for b in range(a + 1, rank):
                 other, weight = block[b], upper[a, b]
                 for c in range(width):
-                    other[c] -= weight * own[c]
+                    other[c] -= weight * lane[c]
         for c in range(width):
             out[part[c]] = 1 / (diagonal[part[c]] + growth[c])
 
 
 @compiled
 def _insert(items: Any, scores: Any, length: int, item: int, score: Any) -> int:
-    """Put an item into a list that is sorted; of equal scores the lower position comes first."""
+    """Insert an item into a sorted list; of equal scores the lower position comes first."""
     if score == -np.inf:
         return length
     size = len(items)
@@ -203,7 +200,7 @@ def _insert(items: Any, scores: Any, length: int, item: int, score: Any) -> int:
 def _bound(
     total: Floats, by_penalty: Floats, by_diagonal: Floats, a: Any, b: Any, out: Floats
 ) -> None:
-    """Set what scores are at most, where s is max(a penalty, b / diagonal); 0 if negative."""
+    """Set upper bounds of scores, where s is max(a penalty, b / diagonal); 0 if negative."""
     zero = out.dtype.type(0)
     for j in range(len(total)):
         value, other = a * (total[j] * by_penalty[j]), b * (total[j] * by_diagonal[j])
@@ -213,7 +210,7 @@ def _bound(
 
 @compiled
 def _promising(bounds: Floats, worst: Any, seen: Any, stamp: int, out: Any) -> int:
-    """List the items whose bound is no less than the worst; return their number."""
+    """Collect the items whose bound is at least the worst listed score; return their number."""
     count = 0
     for at in range(0, len(bounds), SCAN):
         part = bounds[at : at + SCAN]
@@ -232,23 +229,24 @@ def _promising(bounds: Floats, worst: Any, seen: Any, stamp: int, out: Any) -> i
 def _reaches(
     product: float, more: float, penalty: float, inverse: float, families: Any, worsts: Any
 ) -> bool:
-    """Whether an item may belong into the list of any reading; product is sum times target."""
+    """Whether an item can reach the list of any reading; product is sum times target."""
     of_penalty, of_diagonal = families
-    for each in range(len(worsts)):
-        a, b = of_penalty[each], of_diagonal[each]
+    for reading in range(len(worsts)):
+        a, b = of_penalty[reading], of_diagonal[reading]
         if product > 0:
             most = product * (1 + SLACK) * max(a * penalty, b * inverse)
         else:
             most = product * (1 - SLACK) * max(a, b) * penalty
-        if most + more >= worsts[each]:
+        if most + more >= worsts[reading]:
             return True
     return False
 
 
 @compiled
 def _offer(
-    some: Any,
-    of_some: Floats,
+    candidates: Any,
+    penalties: Floats,
+    factors: Floats,
     inverses: Floats,
     total: Floats,
     more: Floats,
@@ -260,23 +258,23 @@ def _offer(
     lengths: Any,
     worsts: Any,
 ) -> bool:
-    """Put items into the lists of the readings; return whether a score is not a number."""
-    (of_penalty, of_diagonal), (penalties, targets) = families, of_some
+    """Insert items into the lists of the readings; return whether a score is NaN."""
+    of_penalty, of_diagonal = families
     kind, k = scores.dtype.type, items.shape[2]
-    odd = False
-    for each in range(len(places)):
-        a, b = of_penalty[each], of_diagonal[each]
-        listed, best = items[places[each], user], scores[places[each], user]
-        for at in range(len(some)):
-            j = some[at]
+    has_nan = False
+    for reading in range(len(places)):
+        a, b = of_penalty[reading], of_diagonal[reading]
+        listed, best = items[places[reading], user], scores[places[reading], user]
+        for at in range(len(candidates)):
+            j = candidates[at]
             scale = max(a * penalties[at], b * inverses[j]) if b > 0 else a * penalties[at]
-            value = total[j] * kind(scale * targets[at])
+            value = total[j] * kind(scale * factors[at])
             if len(more):
                 value += more[j]
-            odd |= value != value
-            lengths[each] = _insert(listed, best, lengths[each], j, value)
-        worsts[each] = best[k - 1] if lengths[each] == k else kind(LOWEST)
-    return odd
+            has_nan |= value != value
+            lengths[reading] = _insert(listed, best, lengths[reading], j, value)
+        worsts[reading] = best[k - 1] if lengths[reading] == k else kind(LOWEST)
+    return has_nan
 
 
 @compiled
@@ -296,10 +294,10 @@ def rank_left_out(
     scores: Any,
     bad: Any,
 ) -> None:
-    """Fill in the lists of these users under every reading of the solve.
+    """Fill the lists of these users for every reading (family, alpha, bound) of the solution.
 
-    Readings that differ only in their family are a group: what could be listed under any of them
-    is found at once, and few items are looked at one by one.
+    Readings that differ only in their family are a group: one bound finds the candidates for all
+    of them, and few items are scored one by one.
 
     Parameters
     ----------
@@ -308,8 +306,8 @@ def rank_left_out(
     rows, slots
         Rows of P, and for each entry the row of its item.
     entries
-        Of each item of each user: position, value in training, value that stays in training,
-        odds of the dropout that go, penalty afterwards, and whether it is in the history.
+        For each item of each user: position, value in training, value that remains in training,
+        dropout odds to remove, penalty afterwards, and whether it is in the history.
     of_user
         Offsets of the entries, weight in the Gram matrix, weight afterwards.
     sources
@@ -317,17 +315,17 @@ def rank_left_out(
     diagonal, penalty
         Of P and of L, with all users.
     groups
-        Of each group: its source; which extra scores it has; scale of the targets, minus sign
-        included, and the same for each entry; target times penalty, and by diagonal.
+        For each group: its source; its kind of extra scores; scale of the targets, including the
+        minus sign, and the same for each entry; target times penalty, and by diagonal.
     readings
-        Offsets of the groups; of each reading, group by group: its place in the results; a and b
+        Offsets of the groups; for each reading, group by group: its place in the results; a and b
         of s = max(a penalty, b / diagonal).
     extra
-        Scores that are added: kinds x users of this call x items, of no kind where there are none.
+        Scores to add: kinds x users of this call x items; no kinds if there are none.
     items, scores, bad
-        Results, readings x all users x k; users with a score that is not a number.
+        Results, readings x all users x k; users with a NaN score.
     """
-    indices, x_all, kept_all, odds_all, penalty_after, shown = entries
+    indices, x_all, remaining_all, odds_all, penalty_after, shown = entries
     offsets, weights, afters = of_user
     source_of, extra_of, targets, targets_after, by_penalty, by_diagonal = groups
     starts, places, of_penalty, of_diagonal = readings
@@ -335,101 +333,100 @@ def rank_left_out(
     kind = rows.dtype.type
     bounds = np.empty((1, n_items), rows.dtype)
     best, likely = np.empty((1, k), rows.dtype), np.empty((1, k), np.int32)
-    length, odd = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+    length, has_nan = np.zeros(1, np.int32), np.zeros(1, np.bool_)
     lengths, worsts = np.zeros(len(places), np.int64), np.empty(len(places), rows.dtype)
     sums = np.empty((len(sources), n_items), rows.dtype)
     strip = np.empty((len(sources), WIDTH), rows.dtype)
     inverses, known = np.empty(n_items), np.full(n_items, -1, np.int64)
     seen, stamp = np.full(n_items, -1, np.int64), 0
-    left, some = np.empty(n_items, np.int32), np.empty(n_items, np.int32)
+    left, candidates = np.empty(n_items, np.int32), np.empty(n_items, np.int32)
     missing = np.empty(n_items, np.int32)
-    of_some = np.empty((2, n_items))  # penalty and target
+    penalties, factors = np.empty(n_items), np.empty(n_items)  # and targets of the candidates
     nothing = np.empty(0, rows.dtype)
     for number in range(len(users)):
         user = users[number]
         start, stop = offsets[user], offsets[user + 1]
-        S, x, kept = indices[start:stop], x_all[start:stop], kept_all[start:stop]
+        S, x, remaining = indices[start:stop], x_all[start:stop], remaining_all[start:stop]
         place, size = slots[start:stop], stop - start
         P = np.empty((size, size))
         for a in range(size):
             for b in range(size):
                 P[a, b] = rows[place[a], S[b]]
-        found = take_out(P, x, kept, odds_all[start:stop], weights[user], afters[user])
+        update = take_out(P, x, remaining, odds_all[start:stop], weights[user], afters[user])
         q = np.empty((len(sources), size), rows.dtype)
-        for which in range(len(sources)):
-            q[which] = _row_weights(P, x, kept, found, sources[which, start:stop])
+        for source in range(len(sources)):
+            q[source] = _row_weights(P, x, remaining, update, sources[source, start:stop])
         for low in range(0, n_items, WIDTH):
             width = min(WIDTH, n_items - low)
             strip[:] = 0
             add_to_sums(strip, width, rows, low, place, q, 0, size)
             sums[:, low : low + width] = strip[:, :width]
-        odd[0] = False
+        has_nan[0] = False
         for group in range(len(source_of)):
             total, target = sums[source_of[group]], targets[group]
             more = extra[extra_of[group], number] if extra_of[group] >= 0 else nothing
-            mine = slice(starts[group], starts[group + 1])
-            families, divides = (of_penalty[mine], of_diagonal[mine]), of_diagonal[mine].max() > 0
+            members = slice(starts[group], starts[group + 1])
+            families = of_penalty[members], of_diagonal[members]
+            divides = families[1].max() > 0
             scales = total, by_penalty[group], by_diagonal[group]
-            most = (1 + SLACK) * families[0].max(), (1 + SLACK) * found[5] * families[1].max()
-            lengths[mine], worsts[mine] = 0, kind(LOWEST)
+            most = (1 + SLACK) * families[0].max(), (1 + SLACK) * update[5] * families[1].max()
+            lengths[members], worsts[members] = 0, kind(LOWEST)
             stamp += 1
-            for own in range(size):
-                seen[S[own]] = stamp
+            for entry in range(size):
+                seen[S[entry]] = stamp
             if group == 0:
                 _bound(*scales, kind(most[0]), kind(most[1]), bounds[0])
                 bounds[0, : len(more)] += more
-                for own in range(size):
-                    bounds[0, S[own]] = -np.inf
+                for entry in range(size):
+                    bounds[0, S[entry]] = -np.inf
                 length[0] = 0
-                select(bounds, 0, likely, best, length, odd)
+                select(bounds, 0, likely, best, length, has_nan)
             count = 0
-            for own in range(start, stop):
-                if not shown[own]:
-                    some[count], of_some[0, count] = indices[own], penalty_after[own]
-                    of_some[1, count] = targets_after[group, own]
+            for entry in range(start, stop):
+                if not shown[entry]:
+                    candidates[count], factors[count] = indices[entry], targets_after[group, entry]
+                    penalties[count] = penalty_after[entry]
                     count += 1
             for at in range(length[0]):
                 j = likely[0, at]
                 if seen[j] != stamp:
-                    some[count], of_some[0, count], of_some[1, count] = j, penalty[j], target[j]
+                    candidates[count], penalties[count], factors[count] = j, penalty[j], target[j]
                     seen[j] = stamp
                     count += 1
-            # first the user's own items and likely others, then all that can still be listed
+            # first the user's hidden items and likely ones, then all that can still be listed
             at, n_left = -1, 0
             while at < n_left:
                 if at >= 0:
                     j = left[at]
-                    inverse = inverses[j] if known[j] == user else found[5] / diagonal[j]
+                    inverse = inverses[j] if known[j] == user else update[5] / diagonal[j]
                     product, added = total[j] * target[j], more[j] if len(more) else 0.0
-                    if _reaches(product, added, penalty[j], inverse, families, worsts[mine]):
-                        some[count], of_some[0, count], of_some[1, count] = (
-                            j,
-                            penalty[j],
-                            target[j],
-                        )
+                    if _reaches(product, added, penalty[j], inverse, families, worsts[members]):
+                        candidates[count], penalties[count] = j, penalty[j]
+                        factors[count] = target[j]
                         count += 1
                 if at < 0 or count == LANES or at == n_left - 1:
                     n_missing = 0
-                    for each in range(count if divides else 0):
-                        j = some[each]
+                    for c in range(count if divides else 0):
+                        j = candidates[c]
                         if known[j] != user:
                             known[j], missing[n_missing] = user, j
                             n_missing += 1
+                    columns = missing[:n_missing]
                     _invert_diagonal(
-                        *(rows, place, missing[:n_missing], x, kept, found, diagonal, inverses)
+                        rows, place, columns, x, remaining, update, diagonal, inverses
                     )
-                    odd[0] |= _offer(
-                        *(some[:count], of_some[:, :count], inverses, total, more, families),
-                        *(places[mine], user, items, scores, lengths[mine], worsts[mine]),
+                    has_nan[0] |= _offer(
+                        *(candidates[:count], penalties, factors, inverses, total, more, families),
+                        *(places[members], user, items, scores, lengths[members], worsts[members]),
                     )
                     count = 0
                 if at < 0:
-                    worst = worsts[mine].min()
+                    worst = worsts[members].min()
                     if worst > 0 and len(more) == 0:
-                        # each family by its own worst: the bound of all of them is as tight
+                        # relative to the worst score of each family, one bound serves all
                         most = (
-                            (1 + SLACK) * (families[0] / worsts[mine]).max(),
-                            (1 + SLACK) * found[5] * (families[1] / worsts[mine]).max(),
+                            (1 + SLACK) * (families[0] / worsts[members]).max(),
+                            (1 + SLACK) * update[5] * (families[1] / worsts[members]).max(),
                         )
                         worst = kind(1)
                     _bound(*scales, kind(most[0]), kind(most[1]), bounds[0])
@@ -437,6 +434,6 @@ def rank_left_out(
                     n_left = _promising(bounds[0], worst, seen, stamp, left)
                 at += 1
             # the next group has much the same lists
-            length[0] = lengths[mine][-1]
-            likely[0, : length[0]] = items[places[mine][-1], user, : length[0]]
-        bad[user] = odd[0]
+            length[0] = lengths[members][-1]
+            likely[0, : length[0]] = items[places[members][-1], user, : length[0]]
+        bad[user] = has_nan[0]

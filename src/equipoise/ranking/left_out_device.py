@@ -1,8 +1,8 @@
-"""Lists of training users as if each had been left out of a solve that is on a card.
+"""Leave-one-out ranking on a GPU: lists of training users, each left out of the solution.
 
 The formulas are those of `left_out.py`, for many users at once: small systems are padded to one
-size and solved together in float64. A card has operations to spare, so the diagonal without a user
-is computed for every item instead of bounded; rows of P are gathered where they are.
+size and solved together in float64. A GPU is fast enough to compute the diagonal without a user
+for every item instead of bounding it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from equipoise.solve.blocked import strips
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.torch_backend import Tensor, full_precision, load_torch, send
 
-SMALL = 8  # arrays of the size of P[S,S] that are there at a time
-WIDE = 4  # arrays of the size of the scores, beside a sum for each source
+SMALL = 8  # arrays of the size of P[S,S] in memory at a time
+WIDE = 4  # arrays of the size of the scores, besides a sum for each source
 
 
 def rank_left_out_on_device(
@@ -37,43 +37,45 @@ def rank_left_out_on_device(
     scores: npt.NDArray[Any],
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Fill in the lists of these users under every reading, as `left_out.rank_left_out` does."""
+    """Fill the lists of these users for every reading, as `left_out.rank_left_out` does."""
     torch = load_torch()
     device, kind = P.values.device, P.values.dtype
     offsets, k = of_user[0], items.shape[2]
     source_of, extra_of, targets, targets_after, _, _ = groups
     starts, outs, of_penalty, of_diagonal = readings
-    old, limit, towards = (send(each, device, kind) for each in (diagonal, penalty, targets))
+    old, limit, towards = (send(array, device, kind) for array in (diagonal, penalty, targets))
     with full_precision():
-        for mine in _batches(np.diff(offsets)[users], len(P), len(sources), P.dtype.itemsize):
-            some = users[mine]
-            own = _Own(some, P, entries, of_user, sources, diagonal)
-            growth, totals = own.sums()
+        for batch in _batches(np.diff(offsets)[users], len(P), len(sources), P.dtype.itemsize):
+            rows = users[batch]
+            left_out = _LeftOutUsers(rows, P, entries, of_user, sources, diagonal)
+            growth, totals = left_out.sums()
             inverse = growth.add_(old).reciprocal_()
             for group, source in enumerate(source_of):
                 more = None
                 if extra_of[group] >= 0:
-                    more = send(extra[extra_of[group], mine], device, kind)
-                for each in range(starts[group], starts[group + 1]):
-                    a, b = float(of_penalty[each]), float(of_diagonal[each])
-                    found = torch.maximum(a * limit, b * inverse)
-                    found.mul_(towards[group]).mul_(totals[:, source])
-                    theirs = own.values(a, b, targets_after[group], source)
+                    more = send(extra[extra_of[group], batch], device, kind)
+                for reading in range(starts[group], starts[group + 1]):
+                    a, b = float(of_penalty[reading]), float(of_diagonal[reading])
+                    batch_scores = torch.maximum(a * limit, b * inverse)
+                    batch_scores.mul_(towards[group]).mul_(totals[:, source])
+                    history_scores = left_out.values(a, b, targets_after[group], source)
                     if more is not None:
-                        found.add_(more)
-                        theirs += more[own.cells]
-                    found[own.cells] = theirs.masked_fill(own.shown, -np.inf)
-                    values, places = (part.cpu().numpy() for part in best_of_rows(found, k))
-                    bad[some] |= np.isnan(values[:, 0])
+                        batch_scores.add_(more)
+                        history_scores += more[left_out.cells]
+                    batch_scores[left_out.cells] = history_scores.masked_fill(
+                        left_out.shown, -np.inf
+                    )
+                    values, places = (part.cpu().numpy() for part in best_of_rows(batch_scores, k))
+                    bad[rows] |= np.isnan(values[:, 0])
                     listed = values > -np.inf
-                    items[outs[each], some] = np.where(listed, places, -1)
-                    scores[outs[each], some] = np.where(listed, values, np.nan)
+                    items[outs[reading], rows] = np.where(listed, places, -1)
+                    scores[outs[reading], rows] = np.where(listed, values, np.nan)
 
 
 def _batches(
     sizes: npt.NDArray[np.int64], n_items: int, n_sources: int, itemsize: int
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield places of users with histories of like size, as many as there is room for."""
+    """Yield positions of users with histories of similar size, as many as fit into memory."""
     order = np.argsort(-sizes, kind="stable")
     at = 0
     while at < len(order):
@@ -84,8 +86,8 @@ def _batches(
         at += room
 
 
-class _Own:
-    """The items of some users, users x most items: what it takes to be without each user.
+class _LeftOutUsers:
+    """Padded systems (users x items of a user) that remove each of these users from P.
 
     Attributes
     ----------
@@ -107,7 +109,7 @@ class _Own:
         torch = load_torch()
         device = P.values.device
         offsets, weights, afters = of_user
-        indices, x_all, kept_all, odds_all, penalty_after, shown = entries
+        indices, x_all, remaining_all, odds_all, penalty_after, shown = entries
         sizes = np.diff(offsets)[users]
         place = np.arange(max(sizes.max(), 1))
         inside = place < sizes[:, None]
@@ -122,18 +124,20 @@ class _Own:
         def padded(values: npt.NDArray[Any]) -> Tensor:
             return send(np.where(inside, values[..., place], 0.0), device)
 
-        # what stands beyond the items of a user has values of 0, and no effect
-        x, kept, odds, v = (padded(each) for each in (x_all, kept_all, odds_all, sources))
-        weight, after = (send(each[users], device)[:, None] for each in (weights, afters))
+        # padding has the value 0 and no effect
+        x, remaining, odds, v = (
+            padded(array) for array in (x_all, remaining_all, odds_all, sources)
+        )
+        weight, after = (send(array[users], device)[:, None] for array in (weights, afters))
         self._items = send(indices[place].astype(np.int64), device)
         one, other = self._items[:, :, None], self._items[:, None, :]
-        own = send(diagonal, device)[self._items]
-        square = torch.where(one == other, own[:, :, None], P.values[one, other].double())
-        z = (square @ kept[:, :, None])[:, :, 0]
-        self._tau = after / (1 + after * (kept * z).sum(1, keepdim=True))
+        diag = send(diagonal, device)[self._items]
+        square = torch.where(one == other, diag[:, :, None], P.values[one, other].double())
+        z = (square @ remaining[:, :, None])[:, :, 0]
+        self._tau = after / (1 + after * (remaining * z).sum(1, keepdim=True))
         tau = self._tau[:, :, None]
         left_in = square - tau * z[:, :, None] * z[:, None, :]
-        # of w 1 1^T + diag(odds) is left, after j items: 1 / left = 1 / w + sum of 1 / odds
+        # remainder of w 1 1^T + diag(odds) after j items: 1 / left = 1 / w + sum of 1 / odds
         gone = torch.nn.functional.pad((1 / odds).cumsum(1)[:, :-1], (1, 0))
         left = 1 / (1 / weight + gone)
         pivots = (odds + left).sqrt()
@@ -147,11 +151,11 @@ class _Own:
         half = torch.linalg.solve_triangular(C, F.mT, upper=False)
         q = v.transpose(0, 1)
         q = q + q @ left_in @ half.mT @ half
-        q = q - tau * (q @ z[:, :, None]) * kept[:, None, :]
-        half = half - tau * (half @ z[:, :, None]) * kept[:, None, :]
-        self._weights = torch.cat([half, kept[:, None, :], q], dim=1)
+        q = q - tau * (q @ z[:, :, None]) * remaining[:, None, :]
+        half = half - tau * (half @ z[:, :, None]) * remaining[:, None, :]
+        self._weights = torch.cat([half, remaining[:, None, :], q], dim=1)
         growth, self._totals = self._parts(self._weights @ square)
-        self._diagonal = self._listed(own + growth)
+        self._diagonal = self._without_padding(diag + growth)
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return the growth of the diagonal, users x items, and users x sources x items."""
@@ -169,19 +173,18 @@ class _Own:
         return growth, totals
 
     def values(self, a: float, b: float, target_after: npt.NDArray[Any], source: int) -> Tensor:
-        """Return the scores of the users' own items under one reading."""
+        """Return the scores of the users' own items for one reading."""
         torch, device = load_torch(), self._P.values.device
         scale = torch.maximum(a * self._penalty, b / self._diagonal)
         scale = scale * send(target_after[self._entries], device)
-        found = self._listed(self._totals[:, source]) * scale
-        return found.to(self._P.values.dtype)
+        return (self._without_padding(self._totals[:, source]) * scale).to(self._P.values.dtype)
 
     def _parts(self, product: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the growth of the diagonal and the sums, of weights times rows of P."""
+        """Return the growth of the diagonal and the sums, from weights times rows of P."""
         size = self._weights.shape[2]
         growth = product[:, :size].square().sum(1) - self._tau.to(product) * product[:, size] ** 2
         return growth, product[:, size + 1 :]
 
-    def _listed(self, values: Tensor) -> Tensor:
-        """Return what belongs to items, one after another."""
+    def _without_padding(self, values: Tensor) -> Tensor:
+        """Return the values of the users' items in one row."""
         return values.flatten()[self._inside]

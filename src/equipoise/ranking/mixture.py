@@ -1,8 +1,7 @@
-"""Lists chosen from longer ranked lists: pins first, at most n of a kind, unlike neighbours.
+"""Lists re-ranked under rules: pins first, at most n items with the same label, diversity.
 
-A list is chosen place by place from the best items of a user. How many of these are needed is not
-known before, so they are asked for again, four times as many, until the list is the one that all
-items would give. So a list is full wherever enough items may be shown.
+A list is filled place by place from a user's best items. The number of candidates this needs is
+not known in advance, so it is quadrupled until the list is the one that all items would give.
 """
 
 from __future__ import annotations
@@ -19,31 +18,21 @@ from equipoise.ranking.ranker import Ranked, score, sum_dtype
 from equipoise.ranking.rules import ItemRules
 from equipoise.ranking.terms import Term
 
-CELLS = 1 << 20  # items looked at at a time, over all users
+CELLS = 1 << 20  # candidates in memory at a time, over all users
 NEVER = -np.inf
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
-Rank = Callable[[Positions, int], Ranked]  # the best items of users by row, without pinned ones
+Rank = Callable[[Positions, int], Ranked]  # from rows and k to the k best items without pins
 
 
 def with_unknown_pins(
     ranked: Ranked, rules: ItemRules, shown: npt.NDArray[np.bool_], k: int, n_items: int
 ) -> Ranked:
-    """Return lists of k items with pins in their places that the model does not know.
+    """Return lists of k items with the pins that the model does not know in their places.
 
-    Parameters
-    ----------
-    ranked
-        Lists under the rules without these pins, at least k long where there are enough items.
-    rules
-        Whose pins they are; their positions are `n_items` and those after it.
-    shown
-        Users x such pins: which may be listed.
-    k
-        Length of the lists.
-    n_items
-        Number of items that the model knows.
+    `ranked` has the lists without these pins, at least k long if there are enough items; `shown`
+    (users x unknown pins) is which of them may be listed. Their positions begin at `n_items`.
     """
     added = np.where(shown, n_items + np.arange(shown.shape[1]), -1)
     items = np.concatenate([ranked.items, added.astype(np.int32)], axis=1)
@@ -59,20 +48,10 @@ def with_unknown_pins(
 
 
 def mixed(rank: Rank, rules: ItemRules, terms: Sequence[Term], pinned: Ranked, k: int) -> Ranked:
-    """Return lists of k items under the rules.
+    """Return lists of k items under the quotas and the diversity of the rules.
 
-    Parameters
-    ----------
-    rank
-        Returns so many of the best items of some users.
-    rules
-        What to choose by.
-    terms
-        The scoring matrix, whose rows say which items are alike.
-    pinned
-        The pinned items that each user may be shown, in the order of the pins.
-    k
-        Length of the lists.
+    `pinned` has the pinned items that each user may be shown, in the order of the pins; rows of
+    the scoring matrix (`terms`) give the similarity of items.
     """
     n_users, n_items = len(pinned.items), terms[0].n_items
     k = min(k, n_items)
@@ -82,76 +61,75 @@ def mixed(rank: Rank, rules: ItemRules, terms: Sequence[Term], pinned: Ranked, k
         slots = max([quota.codes.shape[1] for quota in rules.quotas], default=1)
         step, waiting = max(1, CELLS // (width * max(slots, 1))), []
         for at in range(0, len(rows), step):
-            some = rows[at : at + step]
-            choice = _Choice(rank(some, width), pinned.part(some), rules, terms, k)
-            lists, done = choice.made()
-            out.put(some[done], lists.part(done))
-            waiting.append(some[~done])
+            batch = rows[at : at + step]
+            selection = _Selection(rank(batch, width), pinned.part(batch), rules, terms, k)
+            lists, done = selection.select()
+            out.put(batch[done], lists.part(done))
+            waiting.append(batch[~done])
         rows, width = np.concatenate(waiting), min(4 * width, n_items)
     return out
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
-    """The choice of lists from candidates, for some users at a time."""
+class _Selection:
+    """Fills the lists of a batch of users from their candidates."""
 
-    found: Ranked
+    ranked: Ranked  # candidates, best first
     pinned: Ranked
     rules: ItemRules
     terms: Sequence[Term]
     k: int
 
-    def made(self) -> tuple[Ranked, npt.NDArray[np.bool_]]:
+    def select(self) -> tuple[Ranked, npt.NDArray[np.bool_]]:
         """Return the lists, and flags of the users whose lists more candidates cannot change."""
-        found, k, diversity = self.found, self.k, self.rules.diversity
-        n_users, width = found.items.shape
-        every = np.arange(n_users)
+        ranked, k, diversity = self.ranked, self.k, self.rules.diversity
+        n_users, width = ranked.items.shape
         relevance = self._relevance()
-        # an item beyond the candidates is worth no more than the last of them is without a penalty
-        more = (found.lengths == width) & (width < self.terms[0].n_items)
-        border = np.where(more, (1 - diversity) * relevance[:, -1], NEVER)
-        # of each candidate, how many items above share each of its values
-        taken = [
+        # an item beyond the candidates has at most the value of the last one without a penalty
+        has_more = (ranked.lengths == width) & (width < self.terms[0].n_items)
+        border = np.where(has_more, (1 - diversity) * relevance[:, -1], NEVER)
+        # for each candidate, the number of listed items that share each of its label values
+        shared = [
             np.zeros((n_users, width, quota.codes.shape[1]), np.int32)
             for quota in self.rules.quotas
         ]
         nearest = np.zeros((n_users, width))
-        lists = Ranked.empty(n_users, k, found.scores.dtype)
+        lists = Ranked.empty(n_users, k, ranked.scores.dtype)
         for place in range(min(k, self.pinned.items.shape[1])):
             users = np.flatnonzero(place < self.pinned.lengths)
             shown = self.pinned.items[users, place]
             self._append(lists, users, shown, self.pinned.scores[users, place])
-            self._count(users, shown, taken, nearest)
+            self._update(users, shown, shared, nearest)
         free, done = relevance > NEVER, np.ones(n_users, np.bool_)
-        users = every[lists.lengths < k]
+        users = np.flatnonzero(lists.lengths < k)
         while len(users):
             value = (1 - diversity) * relevance[users] - diversity * nearest[users]
             value[~free[users]] = NEVER
-            for counts, quota in zip(taken, self.rules.quotas, strict=True):
+            for counts, quota in zip(shared, self.rules.quotas, strict=True):
                 value[(counts[users] >= quota.most).any(axis=2)] = NEVER
             best = value.argmax(axis=1)
-            worth = value[np.arange(len(users)), best]
-            sure = (worth > NEVER) & (worth >= border[users])
-            # without a choice left the list ends, unless there are more candidates to ask for
-            done[users[~sure & more[users]]] = False
-            users, best = users[sure], best[sure]
+            best_value = value[np.arange(len(users)), best]
+            is_sure = (best_value > NEVER) & (best_value >= border[users])
+            # without a sure candidate the list ends, unless there are more candidates
+            done[users[~is_sure & has_more[users]]] = False
+            users, best = users[is_sure], best[is_sure]
             free[users, best] = False
-            shown = found.items[users, best]
-            self._append(lists, users, shown, found.scores[users, best])
-            self._count(users, shown, taken, nearest)
+            shown = ranked.items[users, best]
+            self._append(lists, users, shown, ranked.scores[users, best])
+            self._update(users, shown, shared, nearest)
             users = users[lists.lengths[users] < k]
         return lists, done
 
     def _relevance(self) -> Floats:
-        """Return what each candidate is worth by itself; candidates come best first."""
-        found, width = self.found, self.found.items.shape[1]
-        listed = np.arange(width) < found.lengths[:, None]
+        """Return the relevance of each candidate: its scaled score, without diversity its rank."""
+        ranked, width = self.ranked, self.ranked.items.shape[1]
+        listed = np.arange(width) < ranked.lengths[:, None]
         if not self.rules.diversity:
             return np.where(listed, -np.arange(width, dtype=np.float64), NEVER)
-        scores = np.where(listed, found.scores.astype(np.float64), NEVER)
-        rows = np.arange(len(scores))
+        scores = np.where(listed, ranked.scores.astype(np.float64), NEVER)
         best = scores[:, 0]
-        least = scores[rows, np.minimum(self.k, np.maximum(found.lengths, 1)) - 1]
+        last = np.minimum(self.k, np.maximum(ranked.lengths, 1)) - 1
+        least = scores[np.arange(len(scores)), last]
         with np.errstate(invalid="ignore"):  # users without candidates
             span = best - least
             span = np.where(span > 0, span, np.maximum(np.abs(best), 1.0))
@@ -166,40 +144,39 @@ class _Choice:
         lists.items[users, places], lists.scores[users, places] = items, scores
         lists.lengths[users] += 1
 
-    def _count(
+    def _update(
         self,
         users: Positions,
         shown: npt.NDArray[np.int32],
-        taken: list[npt.NDArray[np.int32]],
+        shared: list[npt.NDArray[np.int32]],
         nearest: Floats,
     ) -> None:
-        """Take account of an item in the list of each of these users."""
-        items = self.found.items[users]
-        for counts, quota in zip(taken, self.rules.quotas, strict=True):
-            of_candidates = quota.codes[items]
-            for own in quota.codes[shown].T:
-                own = own[:, None, None]
-                counts[users] += (of_candidates == own) & (own >= 0)
+        """Update shared labels and similarities after an item was listed for each user."""
+        items = self.ranked.items[users]
+        for counts, quota in zip(shared, self.rules.quotas, strict=True):
+            candidate_codes = quota.codes[items]
+            for codes in quota.codes[shown].T[:, :, None, None]:
+                counts[users] += (candidate_codes == codes) & (codes >= 0)
         if not self.rules.diversity or not len(users):
             return
         sources, place = np.unique(shown, return_inverse=True)
         step = max(1, CELLS // self.terms[0].n_items)
         for at in range(0, len(sources), step):
             here = np.flatnonzero((place >= at) & (place < at + step))
-            alike = similarity(self.terms, sources[at : at + step])
-            near = alike[(place[here] - at)[:, None], items[here]]
+            similarities = similarity(self.terms, sources[at : at + step])
+            near = similarities[(place[here] - at)[:, None], items[here]]
             nearest[users[here]] = np.maximum(nearest[users[here]], near)
 
 
 def similarity(terms: Sequence[Term], items: npt.NDArray[np.integer]) -> Floats:
-    """Return how alike all items are to these: their scores, 1 for the highest, at least 0."""
+    """Return the similarity of all items to these: scores scaled to [0, 1], the highest is 1."""
     n_items = terms[0].n_items
     varying = [term for term in terms if term.constant is None]
     if not varying:
         return np.zeros((len(items), n_items))
     ones, offsets = np.ones(len(items), np.float32), np.arange(len(items) + 1)
     alone = sp.csr_array((ones, items, offsets), shape=(len(items), n_items))
-    alike = np.maximum(score(varying, alone).astype(np.float64), 0.0)
-    alike[offsets[:-1], items] = 0.0
-    most = alike.max(axis=1, keepdims=True, initial=0.0)
-    return np.asarray(alike / np.where(most > 0, most, 1.0))
+    scores = np.maximum(score(varying, alone).astype(np.float64), 0.0)
+    scores[offsets[:-1], items] = 0.0
+    highest = scores.max(axis=1, keepdims=True, initial=0.0)
+    return np.asarray(scores / np.where(highest > 0, highest, 1.0))

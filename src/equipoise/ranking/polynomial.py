@@ -21,9 +21,8 @@ LANES = 32  # vectors multiplied at a time: two cache lines of each
 class PolynomialTerm(Term):
     """Scores ``(x * source) @ (c_0 I + c_1 M + c_2 M^2 + ...) * target``.
 
-    The powers are products of M with the history, one after the other: neither they nor M = A^T A
-    are formed. Users are independent lanes of these products, so their scores have the same bits
-    in any batch.
+    The history is multiplied by M repeatedly: neither powers nor M = A^T A are formed. Users are
+    independent columns of these products, so their scores have the same bits in any batch.
 
     Parameters
     ----------
@@ -49,12 +48,12 @@ class PolynomialTerm(Term):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Precision of the sums."""
-        found: np.dtype[Any] = self.matrix.dtype
-        return found
+        dtype: np.dtype[Any] = self.matrix.dtype
+        return dtype
 
     @property
-    def held(self) -> int:
-        """The scores of all items: they come at once."""
+    def buffer_size(self) -> int:
+        """The number of items: all scores are computed at once."""
         return self.n_items
 
     def adder(self, rows: Rows) -> Adder:
@@ -95,13 +94,13 @@ def polynomial_of(
 
 
 def filtered_rows(matrix: Any, coefficients: Sequence[float], right: Array) -> Array:
-    """Return right @ (c_0 I + c_1 M + ...), strip by strip on the threads in force; M = A^T A."""
+    """Return right @ (c_0 I + c_1 M + ...) with M = A^T A, in parallel."""
     out = np.empty_like(right)
 
     def strip(number: int) -> None:
-        some = slice(number * LANES, (number + 1) * LANES)
-        columns = np.ascontiguousarray(right[some].T)
-        out[some] = polynomial_of(matrix, coefficients, columns).T
+        rows = slice(number * LANES, (number + 1) * LANES)
+        columns = np.ascontiguousarray(right[rows].T)
+        out[rows] = polynomial_of(matrix, coefficients, columns).T
 
     machine.run(strip, -(-len(right) // LANES))
     return out

@@ -1,12 +1,12 @@
-"""Scores and top-k lists: one path for recommending, evaluating and serving.
+"""Scores and top-k lists, for recommending, evaluating and serving.
 
-A user's scores are summed from the rows of the history's items, block of columns by block of
-columns, and offered to the user's heap at once. Neither users x items nor the scoring matrix is
-ever formed, and the lists do not depend on threads, batches or the other users.
+A user's scores are summed from the rows of the history's items, one block of columns at a time,
+and offered to the user's heap. Neither users x items nor the scoring matrix is ever formed, and
+the lists do not depend on threads, batches or other users.
 
-Each thread takes a chunk of users through the blocks. Within a block it takes as many users at a
-time as have their scores in the second-level cache. So the rows of a block are read from memory
-once for all users of the chunk. A term on a device makes all lists there.
+Each thread takes a chunk of users through the blocks, in tiles of users whose scores fit into the
+second-level cache. So the rows of a block are read from memory once for all users of the chunk. A
+term on a GPU makes all lists there.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from equipoise.ranking.terms import Adder, Rows, Term
 from equipoise.runtime.kernels import Floats, Offsets, Positions
 from equipoise.runtime.machine import count, limited, run
 
-SCRATCH = 8 << 20  # bytes of lists, and of what terms hold, in a chunk
-CHUNK = 4096  # users in a chunk, at most
+SCRATCH = 8 << 20  # bytes of lists and buffers of terms in a chunk
+CHUNK = 4096  # most users in a chunk
 TILE = 1 << 19  # bytes of scores in a tile
 BLOCK = 2048  # columns: narrow enough for the cache, wide enough to stream
-WIDE = 1 << 16  # columns of sparse terms, which have little to add in a narrow block
-SMALL = 4_000_000  # additions below which threads cost more than they give
+WIDE = 1 << 16  # columns of sparse terms, which have few entries in a narrow block
+SMALL = 4_000_000  # additions below which threads cost more than they save
 
 Mask = tuple[Offsets, Offsets, Positions]
 
 
 @dataclass(frozen=True, eq=False)
 class Only:
-    """Users x items: stored pairs alone may be listed, for the users under the mask.
+    """Restricts the lists of users to the stored pairs."""
 
-    Other users may be shown every item; None stands for all users.
-    """
-
-    pairs: Csr
-    users: npt.NDArray[np.bool_] | None = None
+    pairs: Csr  # users x items
+    users: npt.NDArray[np.bool_] | None = None  # mask of the restricted users; None for all
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
         """Return the users at these rows."""
@@ -56,7 +53,7 @@ class Boost:
     """A factor > 0 and a bonus for the score of each item.
 
     A positive score is multiplied by the factor and a negative one divided by it, so that a
-    factor above 1 raises both; the bonus is added then.
+    factor above 1 raises both; then the bonus is added.
     """
 
     factor: npt.NDArray[np.float64]
@@ -70,11 +67,11 @@ class Ranked:
     Parameters
     ----------
     items
-        One row per user, k wide or as wide as there are items; -1 after the end of the list.
+        One row per user, min(k, number of items) wide; -1 after the end of the list.
     scores
         Scores of these items; NaN after the end of the list.
     lengths
-        Number of items in each list: k, or fewer where a user has fewer candidates.
+        Number of items in each list: k, or fewer if a user has fewer candidates.
     """
 
     items: npt.NDArray[np.int32]
@@ -89,7 +86,7 @@ class Ranked:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[npt.NDArray[np.int64], Ranked]]) -> Ranked:
-        """Put the lists of groups of users, each with its rows, into one order."""
+        """Return the lists of several groups of users, each with its rows, sorted by row."""
         if len(parts) == 1:
             return parts[0][1]
         order = np.argsort(np.concatenate([rows for rows, _ in parts]))
@@ -97,7 +94,7 @@ class Ranked:
         return cls(*(np.concatenate([getattr(p, n) for _, p in parts])[order] for n in names))
 
     def in_order(self, items: npt.NDArray[np.int64]) -> Ranked:
-        """Put the lists into this order of their items."""
+        """Return the lists with their items in the order of `items`."""
         place = np.full(max(items.max(initial=0), self.items.max(initial=0)) + 2, len(items))
         place[items] = np.arange(len(items))
         order = np.argsort(place[self.items], axis=1, kind="stable")  # -1 is the last place
@@ -105,13 +102,12 @@ class Ranked:
         return Ranked(shown, np.take_along_axis(self.scores, order, axis=1), self.lengths)
 
     def put(self, users: npt.NDArray[np.int64], lists: Ranked) -> None:
-        """Take over the lists of these users."""
-        self.items[users] = lists.items
-        self.scores[users] = lists.scores
+        """Overwrite the lists of these users."""
+        self.items[users], self.scores[users] = lists.items, lists.scores
         self.lengths[users] = lists.lengths
 
     def part(self, users: slice | npt.NDArray[Any]) -> Ranked:
-        """Return the lists of some users; views of them for a slice."""
+        """Return the lists of these users; views for a slice."""
         return Ranked(self.items[users], self.scores[users], self.lengths[users])
 
 
@@ -140,22 +136,22 @@ def top_k(
     history
         Users x items; values are weights, 1 for an interaction.
     k
-        Length of the lists; there is room for no more than there are items.
+        Length of the lists, at most the number of items.
     exclude_seen
-        Leave out the items of the history.
+        Exclude the items of the history.
     exclude
-        Users x items; stored pairs are left out, whatever their value.
+        Users x items; stored pairs are excluded, whatever their value.
     candidates
         Mask of the items that may be listed, for all users.
     only
-        Pairs that alone may be listed, for some users or all.
+        Pairs to which lists are restricted, for some or all users.
     boost
-        Changes the scores by item before they are compared.
+        Factors and bonuses of the scores by item.
     users
         Positions of the training users that the rows belong to, -1 for other users; for terms
-        that know more of these than the history.
+        that store factors of training users.
     threads
-        Number of threads; all that are in force when left out.
+        Number of threads (default: the current limit).
 
     Raises
     ------
@@ -172,17 +168,20 @@ def top_k(
         hidden.append(_canonical(exclude))
     allowed = np.ones(n_items, np.bool_) if candidates is None else np.asarray(candidates)
     if allowed.shape != (n_items,) or allowed.dtype != np.bool_:
-        found = f"{allowed.dtype} {allowed.shape}"
-        raise DataError(f"candidates must be a mask of {n_items} items, got {found}")
-    for each in only:
-        if each.pairs.shape != history.shape:
-            raise DataError(f"only must have shape {history.shape}, got {each.pairs.shape}")
-    kept = [Only(_canonical(each.pairs), each.users) for each in only]
-    job = Job(terms, history, hidden, allowed, min(k, n_items), users, kept, boost)
+        raise DataError(
+            f"candidates must be a mask of {n_items} items, got {allowed.dtype} {allowed.shape}"
+        )
+    restrictions = []
+    for restriction in only:
+        pairs = restriction.pairs
+        if pairs.shape != history.shape:
+            raise DataError(f"only must have shape {history.shape}, got {pairs.shape}")
+        restrictions.append(Only(_canonical(pairs), restriction.users))
+    job = Job(terms, history, hidden, allowed, min(k, n_items), users, restrictions, boost)
     with limited(threads):
-        elsewhere = next((term.rank_job for term in terms if term.rank_job is not None), None)
-        ranked, bad = job.rank() if elsewhere is None else elsewhere(job)
-    _refuse_nan(bad)
+        on_device = next((term.rank_job for term in terms if term.rank_job is not None), None)
+        ranked, nan_rows = job.rank() if on_device is None else on_device(job)
+    _refuse_nan(nan_rows)
     return ranked
 
 
@@ -200,39 +199,40 @@ def score(
     terms, history, users
         As for `top_k`; the numbers are the same, bit for bit.
     rows
-        Rows of the history, by position; all when left out.
+        Rows of the history, by position (default: all).
     """
     history = _checked(terms, history)
-    chosen = np.arange(history.shape[0]) if rows is None else as_positions(rows, history.shape[0])
-    scores = _dense_scores(terms, history, chosen, users)
-    _refuse_nan(chosen[np.isnan(scores).any(axis=1)])
+    n_users = history.shape[0]
+    positions = np.arange(n_users) if rows is None else as_positions(rows, n_users)
+    scores = _dense_scores(terms, history, positions, users)
+    _refuse_nan(positions[np.isnan(scores).any(axis=1)])
     return scores
 
 
 def score_items(
     terms: Sequence[Term], history: Csr, user_rows: npt.ArrayLike, items: npt.ArrayLike
 ) -> npt.NDArray[Any]:
-    """Return the scores of pairs of a history row and an item, as `top_k` would give them.
+    """Return the scores of pairs of a history row and an item, as `top_k` gives them.
 
     Costs as much as a top-k list for each distinct row.
     """
     history = _checked(terms, history)
     rows = as_positions(user_rows, history.shape[0])
-    wanted = as_positions(items, history.shape[1])
-    if rows.shape != wanted.shape:
-        raise DataError(f"{rows.size} user rows for {wanted.size} items")
-    found = np.empty(len(rows), sum_dtype(terms))
+    columns = as_positions(items, history.shape[1])
+    if rows.shape != columns.shape:
+        raise DataError(f"{rows.size} user rows for {columns.size} items")
+    out = np.empty(len(rows), sum_dtype(terms))
     order = np.argsort(rows, kind="stable")
     users, starts = np.unique(rows[order], return_index=True)
     ends = np.append(starts, len(rows))
     step = max(1, SCRATCH // (8 * max(history.shape[1], 1)))
     for first in range(0, len(users), step):
-        some = users[first : first + step]
-        pairs = order[ends[first] : ends[first + len(some)]]
-        scores = _dense_scores(terms, history, some)
-        found[pairs] = scores[np.searchsorted(some, rows[pairs]), wanted[pairs]]
-    _refuse_nan(rows[np.isnan(found)])
-    return found
+        batch = users[first : first + step]
+        pairs = order[ends[first] : ends[first + len(batch)]]
+        scores = _dense_scores(terms, history, batch)
+        out[pairs] = scores[np.searchsorted(batch, rows[pairs]), columns[pairs]]
+    _refuse_nan(rows[np.isnan(out)])
+    return out
 
 
 def _dense_scores(
@@ -253,7 +253,7 @@ def sum_dtype(terms: Sequence[Term]) -> np.dtype[Any]:
 
 
 def constant_scores(terms: Sequence[Term], n_items: int) -> Floats:
-    """Return the sum of the constant terms, which every user's scores start from."""
+    """Return the sum of the constant terms."""
     base = np.zeros(n_items, sum_dtype(terms))
     for term in terms:
         if term.constant is not None:
@@ -269,7 +269,7 @@ def adders(
 ) -> list[Adder]:
     """Return the functions that add the other terms to a block of these users' scores.
 
-    `known` holds the positions of the training users that the rows of the history belong to.
+    `known` has the positions of the training users that the rows of the history belong to.
     """
     starts, stops = history.indptr[users], history.indptr[users + 1]
     places, offsets = segments(starts, stops - starts)
@@ -281,32 +281,14 @@ def adders(
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What the threads share: the terms, the histories and what may be listed.
-
-    Parameters
-    ----------
-    terms, history
-        Their product is the scores; the history is in canonical form.
-    hidden
-        Patterns, users x items, of what may not be listed, in canonical form.
-    allowed
-        Mask of the items that may be listed.
-    k
-        Length of the lists, at most the number of items.
-    known
-        Positions of the training users that the rows belong to, -1 for other users.
-    only
-        Pairs that alone may be listed, in canonical form.
-    boost
-        Changes the scores by item before they are compared.
-    """
+    """The checked arguments of `top_k`, shared by all threads; matrices are canonical."""
 
     terms: Sequence[Term]
     history: Csr
-    hidden: Sequence[Csr]
-    allowed: npt.NDArray[np.bool_]
-    k: int
-    known: npt.NDArray[np.int64] | None = None
+    hidden: Sequence[Csr]  # users x items: pairs that may not be listed
+    allowed: npt.NDArray[np.bool_]  # mask of the items that may be listed
+    k: int  # at most the number of items
+    known: npt.NDArray[np.int64] | None = None  # positions of training users, -1 for others
     only: Sequence[Only] = ()
     boost: Boost | None = None
 
@@ -317,7 +299,7 @@ class Job:
         return max(min(WIDE if wide else BLOCK, len(self.allowed)), 1)
 
     def rank(self) -> tuple[Ranked, npt.NDArray[np.int64]]:
-        """Return the lists, and the rows that have a NaN among their scores."""
+        """Return the lists, and the rows with NaN scores."""
         ranked = Ranked.empty(self.history.shape[0], self.k, sum_dtype(self.terms))
         chunks = self.chunks(count())
         bad = [np.empty(0, np.int64)] * (len(chunks) + 1)
@@ -329,21 +311,21 @@ class Job:
         return ranked, np.concatenate(bad)
 
     def chunks(self, threads: int) -> list[npt.NDArray[np.int64]]:
-        """Deal the users, longest history first, into equally heavy chunks."""
+        """Divide the users into chunks with about the same number of interactions."""
         n_users, n_items = self.history.shape
-        held = sum(term.held for term in self.terms)
+        buffer = sum(term.buffer_size for term in self.terms)
         size = sum_dtype(self.terms).itemsize
-        most = SCRATCH // ((size + 4) * max(self.k, 1) + size * held)
+        most = SCRATCH // ((size + 4) * max(self.k, 1) + size * buffer)
         most = min(max(most, 1), CHUNK)
-        if n_items * (self.history.nnz + n_users * (1 + held)) < SMALL:
+        if n_items * (self.history.nnz + n_users * (1 + buffer)) < SMALL:
             threads = 1
         rounds = -(-n_users // (most * threads))
-        count = min(rounds * threads, n_users)
+        n_chunks = min(rounds * threads, n_users)
         order = np.argsort(-np.diff(self.history.indptr), kind="stable")
-        return [np.sort(order[start::count]) for start in range(count)]
+        return [np.sort(order[start::n_chunks]) for start in range(n_chunks)]
 
     def run(self, users: npt.NDArray[np.int64], ranked: Ranked) -> npt.NDArray[np.int64]:
-        """Fill in the lists of these users; return those who have a NaN among their scores."""
+        """Fill the lists of these users; return the users with NaN scores."""
         n_items, dtype, width = len(self.allowed), ranked.scores.dtype, self.width
         base = constant_scores(self.terms, n_items)
         barred = np.flatnonzero(~self.allowed).astype(np.int32)
@@ -352,36 +334,36 @@ class Job:
         step = max(1, TILE // (dtype.itemsize * width))
         tiles = []
         for at in range(0, len(users), step):
-            some = slice(at, at + step)
-            add = adders(self.terms, self.history, users[some], self.known)
-            add += self._boosts(dtype)
-            masks = self._masks(users[some], barred)
-            tiles.append((add, masks, self._kept(users[some]), lists.part(some), bad[some]))
+            part = slice(at, at + step)
+            tile = users[part]
+            add = adders(self.terms, self.history, tile, self.known) + self._boosts(dtype)
+            masks = self._masks(tile, barred), self._restrictions(tile)
+            tiles.append((add, *masks, lists.part(part), bad[part]))
         room = np.empty(min(step, len(users)) * width, dtype)
         for low in range(0, n_items, width):
             if self.allowed[low : low + width].any():
-                for tile in tiles:
-                    _offer(room, low, base[low : low + width], *tile)
+                for arguments in tiles:
+                    _offer(room, low, base[low : low + width], *arguments)
         sort_heaps(lists.items, lists.scores, lists.lengths)
         ranked.put(users, lists)
         return users[bad]
 
     def _boosts(self, dtype: np.dtype[Any]) -> list[Adder]:
-        """Return what comes after the sums."""
+        """Return the function that changes the sums by the boost, if there is one."""
         if self.boost is None:
             return []
         scales = self.boost.factor.astype(dtype), self.boost.bonus.astype(dtype)
         return [lambda block, low: boost_items(block, low, *scales)]
 
-    def _kept(self, users: npt.NDArray[np.int64]) -> list[Mask]:
-        kept: list[Mask] = []
+    def _restrictions(self, users: npt.NDArray[np.int64]) -> list[Mask]:
+        masks: list[Mask] = []
         for only in self.only:
             ends = only.pairs.indptr.astype(np.int64, copy=False)
             starts = ends[users]
             if only.users is not None:
                 starts = np.where(only.users[users], starts, -1)
-            kept.append((starts, ends[users + 1], only.pairs.indices))
-        return kept
+            masks.append((starts, ends[users + 1], only.pairs.indices))
+        return masks
 
     def _masks(self, users: npt.NDArray[np.int64], barred: Positions) -> list[Mask]:
         masks: list[Mask] = []
@@ -389,8 +371,8 @@ class Job:
             starts, stops = csr.indptr[users], csr.indptr[users + 1]
             masks.append((starts.astype(np.int64), stops.astype(np.int64), csr.indices))
         if len(barred):
-            nothing = np.zeros(len(users), np.int64)
-            masks.append((nothing, nothing + len(barred), barred))
+            zeros = np.zeros(len(users), np.int64)
+            masks.append((zeros, zeros + len(barred), barred))
         return masks
 
 
@@ -400,7 +382,7 @@ def _offer(
     base: Floats,
     adders: list[Adder],
     masks: list[Mask],
-    kept: list[Mask],
+    restrictions: list[Mask],
     lists: Ranked,
     bad: npt.NDArray[np.bool_],
 ) -> None:
@@ -409,10 +391,10 @@ def _offer(
     block[:] = base
     for add in adders:
         add(block, low)
-    for starts, stops, indices in masks:
-        mask_items(block, low, starts, stops, indices)
-    for starts, stops, indices in kept:
-        keep_items(block, low, starts, stops, indices)
+    for mask in masks:
+        mask_items(block, low, *mask)
+    for mask in restrictions:
+        keep_items(block, low, *mask)
     select(block, low, lists.items, lists.scores, lists.lengths, bad)
 
 
@@ -438,6 +420,6 @@ def _canonical(csr: Csr) -> Csr:
 def _refuse_nan(rows: npt.NDArray[np.int64]) -> None:
     if rows.size:
         raise SolveError(
-            f"row {rows.min()} of the histories has scores that are not numbers; "
-            "the model holds NaN or infinite values: fit it again with a larger l2 or in float64"
+            f"row {rows.min()} of the histories has scores that are not numbers; the model has "
+            "NaN or infinite values: fit it again with a larger l2 or in float64"
         )

@@ -1,11 +1,11 @@
-"""Rules: what may be shown, and in what mixture; the same in every place that makes lists.
+"""Business rules for lists: filters, boosts, pins, quotas and diversity.
 
-A rule speaks of items by id or by their labels. `Rules.on` looks both up in the data of a model:
-filters become masks and boosts become vectors, which the ranker applies while it scores; what is
-left (pins, at most n of a kind, diversity) is chosen from ranked lists (`mixture`).
+Rules name items by id or by their labels. `Rules.on` looks both up in the data of a model: filters
+become masks and boosts become vectors, which the ranker applies while it scores; pins, quotas and
+diversity re-rank its lists (`mixture`).
 
-An item has one value of a label or several: a cell that is a list, or a text such as "Drama|Sport"
-whose parts `|` separates. A pinned item that the model does not know is listed without a score.
+A label of an item has one value or several: a list, or a string such as "Drama|Sport". A pinned
+item that the model does not know is listed without a score.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -37,19 +37,9 @@ Seen = Literal["exclude", "include", "only"]
 Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
 PER_USER = ("include", "exclude")
-SEPARATOR = "|"  # between the values of a label that is one text
-VALUES = (
-    str,
-    bool,
-    int,
-    float,
-    Decimal,
-    date,
-    time,
-    timedelta,
-    np.generic,
-)  # what a label may be, beside None
-MISSING = {"missing": True}  # stands for no value in a file, as TOML has no null
+SEPARATOR = "|"  # between several values of a label in one string
+VALUES = (str, bool, int, float, Decimal, date, time, timedelta, np.generic)  # types of labels
+MISSING = {"missing": True}  # stands for None in a file, as TOML has no null
 COMPARISONS = {"min", "max"}
 
 logger = logging.getLogger(__name__)
@@ -57,45 +47,45 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rules:
-    """What lists may hold, and in what mixture.
+    """Rules for lists: filters, boosts, pins, quotas and diversity.
 
-    Items are chosen by id, by labels as in ``{"department": "produce"}`` (several columns: all
-    must fit; a list of values: any of them), by a function of an item's labels (a dict) or a
-    polars expression over them, or by a list of such choices, of which any must fit. A label with
-    several values, a list or a text such as "Drama|Sport", fits if any of them does; None fits
-    items without the label. Ids that a model does not know have no effect, except as pins.
+    Items are selected by id, by labels as in ``{"department": "produce"}`` (several columns: all
+    must match; a list of values: any of them), by a function of an item's labels (a dict) or a
+    polars expression over them, or by a list of these, of which any must match. A label with
+    several values, a list or a string such as "Drama|Sport", matches if any of them does; None
+    matches items without the label. Ids that a model does not know have no effect, except as pins.
 
     Parameters
     ----------
     include
-        Items that alone may be listed.
+        List only these items.
     exclude
-        Items that may not.
+        Never list these items.
     users
-        More rules by user: ``{"ann": {"exclude": [...], "include": [...]}}``. They hold for users
-        asked for by id or by the name of their history, not for bare histories or items.
+        Rules by user: ``{"ann": {"exclude": [...], "include": [...]}}``. They apply to users
+        requested by id or by the name of their history, not to bare histories or items.
     boost
         Factors > 0 by id or label: ``{"tea": 2.0, "brand": {"own": 1.5}}``. A positive score is
-        multiplied by the factor, a negative one divided by it, so above 1 always raises; several
-        that fit an item are multiplied. Values of a label may be pairs as well:
+        multiplied by the factor, a negative one divided by it, so a factor above 1 raises both;
+        several factors of an item are multiplied. Values of a label may also be pairs:
         ``{"organic": [[True, 1.5]]}``.
     bonus
-        Numbers that are added to the score after the factors, in the same form.
+        Numbers to add to the score after the factors, in the same form.
     at_most
-        The most items of a list that share a value of a label: ``{"brand": 2}``. Items without
-        the label count nowhere, items with several values for each of them.
+        Maximum number of items in a list that share a value of a label: ``{"brand": 2}``. Items
+        without the label are not counted, items with several values count for each of them.
     pin
-        Items at the front of every list in this order, where they may be listed at all; they
-        count in `at_most` but are not held back by it. Items that the model does not know are
-        listed too, without a score.
+        Items at the front of every list in this order, if they may be listed at all; they count
+        in `at_most` but are not limited by it. Items that the model does not know are listed
+        without a score.
     diversity
         From 0 to below 1: each place goes to the item with the largest
         ``(1 - diversity) * relevance - diversity * similarity``. Relevance is the score, scaled
         so that the best item has 1 and the k-th best 0; similarity is that to the nearest item
         above, as `similar` scores it, with 1 for the item most similar to it.
     seen
-        Items of the history: "exclude", "include", or "only" them ("buy again"). Left out, the
-        caller's `exclude_seen` decides.
+        Items of the history: "exclude", "include", or "only" them ("buy again"). Default: the
+        caller's `exclude_seen`.
 
     Examples
     --------
@@ -117,49 +107,49 @@ class Rules:
     seen: Seen | None = None
 
     def __post_init__(self) -> None:
-        sound: dict[str, Any] = {name: _choice(name, getattr(self, name)) for name in PER_USER}
+        checked: dict[str, Any] = {name: _checked(name, getattr(self, name)) for name in PER_USER}
         if self.users is not None:
-            sound["users"] = _user_choices(self.users)
+            checked["users"] = _checked_users(self.users)
         for name, check in (("boost", checks.positive), ("bonus", checks.number)):
             if getattr(self, name) is not None:
-                sound[name] = _checked_numbers(name, getattr(self, name), check)
+                checked[name] = _checked_numbers(name, getattr(self, name), check)
         for column, most in _mapping("at_most", self.at_most).items():
             checks.count(f"at_most of {column!r}", most)
         if self.pin is not None:
-            sound["pin"] = _listed(self.pin)
-            if not all(_is_item_id(item) for item in sound["pin"]):
+            checked["pin"] = _as_selectors(self.pin)
+            if not all(_is_item_id(item) for item in checked["pin"]):
                 raise SettingError(f"pin must be item ids, got {self.pin!r}")
-        for name, value in sound.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
         checks.fraction("diversity", self.diversity, one=False)
         if self.seen is not None:
             checks.choice("seen", self.seen, get_args(Seen))
 
     def settings(self) -> dict[str, Any]:
-        """Return what is set, as plain values; a function is shown by its name."""
-        return {name: _plain(value) for name, value in self._given().items()}
+        """Return the rules that are set, as plain values; a function is shown by its name."""
+        return {name: _plain(value) for name, value in self._values().items()}
 
-    def _given(self) -> dict[str, Any]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+    def _values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in RULE_NAMES}
         values["diversity"] = self.diversity or None
         return {name: value for name, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
         """Return the rules as the text of a TOML file; functions cannot be written."""
-        values = self._given()
+        values = self._values()
         for name in {"boost", "bonus"} & values.keys():
-            values[name] = {key: _writable(each) for key, each in values[name].items()}
+            values[name] = {key: _writable(numbers) for key, numbers in values[name].items()}
         return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a TOML file that `Rules.load` and the command read."""
+        """Write a TOML file that `Rules.load` and the command line read."""
         text = self.to_toml()
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Rules:
-        """Read rules from a TOML file; a word that is no rule is an error."""
+        """Read rules from a TOML file; raise for unknown names."""
         try:
             with open(path, "rb") as file:
                 content = tomllib.load(file)
@@ -168,18 +158,18 @@ class Rules:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise FileFormatError(f"{path} is not a TOML file: {error}") from error
         for name in content:
-            _check_name(name, [each.name for each in fields(cls)], str(path))
+            _check_name(name, RULE_NAMES, str(path))
         try:
             return cls(**content)
         except SettingError as error:
             raise SettingError(f"{path}: {error}") from error
 
     def on(self, data: Interactions) -> ItemRules:
-        """Return the rules over the items of data, by their ids and labels, looked up once."""
-        known = _looked_up.setdefault(data, WeakKeyDictionary())
-        if self not in known:
-            known[self] = self._look_up(data)
-        return known[self]
+        """Return the rules over the items of data, by their ids and labels; cached."""
+        cached = _cache.setdefault(data, WeakKeyDictionary())
+        if self not in cached:
+            cached[self] = self._look_up(data)
+        return cached[self]
 
     def _look_up(self, data: Interactions) -> ItemRules:
         items = _Items(data, self.pin or [])
@@ -187,7 +177,7 @@ class Rules:
         allowed = items.mask(self.include, True) & ~items.mask(self.exclude, False)
         users = {
             id_key(user): {
-                name: items.mask(chosen, name == "include") for name, chosen in rules.items()
+                name: items.mask(selection, name == "include") for name, selection in rules.items()
             }
             for user, rules in (self.users or {}).items()
         }
@@ -200,29 +190,36 @@ class Rules:
             for places, number in items.numbers(self.bonus):
                 bonus[places] += number
             boost = Boost(factor, bonus)
-        outside = None
+
+        def user_masks(part: slice) -> dict[Any, dict[str, Mask]]:
+            return {
+                user: {name: mask[part] for name, mask in masks.items()}
+                for user, masks in users.items()
+            }
+
+        unknown_pins = None
         if items.unknown_pins:
-            outside = UnknownPins(
-                items.unknown_pins,
-                allowed[n_items:],
-                {user: _cut(masks, slice(n_items, None)) for user, masks in users.items()},
-            )
-        filters = self.include is not None or self.exclude is not None
+            masks = user_masks(slice(n_items, None))
+            unknown_pins = UnknownPins(items.unknown_pins, allowed[n_items:], masks)
+        has_filters = self.include is not None or self.exclude is not None
         return ItemRules(
-            allowed[:n_items] if filters else None,
-            {user: _cut(masks, slice(n_items)) for user, masks in users.items()},
-            boost,
-            quotas,
-            items.pins,
-            float(self.diversity),
-            self.seen,
-            outside,
+            allowed=allowed[:n_items] if has_filters else None,
+            users=user_masks(slice(n_items)),
+            boost=boost,
+            quotas=quotas,
+            pins=items.pins,
+            diversity=float(self.diversity),
+            seen=self.seen,
+            unknown_pins=unknown_pins,
         )
+
+
+RULE_NAMES = [field.name for field in fields(Rules)]
 
 
 @dataclass(frozen=True, eq=False)
 class Quota:
-    """The most items of a list with the same code; items have a row of codes, padded with -1."""
+    """Maximum number of items with the same code; each item has a row of codes, padded with -1."""
 
     codes: npt.NDArray[np.int32]
     most: int
@@ -230,9 +227,9 @@ class Quota:
 
 @dataclass(frozen=True, eq=False)
 class UnknownPins:
-    """Pinned items that a model does not know: their ids, and where rules allow them.
+    """Pinned items that a model does not know: ids, and masks of those that rules allow.
 
-    `users` has masks over them by the `id_key` of the user.
+    `users` has masks by the `id_key` of the user.
     """
 
     ids: list[Any]
@@ -241,7 +238,7 @@ class UnknownPins:
 
     @property
     def index(self) -> IdIndex:
-        """The ids as text, which ids of either kind are compared with."""
+        """The ids as strings, for comparison with ids of either type."""
         return IdIndex([id_key(item) for item in self.ids], "item")
 
 
@@ -267,11 +264,11 @@ class ItemRules:
         return self.pins[self.pins < n_items]
 
     def mixes(self, n_items: int) -> bool:
-        """Whether lists have to be chosen from longer ones."""
+        """Whether lists have to be re-ranked by `mixture`."""
         return bool(self.quotas or len(self.known_pins(n_items)) or self.diversity)
 
     def limit_unknown_pins(self, shown: Callable[[Any], bool]) -> Self:
-        """Return the rules with those pins alone, among the unknown ones, that may be shown."""
+        """Return the rules without the unknown pins that may not be shown."""
         if self.unknown_pins is None:
             return self
         mask = np.array([shown(item) for item in self.unknown_pins.ids], np.bool_)
@@ -279,65 +276,62 @@ class ItemRules:
         return replace(self, unknown_pins=replace(self.unknown_pins, allowed=allowed))
 
     def on(self, _: Interactions) -> ItemRules:
-        """Return these rules: they were looked up already, if in other labels than the model's."""
+        """Return these rules, which were looked up before."""
         return self
 
 
 RulesLike = Rules | ItemRules | Mapping[str, Any] | str | os.PathLike[str]
 
-_looked_up: WeakKeyDictionary[Interactions, WeakKeyDictionary[Rules, ItemRules]] = (
-    WeakKeyDictionary()
-)
+_cache: WeakKeyDictionary[Interactions, WeakKeyDictionary[Rules, ItemRules]] = WeakKeyDictionary()
 
 
-def as_rules(given: Any) -> Rules | ItemRules | None:
-    """Return rules given as such, as a mapping of their names, or as the path of a TOML file."""
-    if given is None or isinstance(given, (Rules, ItemRules)):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return Rules.load(given)
-    if isinstance(given, Mapping):
-        for name in given:
-            _check_name(name, [each.name for each in fields(Rules)], "rules")
-        return Rules(**given)
-    raise SettingError(f"rules must be eq.Rules or the path of a TOML file, got {given!r}")
+def as_rules(rules: Any) -> Rules | ItemRules | None:
+    """Return rules from an object, a mapping of their names, or the path of a TOML file."""
+    if rules is None or isinstance(rules, (Rules, ItemRules)):
+        return rules
+    if isinstance(rules, (str, os.PathLike)):
+        return Rules.load(rules)
+    if isinstance(rules, Mapping):
+        for name in rules:
+            _check_name(name, RULE_NAMES, "rules")
+        return Rules(**rules)
+    raise SettingError(f"rules must be eq.Rules or the path of a TOML file, got {rules!r}")
 
 
-def _listed(given: Any) -> list[Any]:
-    """Return one choice or several as a list of choices."""
-    if isinstance(given, (Mapping, pl.Expr)) or callable(given):
-        return [given]
-    return as_list(given)
+def _as_selectors(selection: Any) -> list[Any]:
+    """Return one selector (an id, labels, a function) or several as a list."""
+    if isinstance(selection, Mapping) or _is_function(selection):
+        return [selection]
+    return as_list(selection)
 
 
-def _choice(name: str, given: Any) -> Any:
-    """Return a choice of items, checked, with iterables as lists."""
-    if given is None:
+def _checked(name: str, selection: Any) -> Any:
+    """Return a checked selection of items, with iterables as lists."""
+    if selection is None:
         return None
-    if _is_one(given):
-        return _one_choice(name, given)
-    return [_one_choice(name, each) for each in as_list(given)]
+    if isinstance(selection, Mapping) or _is_function(selection) or is_id(selection):
+        return _checked_selector(name, selection)
+    return [_checked_selector(name, selector) for selector in as_list(selection)]
 
 
-def _is_one(given: Any) -> bool:
-    return isinstance(given, Mapping) or _is_test(given) or is_id(given)
+def _checked_selector(name: str, selector: Any) -> Any:
+    if isinstance(selector, Mapping):
+        if not all(isinstance(column, str) for column in selector):
+            raise SettingError(
+                f"{name} takes labels by the name of their column, got {selector!r}"
+            )
+        return {column: _checked_label(name, column, value) for column, value in selector.items()}
+    if not (_is_function(selector) or is_id(selector)):
+        raise SettingError(f"{name} takes item ids, labels or functions, got {selector!r}")
+    return selector
 
 
-def _one_choice(name: str, choice: Any) -> Any:
-    if isinstance(choice, Mapping):
-        if not all(isinstance(column, str) for column in choice):
-            raise SettingError(f"{name} takes labels by the name of their column, got {choice!r}")
-        return {column: _label_values(name, column, value) for column, value in choice.items()}
-    if not (_is_test(choice) or is_id(choice)):
-        raise SettingError(f"{name} takes item ids, labels or functions, got {choice!r}")
-    return choice
-
-
-def _label_values(name: str, column: str, value: Any) -> Any:
-    """Return the value or the values of a label that a rule names, checked."""
-    if isinstance(value, Mapping) or is_id(value):
-        return _label_value(f"{name} of {column!r}", value)
-    return [_label_value(f"{name} of {column!r}", each) for each in as_list(value)]
+def _checked_label(name: str, column: str, label: Any) -> Any:
+    """Return the checked value or values of a label in a rule."""
+    where = f"{name} of {column!r}"
+    if isinstance(label, Mapping) or is_id(label):
+        return _label_value(where, label)
+    return [_label_value(where, value) for value in as_list(label)]
 
 
 def _label_value(where: str, value: Any) -> Any:
@@ -347,7 +341,7 @@ def _label_value(where: str, value: Any) -> Any:
         if value and value.keys() <= COMPARISONS:
             raise SettingError(
                 f"{where} is a comparison, {dict(value)!r}, and rules do not support comparisons "
-                "yet; name the values, or give a polars expression such as pl.col('price') < 1.1"
+                "yet; name the values, or use a polars expression such as pl.col('price') < 1.1"
             )
     if value is not None and not isinstance(value, VALUES):
         raise SettingError(
@@ -356,22 +350,24 @@ def _label_value(where: str, value: Any) -> Any:
     return value
 
 
-def _user_choices(given: Any) -> dict[Any, dict[str, Any]]:
-    """Return the rules of users, checked."""
+def _checked_users(users: Any) -> dict[Any, dict[str, Any]]:
+    """Return the checked rules of users."""
     out: dict[Any, dict[str, Any]] = {}
-    for user, rules in _mapping("users", given).items():
+    for user, rules in _mapping("users", users).items():
         out[user] = {}
-        for name, chosen in _mapping(f"users[{user!r}]", rules).items():
+        for name, selection in _mapping(f"users[{user!r}]", rules).items():
             _check_name(name, PER_USER, f"the rules of user {user!r}")
-            out[user][name] = _choice(name, chosen)
+            out[user][name] = _checked(name, selection)
     by_id_key("users", out)
     return out
 
 
-def _checked_numbers(name: str, given: Any, check: Callable[[str, Any], float]) -> dict[Any, Any]:
-    """Return numbers by id or by the value of a label; the latter may be given as pairs."""
+def _checked_numbers(
+    name: str, numbers: Any, check: Callable[[str, Any], float]
+) -> dict[Any, Any]:
+    """Return checked numbers by id, or by the values of a label (a mapping or pairs)."""
     out: dict[Any, Any] = {}
-    for key, value in _mapping(name, given).items():
+    for key, value in _mapping(name, numbers).items():
         if not isinstance(value, (Mapping, list, tuple)):
             check(f"{name} of {key!r}", value)
             out[key] = value
@@ -379,27 +375,27 @@ def _checked_numbers(name: str, given: Any, check: Callable[[str, Any], float]) 
         if isinstance(value, Mapping) and value and value.keys() <= COMPARISONS:
             raise SettingError(
                 f"{name} of {key!r} is a comparison, {dict(value)!r}, and rules do not support "
-                "comparisons yet; for a label with this value give a list of pairs: "
+                "comparisons yet; for a label with this value use a list of pairs: "
                 f"{[list(pair) for pair in value.items()]!r}"
             )
         by_value: dict[Any, Any] = {}
         for label, number in _number_pairs(f"{name} of {key!r}", value):
-            found = _label_value(f"{name} of {key!r}", label)
-            check(f"{name} of {found!r}", number)
-            if found in by_value:
-                raise SettingError(f"{name} of {key!r} names {found!r} twice; keep one")
-            by_value[found] = number
-        is_odd = bool(by_value) and by_value.keys() <= COMPARISONS
-        out[key] = [[*pair] for pair in by_value.items()] if is_odd else by_value
+            label = _label_value(f"{name} of {key!r}", label)
+            check(f"{name} of {label!r}", number)
+            if label in by_value:
+                raise SettingError(f"{name} of {key!r} names {label!r} twice; keep one")
+            by_value[label] = number
+        is_ambiguous = bool(by_value) and by_value.keys() <= COMPARISONS
+        out[key] = [[*pair] for pair in by_value.items()] if is_ambiguous else by_value
     return out
 
 
-def _number_pairs(where: str, given: Any) -> list[Any]:
-    """Return values of a label with their numbers, given as a mapping or as a list of pairs."""
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+def _number_pairs(where: str, numbers: Any) -> list[Any]:
+    """Return pairs of label value and number, from a mapping or a list of pairs."""
+    pairs = list(numbers.items()) if isinstance(numbers, Mapping) else list(numbers)
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
         raise SettingError(
-            f"{where} must be a number, or pairs of value and number, got {given!r}"
+            f"{where} must be a number, or pairs of value and number, got {numbers!r}"
         )
     return pairs
 
@@ -408,32 +404,27 @@ def _is_item_id(value: Any) -> bool:
     return isinstance(value, (str, int, np.integer)) and not isinstance(value, bool)
 
 
-def _mapping(name: str, given: Any) -> Mapping[Any, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise SettingError(f"{name} must be a mapping, got {given!r}")
-    return given or {}
+def _mapping(name: str, value: Any) -> Mapping[Any, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise SettingError(f"{name} must be a mapping, got {value!r}")
+    return value or {}
 
 
-def _check_name(name: Any, known: Iterable[str], where: str) -> None:
-    known = list(known)
+def _check_name(name: Any, known: Sequence[str], where: str) -> None:
     if name not in known:
         near = get_close_matches(str(name), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise SettingError(f"{where}: {name!r} is no rule; {hint}")
 
 
-def _is_test(choice: Any) -> bool:
-    return isinstance(choice, pl.Expr) or callable(choice)
-
-
-def _cut(masks: dict[str, Mask], part: slice) -> dict[str, Mask]:
-    return {name: mask[part] for name, mask in masks.items()}
+def _is_function(selector: Any) -> bool:
+    return isinstance(selector, pl.Expr) or callable(selector)
 
 
 def label_values(cell: Any) -> list[Any]:
-    """Return the values of a label: those of a list, and the parts of a text that `|` separates.
+    """Return the values of a label: those of a list, or the parts of a string with `|`.
 
-    A text with an empty part is one value.
+    A string with an empty part is one value.
 
     >>> label_values("Drama|Sport"), label_values(["a", "b", "a"]), label_values("a||b")
     (['Drama', 'Sport'], ['a', 'b'], ['a||b'])
@@ -447,51 +438,49 @@ def label_values(cell: Any) -> list[Any]:
 
 
 class _Items:
-    """The items that rules speak of: those of the data, and after them pins that it lacks."""
+    """Looks up items of rules: the items of the data, followed by unknown pins."""
 
     def __init__(self, data: Interactions, pins: list[Any]) -> None:
         self.data = data
         self.unknown_pins: list[Any] = []
-        self._outside: dict[Any, int] = {}
+        self._index = data.item_index
+        self._unknown_places: dict[Any, int] = {}
         self._by_value: dict[str, dict[Any, list[int]]] = {}
         places = self._index.positions(pins, unknown="skip").tolist()
         for at, item in enumerate(pins):
-            if places[at] < 0 and id_key(item) not in self._outside:
-                self._outside[id_key(item)] = data.n_items + len(self.unknown_pins)
-                self.unknown_pins.append(self._index.spelled(item))
             if places[at] < 0:
-                places[at] = self._outside[id_key(item)]
+                if id_key(item) not in self._unknown_places:
+                    self._unknown_places[id_key(item)] = data.n_items + len(self.unknown_pins)
+                    self.unknown_pins.append(self._index.spelled(item))
+                places[at] = self._unknown_places[id_key(item)]
         self.pins = np.array(list(dict.fromkeys(places)), np.int64)
         if self.unknown_pins:
             shown = ", ".join(map(repr, self.unknown_pins[:5]))
             logger.warning("pinned without a score, as the model does not know them: %s", shown)
 
-    @property
-    def _index(self) -> IdIndex:
-        return self.data.item_index
-
-    def mask(self, chosen: Any, otherwise: bool) -> Mask:
-        """Return the items that any of the choices fits; `otherwise` where there is no choice."""
-        out = np.full(self.data.n_items + len(self.unknown_pins), otherwise)
-        if chosen is None:
+    def mask(self, selection: Any, default: bool) -> Mask:
+        """Return a mask of the items that match any selector; `default` without a selection."""
+        out = np.full(self.data.n_items + len(self.unknown_pins), default)
+        if selection is None:
             return out
-        listed = _listed(chosen)
+        selectors = _as_selectors(selection)
         out[:] = False
-        out[self.known([item for item in listed if is_id(item) and not _is_test(item)])] = True
-        within = out[: self.data.n_items]
-        for choice in listed:
-            if isinstance(choice, Mapping):
-                fits = [self._fitting(name, as_list(value)) for name, value in choice.items()]
-                within |= np.logical_and.reduce(fits) if fits else False
-            elif _is_test(choice):
-                within |= _tested(self.data, choice)
+        ids = [item for item in selectors if is_id(item) and not _is_function(item)]
+        out[self.positions(ids)] = True
+        known = out[: self.data.n_items]
+        for selector in selectors:
+            if isinstance(selector, Mapping):
+                matches = [self._matching(name, as_list(v)) for name, v in selector.items()]
+                known |= np.logical_and.reduce(matches) if matches else False
+            elif _is_function(selector):
+                known |= _apply_function(self.data, selector)
         return out
 
-    def known(self, ids: list[Any]) -> Positions:
-        """Positions of the ids that are known, or pinned; others are logged."""
+    def positions(self, ids: list[Any]) -> Positions:
+        """Return the positions of known and pinned ids; log the others."""
         places = self._index.positions(ids, unknown="skip")
         for at in np.flatnonzero(places < 0).tolist():
-            places[at] = self._outside.get(id_key(ids[at]), -1)
+            places[at] = self._unknown_places.get(id_key(ids[at]), -1)
         if (places < 0).any():
             unknown = [repr(item) for item, at in zip(ids, places, strict=True) if at < 0]
             logger.warning("rules name items the model does not know: %s", ", ".join(unknown[:5]))
@@ -504,60 +493,60 @@ class _Items:
             for place, cell in enumerate(_column(self.data, name).to_list()):
                 values = label_values(cell)
                 if isinstance(cell, str) and cell not in values:
-                    values.append(cell)  # the text as it is
+                    values.append(cell)  # the complete string
                 for value in values:
                     places.setdefault(value, []).append(place)
             self._by_value[name] = places
         return self._by_value[name]
 
-    def _fitting(self, name: str, values: list[Any]) -> Mask:
-        """Return the items with any of these values of a label."""
+    def _matching(self, name: str, values: list[Any]) -> Mask:
+        """Return a mask of the items with any of these values of a label."""
         places = self._places(name)
-        fits, missing = np.zeros(self.data.n_items, np.bool_), set()
+        matches, missing = np.zeros(self.data.n_items, np.bool_), set()
         for value in values:
-            held = _as_held(value, places)
-            fits[places.get(held, [])] = True
-            if held not in places:
+            typed = _as_column_value(value, places)
+            matches[places.get(typed, [])] = True
+            if typed not in places:
                 missing.add(repr(value))
         if missing:
             shown = ", ".join(sorted(missing)[:5])
             logger.warning("no item has the %s %s, which the rules name", name, shown)
-        return fits
+        return matches
 
-    def numbers(self, given: Mapping[Any, Any] | None) -> Iterable[tuple[Mask | Positions, float]]:
-        """Yield items and their number, of rules by id or by label."""
-        for key, value in (given or {}).items():
+    def numbers(self, rule: Mapping[Any, Any] | None) -> Iterable[tuple[Mask | Positions, float]]:
+        """Yield the items and the number of each entry of a boost or bonus."""
+        for key, value in (rule or {}).items():
             if isinstance(value, (Mapping, list)):
                 for label, number in _number_pairs(str(key), value):
-                    yield self._fitting(key, [label]), float(number)
+                    yield self._matching(key, [label]), float(number)
             else:
-                places = self.known([key])
+                places = self.positions([key])
                 yield places[places < self.data.n_items], float(value)
 
     def codes(self, name: str) -> npt.NDArray[np.int32]:
         """Return a number for each value of a label, a row for each item, padded with -1."""
         numbers: dict[Any, int] = {}
         cells = _column(self.data, name).to_list()
-        values = [[each for each in label_values(cell) if each is not None] for cell in cells]
-        codes = np.full((len(cells), max(map(len, values), default=0)), -1, np.int32)
-        for row, own in zip(codes, values, strict=True):
-            row[: len(own)] = [numbers.setdefault(value, len(numbers)) for value in own]
+        labels = [[value for value in label_values(cell) if value is not None] for cell in cells]
+        codes = np.full((len(cells), max(map(len, labels), default=0)), -1, np.int32)
+        for row, values in zip(codes, labels, strict=True):
+            row[: len(values)] = [numbers.setdefault(value, len(numbers)) for value in values]
         return codes
 
 
-def _as_held(value: Any, held: Mapping[Any, Any]) -> Any:
-    """Return a value as a column holds it: the keys of TOML and JSON are always text.
+def _as_column_value(value: Any, column: Mapping[Any, Any]) -> Any:
+    """Return a value with the type of the column: keys of TOML and JSON are always strings.
 
-    A text stands for a value of another kind where no item has the text itself.
+    A string stands for a value of another type if no item has the string itself.
     """
-    if not isinstance(value, str) or value in held:
+    if not isinstance(value, str) or value in column:
         return value
-    spelled = [each for each in held if value in _spellings(each)]
-    return spelled[0] if len(spelled) == 1 else value
+    matches = [typed for typed in column if value in _spellings(typed)]
+    return matches[0] if len(matches) == 1 else value
 
 
 def _spellings(value: Any) -> tuple[str, ...]:
-    """Return how a value that is no text is written as one."""
+    """Return the ways to write a value that is not a string as a string."""
     if isinstance(value, bool):
         return str(value), str(value).lower()
     if isinstance(value, float) and value.is_integer():
@@ -566,45 +555,45 @@ def _spellings(value: Any) -> tuple[str, ...]:
 
 
 def _column(data: Interactions, name: str) -> pl.Series:
-    held = [] if data.labels is None else data.labels.columns
-    if data.labels is None or name not in held:
-        known = (
-            f"they have {', '.join(held)}" if held else "they have none: read them with labels="
-        )
+    columns = [] if data.labels is None else data.labels.columns
+    if data.labels is None or name not in columns:
+        known = f"they have {', '.join(columns)}"
+        if not columns:
+            known = "they have none: read them with labels="
         raise DataError(f"the rules name the label {name!r}, which the items lack; {known}")
     return data.labels[name]
 
 
-def _tested(data: Interactions, test: Any) -> Mask:
-    """Return the items whose labels pass an expression or a function of one item's labels."""
+def _apply_function(data: Interactions, function: Any) -> Mask:
+    """Return a mask of the items for which an expression or a function of the labels is true."""
     if data.labels is None:
         raise DataError("the rules look at labels, and the items have none; read with labels=")
-    if isinstance(test, pl.Expr):
+    if isinstance(function, pl.Expr):
         check_polars()
         try:
-            found = data.labels.select(test.alias("_")).to_series()
+            column = data.labels.select(function.alias("_")).to_series()
         except Exception as error:  # a function inside may raise anything
             raise DataError(f"an expression of the rules failed: {error}") from error
-        if found.dtype != pl.Boolean or len(found) != data.n_items:
+        if column.dtype != pl.Boolean or len(column) != data.n_items:
             raise DataError("an expression of the rules must be true or false for each item")
-        return found.fill_null(False).to_numpy()
-    passes = np.zeros(data.n_items, np.bool_)
+        return column.fill_null(False).to_numpy()
+    mask = np.zeros(data.n_items, np.bool_)
     for place, row in enumerate(data.labels.iter_rows(named=True)):
         try:
-            passes[place] = bool(test(row))
+            mask[place] = bool(function(row))
         except Exception as error:
             item = data.items[place : place + 1].tolist()[0]
-            name = getattr(test, "__name__", repr(test))
+            name = getattr(function, "__name__", repr(function))
             kind = type(error).__name__
             raise DataError(
                 f"the function {name} of the rules failed on item {item!r}: {kind}: {error}; make "
                 "it return True or False for the labels of every item"
             ) from error
-    return passes
+    return mask
 
 
 def _plain(value: Any) -> Any:
-    """Return nested mappings, lists and values as plain ones; others as text."""
+    """Return nested mappings, lists and values as plain ones; others as strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, np.generic):
@@ -622,11 +611,9 @@ def _toml(value: Any) -> str:
         value = value.item()
     if value is None:
         return _toml(MISSING)
-    if _is_test(value):
+    if _is_function(value):
         name = getattr(value, "__name__", value)
-        raise SettingError(
-            f"a function cannot be written to a file; take labels instead of {name}"
-        )
+        raise SettingError(f"a function cannot be written to a file; use labels instead of {name}")
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_quoted(str(key))} = {_toml(part)}" for key, part in value.items())
         return f"{{ {inner} }}" if inner else "{}"
@@ -640,12 +627,12 @@ def _toml(value: Any) -> str:
 
 
 def _writable(numbers: Any) -> Any:
-    """Return numbers by value as pairs, unless all values are texts, as the keys of TOML are."""
+    """Return numbers by value as pairs, unless all values are strings, as TOML keys must be."""
     if not isinstance(numbers, Mapping) or all(isinstance(value, str) for value in numbers):
         return numbers
     return [[value, number] for value, number in numbers.items()]
 
 
 def _quoted(text: str) -> str:
-    # a JSON text is a TOML text, except that TOML escapes DEL as well
+    # a JSON string is a TOML string, except that TOML escapes DEL as well
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

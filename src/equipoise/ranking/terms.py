@@ -26,10 +26,10 @@ CORE_COLUMNS = 512  # of a dual term's core, multiplied at a time
 
 @dataclass(frozen=True)
 class Rows:
-    """Histories as the kernels want them: CSR with sorted positions.
+    """Histories in the form of the kernels: CSR with sorted positions.
 
-    `users` holds the positions of the training users they belong to, -1 for other users; None
-    where no row belongs to one.
+    `users` has the positions of the training users they belong to, -1 for other users; None if no
+    row belongs to one.
     """
 
     indptr: Offsets
@@ -41,17 +41,17 @@ class Rows:
         return len(self.indptr) - 1
 
     def weights(self, source: npt.NDArray[Any], dtype: np.dtype[Any]) -> Floats:
-        """Return value times source of each stored pair."""
+        """Return value times source for each stored pair."""
         scale = source[self.indices].astype(dtype, copy=False)
         return np.asarray(self.values.astype(dtype, copy=False) * scale)
 
 
 class Term(ABC):
-    """A summand of the scoring matrix; a model may bring its own kind."""
+    """A summand of the scoring matrix; models may define further kinds."""
 
-    constant: npt.NDArray[Any] | None = None  # scores that no history changes; added first
+    constant: npt.NDArray[Any] | None = None  # scores that do not depend on the history
     wide_blocks = False  # whether many items at once are cheaper than few
-    rank_job: Callable[[Any], Any] | None = None  # makes all lists, where a term is on a device
+    rank_job: Callable[[Any], Any] | None = None  # makes all lists if the term is on a device
 
     @property
     @abstractmethod
@@ -64,21 +64,21 @@ class Term(ABC):
         """Precision of the sums."""
 
     @property
-    def held(self) -> int:
-        """How many numbers an adder keeps for each user; limits the users of a batch."""
+    def buffer_size(self) -> int:
+        """Numbers that an adder stores for each user; limits the users of a batch."""
         return 0
 
     @abstractmethod
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to ascending blocks of columns.
 
-        A user's scores must have the same bits whoever else is among the rows.
+        A user's scores must have the same bits whichever other rows there are.
         """
 
     def factors(self) -> tuple[Any, Any, Any, Any] | None:
         """Return left, right, source and target of ``(x * source) @ left @ right * target``.
 
-        A device that another term is on computes with these; None where the host has to score.
+        Used to score on the device of another term; None if only the host can score.
         """
         return None
 
@@ -96,7 +96,7 @@ class ScaledTerm(Term):
 
     @property
     def common(self) -> tuple[int, ...]:
-        """What terms that differ in their scales alone have in common, while one of them lives."""
+        """A key that is equal for living terms that differ in their scales alone."""
         names = (name for name in vars(self) if name not in ("source", "target"))
         return tuple(id(getattr(self, name)) for name in names)
 
@@ -130,7 +130,7 @@ class Dense(ScaledTerm):
 
     def __post_init__(self) -> None:
         shape = (self.n_items, self.n_items)
-        _check_floats(self.matrix, "the matrix of a dense term", shape, whole=True)
+        _check_floats(self.matrix, "the matrix of a dense term", shape, allow_int16=True)
         self._check_scales()
 
     @property
@@ -209,8 +209,8 @@ class LowRank(ScaledTerm):
         _check_floats(self.left, "the left factor of a low-rank term", (self.n_items, rank))
         _check_floats(self.right, "the right factor of a low-rank term", (rank, self.n_items))
         if self.left.dtype != self.right.dtype:
-            found = f"{self.left.dtype} and {self.right.dtype}"
-            raise DataError(f"the factors of a low-rank term must have one dtype, got {found}")
+            dtypes = f"{self.left.dtype} and {self.right.dtype}"
+            raise DataError(f"the factors of a low-rank term must have one dtype, got {dtypes}")
         self._check_scales()
 
     @property
@@ -219,8 +219,8 @@ class LowRank(ScaledTerm):
         return self.left.dtype
 
     @property
-    def held(self) -> int:
-        """The product of the history and the left factor."""
+    def buffer_size(self) -> int:
+        """The length of the history times the left factor."""
         return int(self.left.shape[1])
 
     def factors(self) -> tuple[Any, Any, Any, Any]:
@@ -234,8 +234,8 @@ class LowRank(ScaledTerm):
     def hidden(self, rows: Rows) -> Floats:
         """Return ``(x * source) @ left``, a row per history."""
         weights = rows.weights(self.source, self.dtype)
-        hidden = np.zeros((len(rows), self.held), self.dtype)
-        ones = _plain(np.ones(self.held, self.dtype))
+        hidden = np.zeros((len(rows), self.buffer_size), self.dtype)
+        ones = _plain(np.ones(self.buffer_size, self.dtype))
         add_rows(hidden, 0, _plain(self.left), rows.indptr, rows.indices, weights, ones, False)
         return hidden
 
@@ -254,8 +254,8 @@ class LowRank(ScaledTerm):
 class Dual(ScaledTerm):
     """Scores ``(x * source) @ (Y^T C Y without its diagonal) * target``, through training users.
 
-    A history is summed into its items' users, these sums pass through C, and each item collects
-    those of its own users. The sums over users cancel, so they are made in float64.
+    A history is summed over the users of its items, the sums are multiplied by C, and each item
+    collects those of its users. The sums over users cancel, so they are made in float64.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class Dual(ScaledTerm):
         C, users x users, symmetric, float64; may be a read-only memory map.
     data, indices, indptr
         Y^T as CSR rows, items x users.
-    own
+    diagonal
         Diagonal of Y^T C Y.
     source, target
         A factor for each item of the history, and for each item that is scored.
@@ -275,7 +275,7 @@ class Dual(ScaledTerm):
     data: npt.NDArray[Any]
     indices: npt.NDArray[Any]
     indptr: npt.NDArray[Any]
-    own: npt.NDArray[Any]
+    diagonal: npt.NDArray[Any]
     source: npt.NDArray[Any]
     target: npt.NDArray[Any]
     precision: np.dtype[Any]
@@ -291,34 +291,34 @@ class Dual(ScaledTerm):
         return self.precision
 
     @property
-    def held(self) -> int:
-        """The sums of the training users."""
+    def buffer_size(self) -> int:
+        """The number of training users."""
         return len(self.core)
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         starts, users = self.indptr.astype(np.int64), self.indices.astype(np.int32, copy=False)
         weights = rows.weights(self.source, np.dtype(np.float64))
-        sums = np.zeros((len(rows), self.held))
+        sums = np.zeros((len(rows), self.buffer_size))
         gather_users(sums, self.data, users, starts, rows.indptr, rows.indices, weights)
         through = np.ascontiguousarray(self._through_core(sums).T)
         values = self.data.astype(self.dtype, copy=False)
-        own = (weights * self.own[rows.indices]).astype(self.dtype)
+        diagonal = (weights * self.diagonal[rows.indices]).astype(self.dtype)
         target = _plain(self.target, self.dtype)
 
         def add(scores: Floats, low: int) -> None:
             items = values, users, starts
-            add_users(scores, low, through, *items, rows.indptr, rows.indices, own, target)
+            add_users(scores, low, through, *items, rows.indptr, rows.indices, diagonal, target)
 
         return add
 
     def _through_core(self, sums: Floats) -> Floats:
         """Return ``sums @ core`` in the precision of the scores."""
         out = np.empty(sums.shape, self.dtype)
-        core, ones = _plain(self.core), np.ones(self.held)
-        everything = np.arange(self.held, dtype=np.int32)
-        for low in range(0, self.held, CORE_COLUMNS):
-            part = np.zeros((len(sums), min(CORE_COLUMNS, self.held - low)))
+        core, ones = _plain(self.core), np.ones(self.buffer_size)
+        everything = np.arange(self.buffer_size, dtype=np.int32)
+        for low in range(0, self.buffer_size, CORE_COLUMNS):
+            part = np.zeros((len(sums), min(CORE_COLUMNS, self.buffer_size - low)))
             add_product(part, low, sums, core, _plain(ones), everything)
             out[:, low : low + CORE_COLUMNS] = part
         return out
@@ -356,23 +356,28 @@ class Constant(Term):
 
 
 def _plain(array: npt.NDArray[Any], dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
-    """View as a read-only base array, so that memory maps do not compile the kernels again."""
+    """Return a read-only view as a base array: a memory map would compile the kernels again."""
     view = np.asarray(array, dtype).view()
     view.flags.writeable = False
     return view
 
 
 def _check_floats(
-    array: npt.NDArray[Any], what: str, shape: tuple[int, ...] | None = None, whole: bool = False
+    array: npt.NDArray[Any],
+    name: str,
+    shape: tuple[int, ...] | None = None,
+    allow_int16: bool = False,
 ) -> None:
-    if array.dtype not in (np.float32, np.float64) and not (whole and array.dtype == np.int16):
-        raise DataError(f"{what} must be float32 or float64, got {array.dtype}")
+    if array.dtype not in (np.float32, np.float64) and not (
+        allow_int16 and array.dtype == np.int16
+    ):
+        raise DataError(f"{name} must be float32 or float64, got {array.dtype}")
     if not array.flags.c_contiguous:
-        raise DataError(f"{what} must be C-contiguous; pass the transpose if it is symmetric")
+        raise DataError(f"{name} must be C-contiguous; pass the transpose if it is symmetric")
     if shape is not None:
-        _check_shape(array, shape, what)
+        _check_shape(array, shape, name)
 
 
-def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
     if array.shape != shape:
-        raise DataError(f"{what} must have shape {shape}, got {array.shape}")
+        raise DataError(f"{name} must have shape {shape}, got {array.shape}")

@@ -151,7 +151,7 @@ def scoring_steps(terms: Sequence[Term], n_items: int) -> tuple[float, float]:
         sizes = [array.size for array in stored if isinstance(array, np.ndarray)]
         if term.constant is None:
             per_item += sum(sizes) / max(n_items, 1) if sizes else n_items
-        fixed += term.held * n_items
+        fixed += term.buffer_size * n_items
     return fixed, per_item
 
 

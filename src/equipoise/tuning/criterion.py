@@ -1,9 +1,8 @@
-"""What the points of a search are measured on, and which of them is chosen.
+"""How a search measures its points and chooses the best.
 
-`OnPart` measures on the valid part of a split. `OnLeftOut` has no part: it measures on training
-users, each left out of the solve, and keeps means over blocks of users. From these it is known how
-far two points differ by chance, and what the chosen one is worth when the choice is made without
-the users it is measured on.
+`OnPart` measures on the valid part of a split. `OnLeftOut` measures on training users, each left
+out of the solve, and keeps means over blocks of users: these give the standard error of a
+difference, and an estimate for new users that is corrected for the choice.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from equipoise.tuning.proposals import Point
 from equipoise.tuning.shared_ranking import rank_together
 
 Prefer = Literal["tail", "balance", "accuracy"]
-# standard errors of the difference to the best that may be given for the second objective
+# standard errors below the best that a point may lie to be chosen for its second objective
 REACH: dict[Prefer, float] = {"tail": 2.0, "balance": 1.0, "accuracy": 0.0}
 BLOCKS = 20
 USERS = 2000
@@ -37,20 +36,19 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a chosen model is worth on new users.
+    """Expected metric of the chosen model on new users.
 
     Attributes
     ----------
     metric
         Its name, such as "ndcg@20".
     value, error
-        Its mean over users, when for each twentieth of the users the settings were chosen by the
-        others, and the standard error of that.
+        Mean over users, with the settings for each twentieth of the users chosen on the other
+        users, and its standard error.
     optimism
         By how much the chosen point looks better on the users it was chosen by.
     n_users
-        How many users were left out and have a value: of "tail_ndcg@20" those with a target in
-        the tail.
+        Users that were left out and have a value; for "tail_ndcg@20" those with a tail target.
     """
 
     metric: str
@@ -74,7 +72,7 @@ class OnPart:
         assert split.valid is not None
         self.train, self.goals = split.train, goals
         self._hides_seen = split.valid.hides_seen
-        self.columns: list[str] = []  # of a point, beside its metrics
+        self.columns: list[str] = []  # columns of a point besides its metrics
         self._metrics = ListMetrics.of(split.valid, split.train.item_counts, goals)
         self.identity = {
             "data": f"{split.train.fingerprint}-{split.valid.fingerprint}",
@@ -82,19 +80,18 @@ class OnPart:
         }
 
     def measure(self, models: Sequence[Any]) -> list[Point]:
-        """Return the metrics of models of one solve."""
-        metrics = self._metrics
-        hide = self._hides_seen
+        """Return the metrics of models that share a solve."""
+        metrics, hide = self._metrics, self._hides_seen
         lists = rank_together(models, metrics.history, metrics.ks[-1], exclude_seen=hide)
-        return [metrics.measure(found) for found in lists]
+        return [metrics.measure(model_lists) for model_lists in lists]
 
     def choose(self, points: Sequence[Point]) -> int:
-        """Return the place of the chosen point; of equal ones the first."""
+        """Return the position of the best point; the first one of equals."""
         name, sign = next(iter(self.goals.items()))
         return int(np.argmax([sign * float(point[name]) for point in points]))
 
     def estimate(self, points: Sequence[Point]) -> Estimate | None:
-        """Return nothing: the valid part has chosen, and says no more about new users."""
+        """Return None: the valid part chose the point, so it is no evidence about new users."""
         return None
 
 
@@ -105,13 +102,13 @@ class OnLeftOut:
         self, train: Interactions, goals: Goals, prefer: Prefer, users: int, seed: int
     ) -> None:
         self.train, self.prefer = train, prefer
-        self._metric, *others = goals
+        self._metric, *objectives = goals
         if at_cutoff(self._metric)[0].base in AGGREGATE:
             raise SettingError(f"{self._metric} has no value per user; tune it on a split")
         self.part: GivenPart = left_out_part(train, users, 0.8, seed)
-        kept = [self._metric, *(name for name in others if self._has_targets(name))]
-        self.goals: Goals = {name: goals[name] for name in kept}
-        self._metrics = ListMetrics.of(self.part, train.item_counts, kept)
+        names = [self._metric, *(name for name in objectives if self._has_targets(name))]
+        self.goals: Goals = {name: goals[name] for name in names}
+        self._metrics = ListMetrics.of(self.part, train.item_counts, names)
         # users without a target in the slice of the metric have no value, as in `evaluate`
         self._users = np.flatnonzero(self._has_value())
         self._block = np.arange(len(self._users)) % min(BLOCKS, len(self._users))
@@ -122,7 +119,7 @@ class OnLeftOut:
         }
 
     def _has_targets(self, name: str) -> bool:
-        """Whether any item to find is in the slice of a metric; small data may have no tail."""
+        """Whether any target is in the slice of a metric; small data may have no tail."""
         try:
             ListMetrics.of(self.part, self.train.item_counts, [name])
         except DataError:
@@ -130,19 +127,18 @@ class OnLeftOut:
         return True
 
     def _has_value(self) -> npt.NDArray[np.bool_]:
-        """Mark the users for whom the metric is defined, whatever their lists."""
-        n_items = self.part.history.n_items
-        depth = min(self._metrics.ks[-1], n_items)
-        lists = np.tile(np.arange(depth, dtype=np.int32), (self.part.history.n_users, 1))
-        values = self._metrics.per_user([lists])[0][self._metric]
-        return ~np.isnan(values)
+        """Mark the users for whom the metric is defined; this does not depend on their lists."""
+        history = self.part.history
+        depth = min(self._metrics.ks[-1], history.n_items)
+        lists = np.tile(np.arange(depth, dtype=np.int32), (history.n_users, 1))
+        return ~np.isnan(self._metrics.per_user([lists])[0][self._metric])
 
     def measure(self, models: Sequence[Any]) -> list[Point]:
-        """Return the metrics of models of one solve, and means over blocks of users."""
+        """Return the metrics of models that share a solve, with means over blocks of users."""
         lists, _ = lists_without(models, self._metrics.history, self._metrics.ks[-1])
         out = []
-        for found in lists:
-            per_user, exposure = self._metrics.per_user([found])
+        for model_lists in lists:
+            per_user, exposure = self._metrics.per_user([model_lists])
             summaries = self._metrics.summaries(per_user, exposure)
             point: Point = {named.at(k): value for (named, k), (value, _) in summaries}
             values = np.nan_to_num(per_user[self._metric][self._users])
@@ -151,26 +147,26 @@ class OnLeftOut:
         return out
 
     def choose(self, points: Sequence[Point]) -> int:
-        """Return the place of the point that `prefer` asks for."""
-        return self._chosen(self._values(points), self._second(points))
+        """Return the position of the point that `prefer` selects."""
+        return self._best(self._block_means(points), self._second_objective(points))
 
     def estimate(self, points: Sequence[Point]) -> Estimate | None:
-        """Return what the choice is worth on users that had no part in it."""
-        blocks, second = self._values(points), self._second(points)
+        """Return the metric of the chosen point on users that took no part in the choice."""
+        blocks, second = self._block_means(points), self._second_objective(points)
         n_blocks = blocks.shape[1]
         if n_blocks < 2:
             return None
         held_out = [
-            blocks[self._chosen(np.delete(blocks, each, axis=1), second), each]
-            for each in range(n_blocks)
+            blocks[self._best(np.delete(blocks, block, axis=1), second), block]
+            for block in range(n_blocks)
         ]
         value = float(np.mean(held_out))
         error = float(np.std(held_out, ddof=1)) / n_blocks**0.5
-        optimism = float(blocks[self._chosen(blocks, second)].mean()) - value
+        optimism = float(blocks[self._best(blocks, second)].mean()) - value
         sign = self.goals[self._metric]
         return Estimate(self._metric, sign * value, error, sign * optimism, len(self._users))
 
-    def _chosen(self, blocks: Floats, second: Floats | None) -> int:
+    def _best(self, blocks: Floats, second: Floats | None) -> int:
         means = blocks.mean(axis=1)
         best = int(np.argmax(means))
         if second is None or blocks.shape[1] < 2:
@@ -181,11 +177,11 @@ class OnLeftOut:
         near[best] = True
         return int(np.lexsort((-means, -np.where(near, second, -np.inf)))[0])
 
-    def _values(self, points: Sequence[Point]) -> Floats:
+    def _block_means(self, points: Sequence[Point]) -> Floats:
         rows = [[float(point[name]) for name in self.columns] for point in points]
         return self.goals[self._metric] * np.array(rows)
 
-    def _second(self, points: Sequence[Point]) -> Floats | None:
+    def _second_objective(self, points: Sequence[Point]) -> Floats | None:
         if self.prefer == "accuracy" or len(self.goals) < 2:
             return None
         name, sign = [*self.goals.items()][1]

@@ -1,10 +1,9 @@
-"""What to try next: a grid walked outwards from a first guess, or Optuna's advice.
+"""Decide which settings a search tries next.
 
-`CoordinateSearch` orders a grid so that hopeless branches are left out: every axis is walked
-outwards from a first guess, first up, then down, and a direction is left once the best of what
-lies behind a value fell twice in a row and is clearly below the best of the axis.
-`RangeProposals` and `GridProposals` try a few points around a first guess, then ask Optuna.
-`WeightingProposals` first compares what the weights of events may be worth.
+`GridProposals` covers a grid: `walk` visits it outwards from a first guess and skips directions
+whose score keeps dropping; `propose` picks single points of a grid that is too large to try.
+`RangeProposals` searches continuous ranges, `WeightingProposals` compares weightings of the events
+first. All begin near a first guess and then ask Optuna.
 """
 
 from __future__ import annotations
@@ -19,79 +18,23 @@ from typing import Any
 
 from equipoise.errors import MissingExtraError
 
-FALLS = 2  # steps in a row that got worse, after which a direction is left
-PLATEAU = 0.003  # share of the best value: a fall by less says nothing
-L2_REACH = 100.0  # how far from the first l2, either way
+FALLS = 2  # steps in a row with a lower score, after which a direction is abandoned
+PLATEAU = 0.003  # share of the best score; a smaller drop does not count
+L2_REACH = 100.0  # largest factor between the first l2 and a proposed one
 STEP = 0.05  # of beta and dropout
 LARGEST = {"beta": 1.0, "dropout": 0.9}
-ATTEMPTS = 20
+ATTEMPTS = 20  # questions to Optuna before a search gives up on new settings
 
 Point = dict[str, Any]
 Values = dict[str, tuple[Any, ...]]  # values of each axis
-Past = Sequence[tuple[Point, float]]
-Best = tuple[float, dict[str, int]]  # a value, and the place on each axis where it was found
-
-
-class CoordinateSearch:
-    """A grid, walked outwards from a first guess.
-
-    Parameters
-    ----------
-    values
-        The first axis is the outermost. Numbers are walked in their order; an axis that holds
-        anything else has no order, and all of it is visited.
-    start
-        Where to begin on each axis: the nearest value (in ratio where all are positive and they
-        span more than a factor of ten). Without it an axis begins in its middle.
-    value
-        What a finished point is worth; asked for a point after it was yielded.
-    """
-
-    def __init__(self, values: Values, start: Point, value: Callable[[Point], float]) -> None:
-        self.axes = {name: in_order(listed) for name, listed in values.items()}
-        self.names = list(values)
-        self.value = value
-        self.first = {name: nearest(self.axes[name], start.get(name)) for name in self.names}
-        self.skipped = 0  # points that are known never to be visited
-
-    def points(self) -> Generator[Point, None, Best]:
-        """Yield the points worth a visit."""
-        return self._walk(0, {}, self.first)
-
-    def _walk(
-        self, depth: int, fixed: Point, first: dict[str, int]
-    ) -> Generator[Point, None, Best]:
-        """Walk the axes from `depth` on; return the best value and its places."""
-        if depth == len(self.names):
-            yield dict(fixed)
-            return self.value(fixed), {}
-        name = self.names[depth]
-        axis, begin = self.axes[name], first[name]
-        behind = math.prod(len(self.axes[other]) for other in self.names[depth + 1 :])
-        patience = FALLS if is_ordered(axis) else len(axis)
-
-        def visit(place: int, guess: dict[str, int]) -> Generator[Point, None, Best]:
-            value, places = yield from self._walk(depth + 1, {**fixed, name: axis[place]}, guess)
-            return value, {name: place, **places}
-
-        middle = yield from visit(begin, first)
-        best = middle
-        for places in (range(begin + 1, len(axis)), range(begin - 1, -1, -1)):
-            before, falls = middle, 0
-            for passed, place in enumerate(places, start=1):
-                found = yield from visit(place, {**first, **before[1]})
-                falls = falls + 1 if found[0] < before[0] else 0
-                best, before = (found if found[0] > best[0] else best), found
-                low = best[0] - PLATEAU * abs(best[0])
-                if falls >= patience and found[0] < low:
-                    self.skipped += (len(places) - passed) * behind
-                    break
-        return best
+Places = dict[str, int]  # position on each axis
+Past = Sequence[tuple[Point, float]]  # settings that were tried, and their scores
+Best = tuple[float, Places]
 
 
 def is_ordered(axis: tuple[Any, ...]) -> bool:
     """Whether the values of an axis are numbers."""
-    return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in axis)
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in axis)
 
 
 def in_order(axis: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -99,22 +42,28 @@ def in_order(axis: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(sorted(axis)) if is_ordered(axis) else axis
 
 
-def nearest(axis: tuple[Any, ...], wanted: Any) -> int:
-    """Return the place on an axis that is nearest to a value."""
-    if wanted in axis:
-        return axis.index(wanted)
+def nearest(axis: tuple[Any, ...], target: Any) -> int:
+    """Return the position of the axis value nearest to a target.
+
+    Distances are ratios where all values are positive and span more than a factor of ten. Without
+    a numeric target an axis of numbers gives its middle, any other its first value.
+    """
+    if target in axis:
+        return axis.index(target)
     if not is_ordered(axis):
         return 0
-    if not is_ordered((wanted,)):
+    if not is_ordered((target,)):
         return len(axis) // 2
-    by_ratio = axis[0] > 0 and wanted > 0 and axis[-1] > 10 * axis[0]
+    by_ratio = axis[0] > 0 and target > 0 and axis[-1] > 10 * axis[0]
     scale = math.log if by_ratio else float
-    gaps = [abs(scale(each) - scale(wanted)) for each in axis]
+    gaps = [abs(scale(value) - scale(target)) for value in axis]
     return gaps.index(min(gaps))
 
 
 class Proposals(ABC):
-    """Proposes settings: with the same seed the same for the same past, also after a kill."""
+    """Proposes settings. The same seed and past give the same proposal, also after a restart."""
+
+    free: Sequence[str]  # names of the settings that are searched
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -122,144 +71,86 @@ class Proposals(ABC):
     @property
     @abstractmethod
     def starts(self) -> list[Point]:
-        """The first proposals, before there is anything to learn from."""
+        """The first proposals, which do not depend on any score."""
 
     @abstractmethod
     def advice(self, past: Past, seed: int) -> Point:
-        """Return what Optuna proposes."""
+        """Return Optuna's proposal."""
 
     @property
     def n_starts(self) -> int:
-        """How many first proposals there are."""
+        """Number of first proposals."""
         return len(self.starts)
 
     def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
-        """Return settings that were not tried, or None where nothing new comes to mind.
-
-        With `starts_only` Optuna is not asked.
-        """
+        """Return untried settings, or None if there are none; `starts_only` never asks Optuna."""
         tried = [outer for outer, _ in past]
         for start in self.starts:
             if start not in tried:
                 return start
-        if starts_only:
+        if starts_only or not self.free:
             return None
         for attempt in range(ATTEMPTS):
             proposal = self.advice(past, self.seed + len(past) + 1_000_003 * attempt)
             if proposal not in tried:
                 return proposal
-        return self.rest(past)
+        return self.fallback(past)
 
-    def rest(self, past: Past) -> Point | None:
-        """Return something new where Optuna only repeats itself, if there is anything."""
+    def fallback(self, past: Past) -> Point | None:
+        """Return untried settings when Optuna only repeats itself, or None."""
         return None
 
 
-class RangeProposals(Proposals):
-    """Proposes beta (where there is one), l2 and dropout in ranges around a first guess.
-
-    Settings whose names are `fixed` keep the value of the first guess.
-    """
-
-    def __init__(self, first: Point, seed: int, fixed: Collection[str] = ()) -> None:
-        super().__init__(seed)
-        self.free = [name for name in first if name not in fixed]
-        self.first = {**first, **{n: _stepped(first[n], n) for n in LARGEST if n in self.free}}
-        if "l2" in self.free:
-            self.first["l2"] = max(first["l2"], 1e-3)
-        self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
-
-    @property
-    def starts(self) -> list[Point]:
-        """The automatic settings, and a step away in each direction."""
-        first = self.first
-        out = [first]
-        if "l2" in self.free:
-            out += [{**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
-        for name in (name for name in LARGEST if name in self.free):
-            steps = (_stepped(first[name] + move, name) for move in (0.25, -0.25))
-            out += [{**first, name: value} for value in steps]
-        return [each for place, each in enumerate(out) if each not in out[:place]]
-
-    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
-        """Return settings that were not tried; where all are fixed there is one proposal."""
-        return super().propose(past, starts_only=starts_only or not self.free)
-
-    def advice(self, past: Past, seed: int) -> Point:
-        """Return what Optuna proposes."""
-        kinds = import_optuna().distributions
-        ranges = {}
-        if "l2" in self.free:
-            ranges["l2"] = kinds.FloatDistribution(*self.bounds, log=True)
-        for name, high in LARGEST.items():
-            if name in self.free:
-                ranges[name] = kinds.FloatDistribution(0.0, high, step=STEP)
-        known = [
-            ({name: outer[name] for name in ranges}, value)
-            for outer, value in past
-            if self._within(outer)
-        ]
-        params = _asked(ranges, known, seed, len(self.starts))
-        return self.first | {name: _stepped(params[name], name) for name in self.free}
-
-    def _within(self, outer: Point) -> bool:
-        """Whether settings could have been proposed; those of a grid need not."""
-        low, high = self.bounds
-        stepped = all(
-            outer[name] == _stepped(outer[name], name) for name in LARGEST if name in self.free
-        )
-        return ("l2" not in self.free or low <= outer["l2"] <= high) and stepped
-
-
-class WeightingProposals:
-    """Tries each weighting of the events at its automatic settings, then searches with the best.
-
-    Parameters
-    ----------
-    searches
-        What is proposed for each value of `transform` of `Signals`.
-    """
-
-    def __init__(self, searches: Mapping[str, RangeProposals]) -> None:
-        self.searches = dict(searches)
-
-    @property
-    def starts(self) -> list[Point]:
-        """The automatic settings of each weighting."""
-        return [{"transform": name, **each.first} for name, each in self.searches.items()]
-
-    @property
-    def n_starts(self) -> int:
-        """How many first proposals there are, those of the best weighting included."""
-        return len(self.searches) + max(each.n_starts for each in self.searches.values()) - 1
-
-    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
-        """Return settings that were not tried, or None where nothing new comes to mind."""
-        values = {_key(outer): value for outer, value in past}
-        for start in self.starts:
-            if _key(start) not in values:
-                return start
-        best = max(self.starts, key=lambda start: values[_key(start)])["transform"]
-        own = [
-            ({name: each for name, each in outer.items() if name != "transform"}, value)
-            for outer, value in past
-            if outer["transform"] == best
-        ]
-        found = self.searches[best].propose(own, starts_only=starts_only)
-        return None if found is None else {"transform": best, **found}
-
-
-def _key(outer: Point) -> tuple[Any, ...]:
-    return tuple(sorted(outer.items()))
-
-
 class GridProposals(Proposals):
-    """Proposes points of a grid that has too many to try them all, nearest to a guess first."""
+    """Points of a grid, nearest to a first guess first.
 
-    def __init__(self, values: Values, first: Point, seed: int) -> None:
+    `values` has the values of each axis, the outermost axis first; `start` is the first guess.
+    """
+
+    def __init__(self, values: Values, start: Point, seed: int = 0) -> None:
         super().__init__(seed)
-        self.axes = {name: in_order(listed) for name, listed in values.items()}
-        self.first = {name: nearest(axis, first.get(name)) for name, axis in self.axes.items()}
+        self.axes = {name: in_order(axis) for name, axis in values.items()}
+        self.free = list(values)
+        self.first = {name: nearest(axis, start.get(name)) for name, axis in self.axes.items()}
+        self.n_skipped = 0  # points that `walk` will certainly not visit
+
+    def walk(self, score: Callable[[Point], float]) -> Generator[Point, None, Best]:
+        """Yield points outwards from the first guess, axis by axis, first up, then down.
+
+        A direction is abandoned once the best score behind a value dropped twice in a row and is
+        clearly below the best of the axis. Axes without an order are visited completely. `score`
+        is asked for a point after it was yielded.
+        """
+        return self._walk(score, {}, self.first)
+
+    def _walk(
+        self, score: Callable[[Point], float], fixed: Point, first: Places
+    ) -> Generator[Point, None, Best]:
+        """Walk the axes that are not fixed; return the best score and its places."""
+        if len(fixed) == len(self.axes):
+            yield dict(fixed)
+            return score(fixed), {}
+        name, *inner = self.free[len(fixed) :]
+        axis, begin = self.axes[name], first[name]
+        n_inner = math.prod(len(self.axes[other]) for other in inner)
+        patience = FALLS if is_ordered(axis) else len(axis)
+
+        def visit(place: int, guess: Places) -> Generator[Point, None, Best]:
+            value, places = yield from self._walk(score, {**fixed, name: axis[place]}, guess)
+            return value, {name: place, **places}
+
+        middle = yield from visit(begin, first)
+        best = middle
+        for direction in (range(begin + 1, len(axis)), range(begin - 1, -1, -1)):
+            before, falls = middle, 0
+            for n_visited, place in enumerate(direction, start=1):
+                current = yield from visit(place, {**first, **before[1]})
+                falls = falls + 1 if current[0] < before[0] else 0
+                best, before = (current if current[0] > best[0] else best), current
+                if falls >= patience and current[0] < best[0] - PLATEAU * abs(best[0]):
+                    self.n_skipped += (len(direction) - n_visited) * n_inner
+                    break
+        return best
 
     @property
     def starts(self) -> list[Point]:
@@ -268,10 +159,10 @@ class GridProposals(Proposals):
         for name, axis in self.axes.items():
             steps = (self.first[name] + 1, self.first[name] - 1)
             places += [{**self.first, name: step} for step in steps if 0 <= step < len(axis)]
-        return [self._point(each) for each in places]
+        return [self._point(place) for place in places]
 
     def advice(self, past: Past, seed: int) -> Point:
-        """Return what Optuna proposes."""
+        """Return Optuna's proposal."""
         kinds = import_optuna().distributions
         ranges = {
             name: kinds.IntDistribution(0, len(axis) - 1)
@@ -280,42 +171,130 @@ class GridProposals(Proposals):
             for name, axis in self.axes.items()
         }
         known = [
-            ({name: axis.index(outer[name]) for name, axis in self.axes.items()}, value)
-            for outer, value in past
+            ({name: axis.index(outer[name]) for name, axis in self.axes.items()}, score)
+            for outer, score in past
             if all(outer[name] in axis for name, axis in self.axes.items())
         ]
-        return self._point(_asked(ranges, known, seed, len(self.starts)))
+        return self._point(_ask_optuna(ranges, known, seed, self.n_starts))
 
-    def rest(self, past: Past) -> Point | None:
-        """Return the point that was not tried and has the fewest steps to the best one."""
+    def fallback(self, past: Past) -> Point | None:
+        """Return the untried point with the fewest steps to the best one."""
         tried = [outer for outer, _ in past]
-        best = max(past, key=lambda each: each[1])[0]
-        near = {name: nearest(axis, best.get(name)) for name, axis in self.axes.items()}
+        best = max(past, key=lambda trial: trial[1])[0]
+        centre = [nearest(axis, best.get(name)) for name, axis in self.axes.items()]
         every = itertools.product(*(range(len(axis)) for axis in self.axes.values()))
-        places = (dict(zip(self.axes, each, strict=True)) for each in every)
-        left = [each for each in places if self._point(each) not in tried]
 
-        def steps(point: dict[str, int]) -> int:
-            return sum(abs(point[name] - near[name]) for name in near)
+        def n_steps(places: tuple[int, ...]) -> int:
+            return sum(abs(place - middle) for place, middle in zip(places, centre, strict=True))
 
-        return self._point(min(left, key=steps)) if left else None
+        points = (
+            self._point(dict(zip(self.axes, places, strict=True)))
+            for places in sorted(every, key=n_steps)
+        )
+        return next((point for point in points if point not in tried), None)
 
-    def _point(self, places: dict[str, int]) -> Point:
+    def _point(self, places: Places) -> Point:
         return {name: axis[places[name]] for name, axis in self.axes.items()}
 
 
-def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[str, Any]:
-    """Return what the TPE sampler advises after this past, and nothing but this past."""
+class RangeProposals(Proposals):
+    """Proposes beta (if the model has one), l2 and dropout in ranges around a first guess.
+
+    Settings in `fixed` keep the value of the first guess.
+    """
+
+    def __init__(self, first: Point, seed: int, fixed: Collection[str] = ()) -> None:
+        super().__init__(seed)
+        self.free = [name for name in first if name not in fixed]
+        self._stepped = [name for name in LARGEST if name in self.free]
+        self.first = {**first, **{name: _rounded(first[name], name) for name in self._stepped}}
+        if "l2" in self.free:
+            self.first["l2"] = max(first["l2"], 1e-3)
+        self.bounds = self.first["l2"] / L2_REACH, self.first["l2"] * L2_REACH
+
+    @property
+    def starts(self) -> list[Point]:
+        """The automatic settings, and a step away in each direction."""
+        first = self.first
+        points = [first]
+        if "l2" in self.free:
+            points += [{**first, "l2": first["l2"] * 5}, {**first, "l2": first["l2"] / 5}]
+        for name in self._stepped:
+            steps = (_rounded(first[name] + move, name) for move in (0.25, -0.25))
+            points += [{**first, name: value} for value in steps]
+        return [point for place, point in enumerate(points) if point not in points[:place]]
+
+    def advice(self, past: Past, seed: int) -> Point:
+        """Return Optuna's proposal."""
+        floats = import_optuna().distributions.FloatDistribution
+        ranges = {"l2": floats(*self.bounds, log=True)} if "l2" in self.free else {}
+        ranges |= {name: floats(0.0, LARGEST[name], step=STEP) for name in self._stepped}
+        known = [
+            ({name: outer[name] for name in ranges}, score)
+            for outer, score in past
+            if self._is_within(outer)
+        ]
+        params = _ask_optuna(ranges, known, seed, self.n_starts)
+        return self.first | {name: _rounded(params[name], name) for name in self.free}
+
+    def _is_within(self, outer: Point) -> bool:
+        """Whether settings lie in the ranges; settings from a grid may not."""
+        low, high = self.bounds
+        is_stepped = all(outer[name] == _rounded(outer[name], name) for name in self._stepped)
+        return is_stepped and ("l2" not in self.free or low <= outer["l2"] <= high)
+
+
+class WeightingProposals:
+    """Tries each weighting of the events at its automatic settings, then searches with the best.
+
+    `searches` has the proposals for each value of `Signals.transform`.
+    """
+
+    def __init__(self, searches: Mapping[str, RangeProposals]) -> None:
+        self.searches = dict(searches)
+        self.free = next(iter(searches.values())).free
+
+    @property
+    def starts(self) -> list[Point]:
+        """The automatic settings of each weighting."""
+        return [{"transform": name, **search.first} for name, search in self.searches.items()]
+
+    @property
+    def n_starts(self) -> int:
+        """Number of first proposals, including those of the best weighting."""
+        return len(self.searches) + max(search.n_starts for search in self.searches.values()) - 1
+
+    def propose(self, past: Past, *, starts_only: bool = False) -> Point | None:
+        """Return untried settings, or None if there are none; `starts_only` never asks Optuna."""
+        scores = {tuple(sorted(outer.items())): score for outer, score in past}
+        start_scores = {}
+        for start in self.starts:
+            key = tuple(sorted(start.items()))
+            if key not in scores:
+                return start
+            start_scores[start["transform"]] = scores[key]
+        best = max(start_scores, key=start_scores.__getitem__)
+        past_of_best = [
+            ({name: value for name, value in outer.items() if name != "transform"}, score)
+            for outer, score in past
+            if outer["transform"] == best
+        ]
+        proposal = self.searches[best].propose(past_of_best, starts_only=starts_only)
+        return None if proposal is None else {"transform": best, **proposal}
+
+
+def _ask_optuna(ranges: dict[str, Any], past: Past, seed: int, n_startup: int) -> dict[str, Any]:
+    """Return the proposal of a TPE sampler that knows this past and nothing else."""
     optuna = import_optuna()
-    least = min((value for _, value in past if math.isfinite(value)), default=0.0)
-    past = [(params, max(value, least)) for params, value in past]  # some solves have failed
+    lowest = min((score for _, score in past if math.isfinite(score)), default=0.0)
     with _quiet(optuna):
-        # a study of its own for every proposal: there is no state that a kill could lose
-        advisor = optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=startup, multivariate=True
+        # a new study for every proposal: there is no state that an interruption could lose
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=n_startup, multivariate=True
         )
-        study = optuna.create_study(direction="maximize", sampler=advisor)
-        for params, value in past:
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for params, score in past:
+            value = max(score, lowest)  # failed solves have minus infinity
             study.add_trial(
                 optuna.trial.create_trial(params=params, distributions=ranges, value=value)
             )
@@ -323,7 +302,7 @@ def _asked(ranges: dict[str, Any], past: Past, seed: int, startup: int) -> dict[
 
 
 def import_optuna() -> Any:
-    """Return the module optuna, or say how to get it."""
+    """Return the module optuna, or raise an error that says how to install it."""
     try:
         import optuna
     except ImportError as error:
@@ -335,7 +314,7 @@ def import_optuna() -> Any:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Keep optuna from logging every study; what the user set comes back."""
+    """Silence Optuna's log line per study; restore the user's verbosity afterwards."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -346,8 +325,8 @@ def _quiet(optuna: Any) -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _stepped(value: float, name: str) -> float:
-    """Return a value of the ranges: beta and dropout in steps, l2 with four digits."""
+def _rounded(value: float, name: str) -> float:
+    """Round beta and dropout to steps within their range, l2 to four digits."""
     if name not in LARGEST:
         return float(f"{value:.4g}")
     return round(min(max(round(value / STEP) * STEP, 0.0), LARGEST[name]), 10)

@@ -1,4 +1,4 @@
-"""What a search reports while it runs and when it is done."""
+"""Progress and result of a search."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from equipoise.tuning.criterion import Estimate
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes
     ----------
     done, total
-        Solves finished, those of an earlier run included, and planned.
+        Solves finished, including those of an earlier run, and planned.
     last, last_value
-        Best settings of the last solve and their metric; NaN where it failed.
+        Best settings of the last solve and their metric; NaN if it failed.
     best, best_value
-        Settings with the best metric so far, which never gets worse; by leave-one-out the ones
-        that are chosen at the end may be others (`prefer`). Empty and NaN until a solve succeeds.
+        Settings with the best metric so far; leave-one-out may choose other ones at the end
+        (`prefer`). Empty and NaN until a solve succeeds.
     seconds, left
-        Time spent, and about how much is left: None after the first solve, whose time says little,
-        as kernels may have been compiled in it.
+        Time spent, and the expected remaining time: None after the first solve, which may include
+        the compilation of kernels.
     failed
         Why the last solve failed; None if it did not.
     """
@@ -48,34 +48,34 @@ class SearchProgress:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What `tune` found.
+    """Result of `tune`.
 
     Attributes
     ----------
     model
-        The chosen settings, fitted: on the train part, or on what `tune` was told.
+        The fitted model with the best settings.
     best
-        These settings, with their metrics on the valid part or on users that were left out.
+        Its settings, with their metrics on the valid part or on the users that were left out.
     trials
-        Every point that was measured: family, settings, metrics, and the number of its solve. A
-        solve that failed is one row without metrics, with the reason in the column "failed".
+        Every measured point: family, settings, metrics, and the number of its solve. A failed
+        solve is one row without metrics, with the reason in the column "failed".
     frontier
         The points that no other point beats in all objectives.
     objectives
-        The metric first, then what the frontier is between.
+        The metric first, then the other objectives of the frontier.
     solves, resumed
-        Solves of this run, and solves taken over from the storage.
+        Solves of this run, and solves read from the storage.
     complete
-        Whether everything planned was done; False where the budget ran out.
+        Whether all planned solves were made; False if the budget ran out.
     fit_seconds, seconds
-        Time of the last fit, and of this run with it.
+        Time of the last fit, and of the whole run.
     estimate
-        By leave-one-out: what the model is worth on new users, with its standard error and
-        corrected for the choice; None on a split, whose test part tells.
+        By leave-one-out: the expected metric on new users, with its standard error and corrected
+        for the choice; None on a split, whose test part measures that.
     sentence
-        What was chosen, why, and what was given for what.
+        Which settings were chosen, why, and what they cost in the metric.
     notes
-        Sentences on what else was decided on the way: how weights were chosen, what failed.
+        How weights were chosen, and which solves failed.
     """
 
     model: Any
@@ -98,12 +98,12 @@ class Tuned:
         return self.trials.height - self.trials["failed"].null_count()
 
     def plot_frontier(self, *, ax: Any = None) -> Any:
-        """Draw every point by its first two objectives, and the frontier; needs matplotlib.
+        """Plot every point by its first two objectives, and the frontier; needs matplotlib.
 
         Parameters
         ----------
         ax
-            Axes to draw into; new ones if left out. They are returned.
+            Axes to draw into (default: new ones). They are returned.
         """
         from equipoise.display.plot import frontier as draw
 
@@ -119,11 +119,7 @@ class Tuned:
         if len(self.objectives) > 1:
             names = (self.objectives[0], self.objectives[1])
             picture = framed(search_frontier(self.trials, self.frontier, names))
-        notes = [
-            self._cost,
-            *(filter(None, (self.sentence, str(self.estimate or "")))),
-            *self.notes,
-        ]
+        notes = [*filter(None, (self._cost, self.sentence, str(self.estimate or ""))), *self.notes]
         return fragment(f"Tuned: {self.model.summary()}", best, picture, notes=notes)
 
     @property
@@ -139,23 +135,17 @@ def _text(value: Any) -> str:
 
 
 def frontier(points: pl.DataFrame, names: Sequence[str], signs: Sequence[float]) -> pl.DataFrame:
-    """Return the points that no other point equals or beats in everything, best first.
+    """Return the points that no other point equals or beats in every goal, best first.
 
-    Parameters
-    ----------
-    points
-        One row per point.
-    names
-        Columns of the goals; the first one orders the result.
-    signs
-        1 for a goal that should be large, -1 for one that should be small.
+    `names` are the columns of the goals, and the first one orders the result; `signs` has 1 for a
+    goal to maximise, -1 for one to minimise.
     """
     goals = points.select(names).to_numpy() * np.asarray(signs)
     goals = np.where(np.isnan(goals), -np.inf, goals)
     order = np.lexsort(tuple(-goals[:, place] for place in reversed(range(len(names)))))
-    kept: list[int] = []
+    front: list[int] = []
     for row in order:
-        # sorted by the first goal, so only rows kept before can be as good in everything
-        if not any((goals[other] >= goals[row]).all() for other in kept):
-            kept.append(int(row))
-    return points[kept]
+        # sorted by the first goal, so only earlier rows can be as good in every goal
+        if not any((goals[other] >= goals[row]).all() for other in front):
+            front.append(int(row))
+    return points[front]

@@ -1,10 +1,10 @@
-"""Top-k lists of many models that share one solve, for little more than the price of one.
+"""Top-k lists of many models that share a solve, for little more than the cost of one model.
 
-Models of one solve differ in two vectors only: scores = (x * source) @ P * target. A row of P is
-read from memory once and added to the sums of every source (alpha); each target (family,
-diag_bound, gamma) is then one multiplication. Where P is no array, the sums of each source are
-made as its term makes them. Every sum runs in the order of `ranker.top_k`, so a model gets, bit
-for bit, the scores and lists it gets when it is ranked alone.
+Models that share a solve differ in two vectors only: scores = (x * source) @ P * target. A row of
+P is read from memory once and added to the sums of every source (alpha); each target (family,
+diag_bound, gamma) is then one multiplication. If P is not an array, the term computes the sums of
+each source. Every sum runs in the order of `ranker.top_k`, so the scores and lists of a model are
+bit for bit those it gets when it is ranked alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled
 
 Lists = npt.NDArray[np.int32]
-BATCH = 4096  # users that models of their own rank at a time
-CHUNKS = 4  # per thread, so that none waits long for the last one
+BATCH = 4096  # users per batch for models that are ranked one by one
+CHUNKS = 4  # per thread, so that no thread waits long for the last chunk
 WIDTH = 512  # columns: the sums of six sources stay in the first-level cache
 
 
@@ -38,125 +38,122 @@ def rank_together(
 ) -> list[Lists]:
     """Return the lists of each model, item positions padded with -1.
 
-    Models whose scores are one term that differs in its scales alone are ranked together; any
-    other model, such as one on a card, is ranked by itself, and so are all where items of the
-    history may be listed.
+    Models whose only term differs in its scales alone are ranked together. Other models, such as
+    those on a GPU, are ranked one by one, and so are all models if seen items may be listed.
     """
     depth = min(k, history.n_items)
     out: dict[int, Lists] = {}
-    groups: dict[tuple[Any, ...], list[tuple[int, ScaledTerm]]] = {}
-    alone: list[int] = []
-    parts: dict[int, list[Lists]] = {}
-    for place, model in enumerate(models):
-        terms = model.terms()
-        term = terms[0]
-        shares = exclude_seen and len(terms) == 1 and term.rank_job is None
-        if shares and isinstance(term, ScaledTerm):
-            groups.setdefault((type(term), *term.common), []).append((place, term))
-        else:
-            alone.append(place)
-    for key, members in [*groups.items()]:
-        if len(members) == 1 and not isinstance(members[0][1], Dense):  # nothing to share
-            alone.append(groups.pop(key)[0][0])
+    groups: dict[Any, list[tuple[int, ScaledTerm]]] = {}
+    for number, model in enumerate(models):
+        term, *more = model.terms()
+        can_share = exclude_seen and not more and term.rank_job is None
+        if can_share and isinstance(term, ScaledTerm):
+            groups.setdefault((type(term), *term.common), []).append((number, term))
+    together = [
+        group for group in groups.values() if len(group) > 1 or isinstance(group[0][1], Dense)
+    ]
+    alone = {*range(len(models))} - {number for group in together for number, _ in group}
+    parts: dict[int, list[Lists]] = {number: [] for number in sorted(alone)}
     for start in range(0, history.n_users if alone else 0, BATCH):
         # models that solve for rows on demand share them: all rank a batch before the next one
-        some = history.rows(np.arange(start, min(start + BATCH, history.n_users)))
-        for place in alone:
-            lists = models[place].rank(some, depth, exclude_seen=exclude_seen).items
-            parts.setdefault(place, []).append(lists)
-    out |= {place: np.concatenate(lists) for place, lists in parts.items()}
-    for members in groups.values():
-        first = models[members[0][0]]
-        dense = isinstance(members[0][1], Dense)
-        kind: Callable[..., Lists] = _by_rows if dense else _by_sources
+        batch = history.rows(np.arange(start, min(start + BATCH, history.n_users)))
+        for number, batches in parts.items():
+            batches.append(models[number].rank(batch, depth, exclude_seen=exclude_seen).items)
+    out |= {number: np.concatenate(batches) for number, batches in parts.items()}
+    for group in together:
+        numbers, terms = zip(*group, strict=True)
+        first = models[numbers[0]]
+        rank: Callable[..., Lists] = _rank_dense if isinstance(terms[0], Dense) else _rank_terms
         rows = first._rows_of(history, Unknowns())
-        lists = kind([term for _, term in members], rows, depth)
-        empty = np.flatnonzero(cold_rows(rows, first.item_counts_))
-        if len(empty):
-            # they are ranked by popularity, which the term does not know
-            lists[:, empty] = first.rank(history.rows(empty), depth).items
-        out |= {place: found for (place, _), found in zip(members, lists, strict=True)}
-    return [out[place] for place in range(len(models))]
+        lists = rank(terms, rows, depth)
+        cold = np.flatnonzero(cold_rows(rows, first.item_counts_))
+        if len(cold):  # ranked by popularity, which is not part of the term
+            lists[:, cold] = first.rank(history.rows(cold), depth).items
+        out |= dict(zip(numbers, lists, strict=True))
+    return [out[number] for number in range(len(models))]
 
 
-def _by_sources(terms: list[ScaledTerm], history: Csr, k: int) -> Lists:
+class _Heaps:
+    """The k best items so far of each term and each of these users, while blocks are scored."""
+
+    def __init__(self, n_terms: int, users: npt.NDArray[np.int64], k: int, dtype: Any) -> None:
+        shape = (n_terms, len(users), k)
+        self.items, self.scores = np.full(shape, -1, np.int32), np.full(shape, np.nan, dtype)
+        self.lengths, self.is_nan = np.zeros(shape[:2], np.int32), np.zeros(len(users), np.bool_)
+
+    def lists(self) -> Lists:
+        """Return the items, best first."""
+        if self.is_nan.any():
+            raise SolveError("a model scores NaN; raise l2 or dropout")
+        for heap in zip(self.items, self.scores, self.lengths, strict=True):
+            sort_heaps(*heap)
+        return self.items
+
+
+def _rank_terms(terms: Sequence[ScaledTerm], history: Csr, k: int) -> Lists:
     """Return lists (term, user, rank) of terms that differ in their scales alone."""
     n_users, n_items = history.shape
     dtype = terms[0].dtype
-    items = np.full((len(terms), n_users, k), -1, np.int32)
-    bad = np.zeros(n_users, np.bool_)
-    groups: dict[bytes, list[int]] = {}
-    for place, term in enumerate(terms):
-        groups.setdefault(term.source.tobytes(), []).append(place)
+    items = np.empty((len(terms), n_users, k), np.int32)
+    by_source: dict[bytes, list[int]] = {}
+    for number, term in enumerate(terms):
+        by_source.setdefault(term.source.tobytes(), []).append(number)
     step = max(1, TILE // (dtype.itemsize * BLOCK))
-    seen = history.indptr.astype(np.int64), history.indices.astype(np.int32, copy=False)
+    indptr, indices = history.indptr.astype(np.int64), history.indices.astype(np.int32, copy=False)
 
-    def work(number: int) -> None:
-        users = np.arange(number * step, min((number + 1) * step, n_users))
-        mask = seen[0][users], seen[0][users + 1], seen[1]
-        shape = (len(terms), len(users), k)
-        found, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan, dtype)
-        lengths, wrong = np.zeros(shape[:2], np.int32), np.zeros(len(users), np.bool_)
-        for places in groups.values():
-            plain: Any = dataclasses.replace(
-                terms[places[0]],  # type: ignore[type-var]
+    def rank_chunk(chunk: int) -> None:
+        users = np.arange(chunk * step, min((chunk + 1) * step, n_users))
+        seen = indptr[users], indptr[users + 1], indices
+        heaps = _Heaps(len(terms), users, k, dtype)
+        for numbers in by_source.values():
+            unscaled: Any = dataclasses.replace(
+                terms[numbers[0]],  # type: ignore[type-var]
                 target=np.ones(n_items, dtype),
             )
-            (add,) = adders([plain], history, users)
+            (add,) = adders([unscaled], history, users)
             for low in range(0, n_items, BLOCK):
                 sums = np.zeros((len(users), min(BLOCK, n_items - low)), dtype)
                 add(sums, low)
-                for place in places:
-                    block = sums * terms[place].target[low : low + BLOCK].astype(dtype)
-                    mask_items(block, low, *mask)
-                    select(block, low, found[place], scores[place], lengths[place], wrong)
-        for place in range(len(terms)):
-            sort_heaps(found[place], scores[place], lengths[place])
-        items[:, users], bad[users] = found, wrong
+                for n in numbers:
+                    block = sums * terms[n].target[low : low + BLOCK].astype(dtype)
+                    mask_items(block, low, *seen)
+                    heap = heaps.items[n], heaps.scores[n], heaps.lengths[n]
+                    select(block, low, *heap, heaps.is_nan)
+        items[:, users] = heaps.lists()
 
-    machine.run(work, -(-n_users // step))
-    if bad.any():
-        raise SolveError("a model scores NaN; raise l2 or dropout")
+    machine.run(rank_chunk, -(-n_users // step))
     return items
 
 
-def _by_rows(terms: list[Dense], history: Csr, k: int) -> Lists:
+def _rank_dense(terms: Sequence[Dense], history: Csr, k: int) -> Lists:
     """Return lists (term, user, rank) of dense terms on one matrix."""
     matrix, dtype = np.asarray(terms[0].matrix), terms[0].dtype
     sources: dict[bytes, int] = {}
     source_of = np.array([sources.setdefault(t.source.tobytes(), len(sources)) for t in terms])
-    scale = np.stack([np.frombuffer(each, terms[0].source.dtype) for each in sources])
-    indices = history.indices.astype(np.int32, copy=False)
+    scale = np.stack([np.frombuffer(source, terms[0].source.dtype) for source in sources])
+    indptr, indices = history.indptr.astype(np.int64), history.indices.astype(np.int32, copy=False)
     # the product is rounded to the precision of the sums, as in `terms.Rows.weights`
     weights = history.data.astype(dtype)[None] * scale.astype(dtype)[:, indices]
     targets = np.stack([term.target.astype(dtype) for term in terms])
+    rows = indptr, indices, weights
     n_users = history.shape[0]
-    items = np.full((len(terms), n_users, k), -1, np.int32)
+    items = np.empty((len(terms), n_users, k), np.int32)
     order = np.argsort(-np.diff(history.indptr), kind="stable")
-    count = min(n_users, CHUNKS * machine.count())
-    bad = np.zeros(n_users, np.bool_)
+    n_chunks = min(n_users, CHUNKS * machine.count())
 
-    def work(number: int) -> None:
-        users = np.sort(order[number::count]).astype(np.int64)
-        shape = (len(terms), len(users), k)
-        found, scores = np.full(shape, -1, np.int32), np.full(shape, np.nan, dtype)
-        lengths, wrong = np.zeros(shape[:2], np.int32), np.zeros(len(users), np.bool_)
-        indptr = history.indptr.astype(np.int64)
-        _fill(
-            *(matrix, indptr, indices, weights, users, targets, source_of),
-            *(found, scores, lengths, wrong),
-        )
-        items[:, users] = found
-        bad[users] = wrong
+    def rank_chunk(chunk: int) -> None:
+        users = np.sort(order[chunk::n_chunks]).astype(np.int64)
+        heaps = _Heaps(len(terms), users, k, dtype)
+        heap = heaps.items, heaps.scores, heaps.lengths, heaps.is_nan
+        _select_best(matrix, *rows, users, targets, source_of, *heap)
+        items[:, users] = heaps.lists()
 
-    machine.run(work, count)
-    if bad.any():
-        raise SolveError("a model scores NaN; raise l2 or dropout")
+    machine.run(rank_chunk, n_chunks)
     return items
 
 
 @compiled
-def _fill(
+def _select_best(
     matrix: Any,
     indptr: Any,
     indices: Any,
@@ -167,9 +164,9 @@ def _fill(
     items: Any,
     scores: Any,
     lengths: Any,
-    bad: Any,
+    is_nan: Any,
 ) -> None:
-    """Fill in the lists of these users under every target, block of columns by block."""
+    """Fill the heaps of these users under every target, one block of columns at a time."""
     n_items = matrix.shape[0]
     sums = np.empty((len(weights), WIDTH), matrix.dtype)
     block = np.empty((1, WIDTH), matrix.dtype)
@@ -182,22 +179,14 @@ def _fill(
             first = start
             while first < stop and indices[first] < low:
                 first += 1
-            for which in range(len(targets)):
-                total, scale = sums[source_of[which]], targets[which]
+            one = slice(user, user + 1)
+            for t in range(len(targets)):
+                total, scale = sums[source_of[t]], targets[t]
                 for j in range(size):
                     block[0, j] = total[j] * scale[low + j]
                 place = first
                 while place < stop and indices[place] < low + size:
                     block[0, indices[place] - low] = -np.inf
                     place += 1
-                one = slice(user, user + 1)
-                select(
-                    block[:, :size],
-                    low,
-                    items[which, one],
-                    scores[which, one],
-                    lengths[which, one],
-                    bad[one],
-                )
-    for which in range(len(targets)):
-        sort_heaps(items[which], scores[which], lengths[which])
+                heap = items[t, one], scores[t, one], lengths[t, one]
+                select(block[:, :size], low, *heap, is_nan[one])

@@ -1,9 +1,9 @@
-"""What is searched: settings that need a solve or a fit, and settings that are read off it.
+"""Search space: settings that need a solve of their own, and settings that share one.
 
-Models say which are which (`Recommender.solve_settings`). Of a linear autoencoder a solve depends
-on beta, l2 and dropout; family, alpha, gamma and diag_bound are vectors around it, and a low-pass
-companion stands beside it. Of a session regression alpha and decay_inference are read off a fit.
-Any other model is fitted anew for every point.
+Models say which are which (`Recommender.solve_settings`). A linear autoencoder needs a solve for
+each beta, l2 and dropout; family, alpha, gamma, diag_bound and the low-pass companion share it. A
+session regression shares a fit between values of alpha and decay_inference. Any other model is
+fitted anew for every point.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from equipoise.tuning.proposals import (
     in_order,
 )
 
-# what weights of pairs may be worth: nothing, their logarithm, themselves
-TRANSFORMS = ("binary", "log1p", "sum")
+TRANSFORMS = ("binary", "log1p", "sum")  # weightings that are compared
 # The ranges of the paper: alpha and beta in steps of 0.1, 25 penalties.
 PAPER = {
     "alpha": tuple(step / 10 for step in range(6)),
@@ -43,56 +42,43 @@ PAPER = {
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Models and the values of their settings that are tried.
+    """Models and the values of their settings to try."""
 
-    Parameters
-    ----------
-    models
-        Prototypes: one model, or several that share their solves.
-    values
-        The grid; other settings stay as the prototypes have them.
-    origin
-        The first prototype as it was given, with "auto" where it has that.
-    in_ranges
-        Whether what a solve depends on is searched in ranges instead of on the grid.
-    fixed
-        Names of settings that are not searched.
-    transforms
-        Weightings of the events (`Signals.transform`) that are compared before the search; empty
-        where none are.
-    """
-
-    models: list[Recommender]
-    values: Values
-    origin: Recommender
-    in_ranges: bool
-    fixed: tuple[str, ...] = ()
-    transforms: tuple[str, ...] = ()
+    models: list[Recommender]  # prototypes, which share their solves
+    values: Values  # the grid; other settings stay as the prototypes have them
+    origin: Recommender  # the first prototype, "auto" settings included
+    in_ranges: bool  # whether solve settings are searched in ranges instead of on the grid
+    fixed: tuple[str, ...] = ()  # names of settings that are not searched
+    transforms: tuple[str, ...] = ()  # values of `Signals.transform` to compare first
 
     @classmethod
-    def of(cls, given: Any, grid: Any, train: Interactions, fixed: Sequence[str] = ()) -> Space:
+    def of(
+        cls, requested: Any, grid: Any, train: Interactions, fixed: Sequence[str] = ()
+    ) -> Space:
         """Check the models, the grid and the fixed settings of `tune`."""
-        listed = list(given) if isinstance(given, (list, tuple)) else [given]
+        listed = list(requested) if isinstance(requested, (list, tuple)) else [requested]
         if not listed:
             raise SettingError("tune needs a model, such as eq.EASE")
-        models = [_prototype(each) for each in listed]
+        models = [_prototype(model) for model in listed]
         if isinstance(grid, Mapping) and set(grid) & set(SETTINGS):
-            # a model without signals is searched from those that change nothing but weights
+            # a model without signals starts from neutral ones
             models = [
-                each if each.signals is not None else each.vary({"signals": Signals()})
-                for each in models
+                model if model.signals is not None else model.vary({"signals": Signals()})
+                for model in models
             ]
         transforms: tuple[str, ...] = ()
         if grid is None and "transform" not in fixed and can_compare_weightings(models, train):
             transforms = TRANSFORMS
-            models = [each.vary({"signals": Signals()}) for each in models]
+            models = [model.vary({"signals": Signals()}) for model in models]
         searches_dropout = "dropout" in grid if isinstance(grid, Mapping) else True
         if searches_dropout and "dropout" not in fixed:
             models = [_with_searched_dropout(model) for model in models]
         first = models[0]
-        names = list(dict.fromkeys(name for each in models for name in each.tunable()))
-        if not all(each.in_ranges for each in models) and len(models) > 1:
-            raise SettingError("only linear autoencoders can be tuned several at a time; give one")
+        names = list(dict.fromkeys(name for model in models for name in model.tunable()))
+        if not all(model.in_ranges for model in models) and len(models) > 1:
+            raise SettingError(
+                "only linear autoencoders can be tuned several at a time; pass one model"
+            )
         if grid is None and not first.search_space:
             raise SettingError(
                 f"tuning {type(first).__name__} needs a grid over its settings, which are "
@@ -100,24 +86,21 @@ class Space:
             )
         _check_fixed(fixed, grid, names)
         if grid is not None:
-            values = _checked(grid, names)
+            values = _checked_grid(grid, names)
         else:
-            values = {
-                name: each
-                for name, each in first.search_space.items()
-                if name in names and name not in fixed
-            }
+            free = [name for name in names if name not in fixed]
+            values = {name: axis for name, axis in first.search_space.items() if name in free}
         if not first.solve_settings:
             return cls(models, values, first, in_ranges=False, fixed=tuple(fixed))
-        settled = _settled(models, values, train)
+        resolved = _resolve_normalizers(models, values, train)
         if grid is not None:
-            _check_penalties(settled, values, train)
+            _check_penalties(resolved, values, train)
         in_ranges = first.in_ranges and grid is None
-        return cls(settled, values, first, in_ranges, tuple(fixed), transforms)
+        return cls(resolved, values, first, in_ranges, tuple(fixed), transforms)
 
     @property
     def axes(self) -> Values:
-        """Values of each axis that needs a solve, those of one Gram matrix together."""
+        """Values of each axis that needs a solve; the outermost axis changes the Gram matrix."""
         names = self.models[0].solve_settings or self.values
         return {name: self.values[name] for name in names if name in self.values}
 
@@ -126,29 +109,30 @@ class Space:
         """Number of solves of the grid."""
         return math.prod(map(len, self.axes.values()))
 
-    def start(self, train: Interactions) -> Point:
-        """Return the settings of a solve that a search begins with, "auto" as numbers."""
-        return self._start_of(self.origin, train)
-
-    def _start_of(self, model: Recommender, train: Interactions) -> Point:
-        found = model.search_start(train)
+    def _start(self, train: Interactions, model: Recommender | None = None) -> Point:
+        """Return the settings of the solve that a search begins with, "auto" as numbers."""
+        settings = (model or self.origin).search_start(train)
         return {
-            name: found[name]
-            for name in found
+            name: value
+            for name, value in settings.items()
             if name in self.axes or (self.in_ranges and name not in SETTINGS)
         }
+
+    def grid(self, train: Interactions, seed: int = 0) -> GridProposals:
+        """Return the grid of solves, around the settings that a search begins with."""
+        return GridProposals(self.axes, self._start(train), seed)
 
     def proposals(
         self, train: Interactions, seed: int
     ) -> RangeProposals | GridProposals | WeightingProposals:
-        """Return what proposes settings of solves."""
+        """Return the object that proposes settings of solves."""
         if not self.in_ranges:
-            return GridProposals(self.axes, self.start(train), seed)
+            return self.grid(train, seed)
         if not self.transforms:
-            return RangeProposals(self.start(train), seed, self.fixed)
+            return RangeProposals(self._start(train), seed, self.fixed)
         searches = {}
         for transform in self.transforms:
-            start = self._start_of(self.origin.vary({"transform": transform}), train)
+            start = self._start(train, self.origin.vary({"transform": transform}))
             searches[transform] = RangeProposals(start, seed, self.fixed)
         return WeightingProposals(searches)
 
@@ -163,84 +147,81 @@ class Space:
 
     def outer(self) -> list[Point]:
         """Return the settings of every solve of the grid, the last axis running fastest."""
-        return [dict(zip(self.axes, each, strict=True)) for each in product(self.axes)]
+        return _product(self.axes)
 
     def variants(self, outer: Point) -> list[tuple[int, Recommender]]:
-        """Return every model that one solve serves, by the number of its prototype; not fitted."""
+        """Return every unfitted model that one solve serves, with the number of its prototype."""
         out = []
         for number, prototype in enumerate(self.models):
-            own = {*prototype.tunable()} & self.values.keys() - self.axes.keys()
+            inner = {*prototype.tunable()} & self.values.keys() - self.axes.keys()
             order = dict.fromkeys([*prototype.search_space, *self.values])
-            inner = {name: self.values[name] for name in order if name in own}
-            for each in product(inner):
-                settings = {**outer, **dict(zip(inner, each, strict=True))}
-                out.append((number, prototype.vary(settings)))
+            axes = {name: self.values[name] for name in order if name in inner}
+            out += [(number, prototype.vary({**outer, **point})) for point in _product(axes)]
         return out
 
     def model(self, point: Point) -> Recommender:
-        """Return the model with the settings of a point, not fitted."""
+        """Return the unfitted model with the settings of a point."""
         prototype = self.models[point["prototype"]]
         names = prototype.tunable() if prototype.in_ranges else self.values
         return prototype.vary({name: point[name] for name in names})
 
     def identity(self) -> dict[str, Any]:
-        """Return what a storage is bound to: what is searched, and all that stays fixed.
+        """Return what a storage file must agree on: the space and all fixed settings.
 
-        In whatever order a grid is written, it is the same.
+        It does not depend on the order of a grid.
         """
-        solves = self.models[0].solve_settings if self.in_ranges else ()
-        solves = tuple(name for name in solves if name not in SETTINGS)
-        names = self.models[0].tunable()
-        values: dict[str, Any] = {
-            name: "range" for name in solves if name in names and name not in self.fixed
-        }
+        values: dict[str, Any] = {}
+        if self.in_ranges:
+            free = [name for name in self.solve_names if name not in (*self.fixed, "transform")]
+            values = dict.fromkeys(free, "range")
         values |= {"transform": list(self.transforms)} if self.transforms else {}
-        values |= {name: list(in_order(listed)) for name, listed in self.values.items()}
+        values |= {name: list(in_order(axis)) for name, axis in self.values.items()}
         return {
             "values": values,
-            "models": [_without(each.settings(), self.values) for each in self.models],
+            "models": [_without(model.settings(), self.values) for model in self.models],
         }
 
 
 def can_compare_weightings(models: Sequence[Recommender], data: Interactions) -> bool:
-    """Whether the pairs have different weights that no `Signals` of the models tell the worth of.
+    """Whether `tune` compares weightings: weights differ, and no model has `Signals` for them.
 
     >>> import equipoise as eq
     >>> data = eq.Interactions([[5.0, 1.0], [0.0, 2.0]])
     >>> can_compare_weightings([eq.EASE()], data)
     True
     """
-    if not all(each.in_ranges and each.signals is None for each in models) or data.signed:
+    if data.signed or not all(model.in_ranges and model.signals is None for model in models):
         return False
     weights = data.matrix.data
     return len(weights) > 0 and bool(weights.min() != weights.max())
 
 
-def product(axes: Values) -> itertools.product[tuple[Any, ...]]:
+def _product(axes: Values) -> list[Point]:
     """Return every combination of values, the last axis running fastest."""
-    return itertools.product(*axes.values())
+    combinations = itertools.product(*axes.values())
+    return [dict(zip(axes, combination, strict=True)) for combination in combinations]
 
 
-def _prototype(given: Any) -> Recommender:
+def _prototype(model: Any) -> Recommender:
     """Return a model to vary: an instance as it is, a class or its name with its defaults."""
-    if isinstance(given, str):
-        ours = {
+    if isinstance(model, str):
+        classes = {
             name.lower(): kind
             for name, kind in Recommender.registry.items()
             if kind.__module__.startswith("equipoise.models")
         }
-        plain = given.lower().replace("-", "")
-        if plain not in ours:
-            raise SettingError(f"there is no model {given!r}; {nearest(plain, ours)}")
-        given = ours[plain]
-    if isinstance(given, type) and issubclass(given, Recommender):
+        plain = model.lower().replace("-", "")
+        if plain not in classes:
+            raise SettingError(f"there is no model {model!r}; {nearest(plain, classes)}")
+        model = classes[plain]
+    if isinstance(model, type) and issubclass(model, Recommender):
         try:
-            return given.prototype()
+            return model.prototype()
         except TypeError as error:
-            raise SettingError(f"{given.__name__} cannot be made: {error}") from None
-    if isinstance(given, Recommender):
-        return given
-    raise SettingError(f"tune needs a model or its class, such as eq.EASE, got {given!r}")
+            raise SettingError(f"{model.__name__} cannot be made: {error}") from None
+    if isinstance(model, Recommender):
+        return model
+    raise SettingError(f"tune needs a model or its class, such as eq.EASE, got {model!r}")
 
 
 def _with_searched_dropout(model: Recommender) -> Recommender:
@@ -260,8 +241,8 @@ def _check_fixed(fixed: Sequence[str], grid: Any, names: Sequence[str]) -> None:
             raise SettingError(f"{name!r} is both fixed and in the grid; leave out one of the two")
 
 
-def _checked(grid: Any, names: Sequence[str]) -> Values:
-    """Return a grid as a tuple of values per name; a name the models lack is an error."""
+def _checked_grid(grid: Any, names: Sequence[str]) -> Values:
+    """Return a grid as a tuple of values per name; raise for names that no model has."""
     if isinstance(grid, str) and grid == "paper":
         grid = {name: PAPER[name] for name in PAPER if name in names}
         if not grid:
@@ -272,35 +253,37 @@ def _checked(grid: Any, names: Sequence[str]) -> Values:
     if not isinstance(grid, Mapping) or not grid:
         raise SettingError("grid must map names to values, as in {'l2': [10, 100]}, or be 'paper'")
     out: Values = {}
-    for name, given in grid.items():
+    for name, values in grid.items():
         if name not in names:
             raise SettingError(
                 f"the models have no {name!r} to tune; there are {', '.join(names)}"
             )
-        listed = [given] if isinstance(given, (str, int, float)) else list(given)
-        listed = [each.item() if isinstance(each, np.generic) else each for each in listed]
-        if not listed:
-            raise SettingError(f"grid has no values for {name!r}; give some, or leave it out")
-        for each in listed:
-            if not isinstance(each, (str, int, float, type(None))):
+        axis = [values] if isinstance(values, (str, int, float)) else list(values)
+        axis = [value.item() if isinstance(value, np.generic) else value for value in axis]
+        if not axis:
+            raise SettingError(f"grid has no values for {name!r}; add one, or leave it out")
+        for value in axis:
+            if not isinstance(value, (str, int, float, type(None))):
                 raise SettingError(
-                    f"the values of {name!r} in a grid must be numbers or words, got {each!r}; "
-                    "give the model itself the object, and tune once for each"
+                    f"the values of {name!r} in a grid must be numbers or strings, got {value!r}; "
+                    "set the object on the model, and call tune once for each"
                 )
-        out[name] = tuple(dict.fromkeys(listed))
+        out[name] = tuple(dict.fromkeys(axis))
     return out
 
 
-def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list[Recommender]:
+def _resolve_normalizers(
+    models: Sequence[Any], values: Values, train: Interactions
+) -> list[Recommender]:
     """Return the models with numbers in place of "auto" in their normalizer."""
-    norms = [each.normalizer for each in models]
+    norms = [model.normalizer for model in models]
     if len({(type(norm), getattr(norm, "beta", norm)) for norm in norms}) > 1:
         raise SettingError(
             "models that are tuned together need the same normalizer; tune one at a time"
         )
     out = []
     for model in models:
-        first = {name: listed[0] for name, listed in values.items() if name in model.tunable()}
+        first = {name: axis[0] for name, axis in values.items() if name in model.tunable()}
         varied = model.vary(first)
         out.append(model.vary({"normalizer": varied.normalizer.resolve(varied._weighed(train))}))
     return out
@@ -308,8 +291,8 @@ def _settled(models: Sequence[Any], values: Values, train: Interactions) -> list
 
 def _check_penalties(models: list[Recommender], values: Values, train: Interactions) -> None:
     first: Point = {name: values[name][0] for name in ("l2", "dropout") if name in values}
-    starts = [each.vary(first).search_start(train) for each in models]
-    if any(each != starts[0] for each in starts):
+    starts = [model.vary(first).search_start(train) for model in models]
+    if any(start != starts[0] for start in starts):
         raise SettingError(
             "models that are tuned together need the same l2 and dropout, or a grid with both"
         )

@@ -334,9 +334,9 @@ class VectorTerm(Term):
         return self.low.dtype
 
     @property
-    def held(self) -> int:
+    def buffer_size(self) -> int:
         """The vector of a row."""
-        return self.low.held
+        return self.low.buffer_size
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
