@@ -253,7 +253,7 @@ def test_a_group_of_options_comes_back_as_one_object() -> None:
     def command(chosen: ModelOptions, flag: bool = False) -> None:
         seen.append(chosen)
 
-    spread = framework._spread(command)
+    spread = framework._expand_groups(command)
     names = list(spread.__signature__.parameters)  # type: ignore[attr-defined]
     assert names[0] == "model"
     assert names[-1] == "flag"

@@ -22,10 +22,10 @@ from equipoise.cli.framework import (
     legend,
     note,
     option,
-    refuse_given,
+    refuse_options,
     say,
     show,
-    told,
+    translate_message,
     working,
 )
 from equipoise.errors import DataError, SettingError, UnknownIdError
@@ -232,7 +232,7 @@ class ReadOptions:
 
     def load(self, source: str) -> Interactions:
         """Return the interactions that DATA names; what a reader found or left out is noted."""
-        return gathered(self.open(source))
+        return gather(self.open(source))
 
     def open(self, source: str) -> Interactions | Partitioned:
         """Return the interactions, on the cluster where one is named."""
@@ -246,7 +246,7 @@ class ReadOptions:
         """Return the split in a folder, or None; options that it would ignore are refused."""
         found = open_split(source)
         if found is not None:
-            refuse_given(self, f"{source} is a saved split", *allowed)
+            refuse_options(self, f"{source} is a saved split", *allowed)
         return found
 
     def _load(self, source: str) -> Interactions | Partitioned:
@@ -258,11 +258,11 @@ class ReadOptions:
         from equipoise.data.storage import is_directory_of
 
         if (split := open_split(source)) is not None:
-            refuse_given(self, f"{source} is a saved split", *ALWAYS)
+            refuse_options(self, f"{source} is a saved split", *ALWAYS)
             note(f"{source}: a split; its train part is used")
             return split.train
         if is_directory_of(source, SAVED):
-            refuse_given(self, f"{source} is saved data", *ALWAYS)
+            refuse_options(self, f"{source} is saved data", *ALWAYS)
             return readers.read(source)
         absent = not Path(source).exists() and not set(source) & set("*?[")
         data: Interactions | Partitioned
@@ -275,7 +275,7 @@ class ReadOptions:
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
-            note(f"{source}: {told(sentence)}")
+            note(f"{source}: {translate_message(sentence)}")
         return data
 
     def _piped(self) -> Interactions:
@@ -303,7 +303,7 @@ class ReadOptions:
             except (DataError, SettingError) as error:
                 raise type(error)(str(error).replace(str(path), "standard input")) from error
         for sentence in data.notes:
-            note(f"standard input: {told(sentence)}".replace(str(path), "the table"))
+            note(f"standard input: {translate_message(sentence)}".replace(str(path), "the table"))
         return data
 
     def _named(self, source: str) -> Interactions:
@@ -320,7 +320,7 @@ class ReadOptions:
                 f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
         why = f"{source} is a data set with its own reader"
-        refuse_given(self, why, "min_rating", *ALWAYS)
+        refuse_options(self, why, "min_rating", *ALWAYS)
         return datasets.load(source, min_rating=self.min_rating)
 
     def _settings(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class ReadOptions:
         return settings
 
 
-def gathered(data: Interactions | Partitioned) -> Interactions:
+def gather(data: Interactions | Partitioned) -> Interactions:
     """Return the interactions on this machine."""
     from equipoise.data.interactions import Interactions
 
@@ -385,7 +385,7 @@ def stats(
     delta: Annotated[float, option("Exponent of the homophily weights.")] = 1.5,
     as_json: Json = False,
 ) -> None:
-    """Describe data: size, density, Gini, homophily and more; one row for each DATA."""
+    """Describe data: size, density, Gini, homophily; one row per DATA."""
     from equipoise.data.interactions import Interactions
     from equipoise.data.statistics import describe
 
@@ -476,7 +476,7 @@ def split(
     ] = "strong",
     as_json: Json = False,
 ) -> None:
-    """Cut data into train, valid and test.
+    """Split data into train, valid and test.
 
     strong: users the model never saw; weak: a share of each user's items; last: each user's last
     items; time: what happened from a date on; session: the next item of new sessions; given: DATA
@@ -502,7 +502,7 @@ def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadO
     from equipoise.data import split as splits
 
     if protocol == "given":
-        refuse_given(reading, "--protocol given takes a split as it was published")
+        refuse_options(reading, "--protocol given takes a split as it was published")
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}

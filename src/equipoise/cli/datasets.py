@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.framework import Commands, Json, declare, emit, option, say, show, working
+from equipoise.cli.framework import CommandGroup, Json, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
     from equipoise.data.datasets import DataSet
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     help="List, show and fetch named data sets.",
     epilog="Example: equipoise datasets",
     invoke_without_command=True,

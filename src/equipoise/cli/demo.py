@@ -36,7 +36,7 @@ def demo(
     report: Annotated[Path | None, option("Also write a page, such as report.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."""
+    """Compare EASE with and without dropout and DAN on MovieLens 100K."""
     from equipoise.data import datasets
     from equipoise.data.split import strong
     from equipoise.data.statistics import describe

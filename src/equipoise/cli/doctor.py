@@ -37,7 +37,7 @@ EXTRAS = {
 
 @declare(app, "doctor", "equipoise doctor")
 def doctor(as_json: Json = False) -> None:
-    """Show versions, BLAS, threads, memory, GPU, extras, cache, and run a short self-test."""
+    """Show versions, BLAS, memory, GPU, extras and cache; run a self-test."""
     with working("looking around"):
         found = examine()
     if as_json:

@@ -17,7 +17,7 @@ from equipoise.cli.framework import (
     note,
     number,
     option,
-    refuse_given,
+    refuse_options,
     say,
     show,
     working,
@@ -72,7 +72,7 @@ def evaluate(
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a saved model on a split, or one that is fitted in place with --model.
+    """Evaluate a saved model, or one fitted with --model, on a split.
 
     With --leave-one-out no split is needed: each user is ranked by the model as a fit without it
     would have made it.
@@ -137,7 +137,7 @@ def _left_out(
 
     if len(paths) != 1 or chosen.given:
         raise SettingError("--leave-one-out takes MODEL alone, without a split and --model")
-    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
+    refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:
         result = leave_one_out(model, threads=options.threads, progress=progress, **settings)
@@ -183,7 +183,7 @@ def _loaded(
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")
     if chosen.given:
         raise SettingError("a saved model has its settings; leave out --model and its options")
-    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
+    refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     if Path(paths[0]).is_file():
         return require_split(paths[1]), Path(paths[0])
     from equipoise.models import load
@@ -219,7 +219,7 @@ def compare(
     pairs: Annotated[bool, option("Test every pair.", "--all-pairs")] = False,
     as_json: Json = False,
 ) -> None:
-    """Test user by user whether models differ; the first result is the baseline."""
+    """Test per user whether results differ from the first, the baseline."""
     from equipoise.evaluation.comparison import compare as test
     from equipoise.evaluation.results import Result
 

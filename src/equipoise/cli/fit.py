@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gathered
+from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gather
 from equipoise.cli.framework import (
     Json,
     Saved,
@@ -18,16 +18,16 @@ from equipoise.cli.framework import (
     emit,
     note,
     option,
-    refuse_given,
+    refuse_options,
     say,
-    told,
+    translate_message,
     working,
 )
 from equipoise.cli.settings import (
     FitOptions,
     ModelOptions,
     PlanOptions,
-    agree_to_solve,
+    confirm_solve_time,
     parse,
 )
 from equipoise.errors import SettingError, TooBigError
@@ -54,7 +54,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a fit would cost before anything is allocated: memory, operations, time."""
+    """Estimate memory, operations and time of a fit without running it."""
     from equipoise.solve.planning import plan as make_plan
 
     sizes = (users, items, interactions)
@@ -69,14 +69,14 @@ def plan(
         **vars(options),
     )
     if as_json:
-        facts = {**vars(found), "nearest": told(found.nearest)}
+        facts = {**vars(found), "nearest": translate_message(found.nearest)}
         emit({**facts, "seconds": found.seconds, "fits": found.fits})
         return
     say(str(found))
     try:
         found.require()
     except TooBigError as error:
-        say(f"does not fit: {told(str(error))}", "yellow")
+        say(f"does not fit: {translate_message(str(error))}", "yellow")
 
 
 @declare(app, "fit", "equipoise fit split model --model ease --l2 100 --normalizer dan")
@@ -101,7 +101,7 @@ def fit(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Fit a model and save it; of a saved split the train part is used.
+    """Fit a model and save it; uses the train part of a saved split.
 
     The family and the settings of a linear autoencoder are chosen by leave-one-out with a few
     solves, and the model keeps an estimate of how good it is on new users. Settings that options
@@ -133,7 +133,7 @@ def fit(
             model = fit_there(model, found, where="workers", client=reading.cluster, **near)
         _save(model, out, perf_counter() - start, as_json, half=half)
         return
-    interactions = gathered(found)
+    interactions = gather(found)
     if reason is None and not _searched(chosen, interactions):
         reason = "options name every setting"
         _refuse_search(searching, reason)
@@ -217,7 +217,7 @@ def _search(
     models = chosen.candidates()
     if searching["budget"] is None:
         solves = searching["trials"] or FEW
-        agree_to_solve(data, "choosing settings", solving, solves=solves, yes=yes)
+        confirm_solve_time(data, "choosing settings", solving, solves=solves, yes=yes)
     tunable = {name for model in models for name in model.tunable()}
     fixed = [name for name in chosen.fixed if name in tunable]
     how |= chosen.solving(models[0])
@@ -244,7 +244,7 @@ def update(
     out: Annotated[Path | None, option("Folder to write; MODEL if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add and remove interactions without a new fit; the result equals one."""
+    """Add and remove interactions; the result equals a full refit."""
     from equipoise.models import load
 
     if from_store is not None and (add or remove or forget):
@@ -256,7 +256,7 @@ def update(
     if tenant is not None and from_store is None:
         raise SettingError("--tenant is for --from-store; leave it out")
     if not (add or remove):
-        refuse_given(reading, "no table is read")
+        refuse_options(reading, "no table is read")
     if from_store is not None:
         _update_from_store(model, out, from_store, tenant or "default", as_json)
         return

@@ -65,7 +65,7 @@ def recommend(
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend items to training users, or to any user with a history."""
+    """Recommend items to training users or for any history."""
     from equipoise.models import load
 
     fitted = load(model)
@@ -206,7 +206,7 @@ def similar(
     rules: RulesFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the items that most follow from one item alone, or from each item of the catalogue."""
+    """List the items most similar to one item, or to every item."""
     from equipoise.models import load
 
     if all_items == (item is not None) or (all_items and out is None):
@@ -241,7 +241,7 @@ def explain(
     unknown_items: UnknownItems = "error",
     as_json: Json = False,
 ) -> None:
-    """Tell what each item of a history adds to the score of an item."""
+    """Show how much each item of a history adds to an item's score."""
     from equipoise.models import load
 
     fitted = load(model)

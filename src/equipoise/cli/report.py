@@ -25,7 +25,7 @@ from equipoise.cli.framework import (
     size_text,
     working,
 )
-from equipoise.cli.settings import agree_to_solve
+from equipoise.cli.settings import confirm_solve_time
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def report(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained page: statistics, accuracy, the dial, exposure, users.
+    """Write a self-contained HTML report on data and models.
 
     With --case-study USER, print the paper's case study of one user instead, and write it as a
     page if --out is given.
@@ -78,7 +78,7 @@ def report(
     users = [raw_id(held.user_index, text) for text in show_user] if show_user else None
     # two models are fitted, or chosen among several where that is quick, and perhaps a given one
     train = source if split is None else source.train
-    agree_to_solve(train, "the report", {}, solves=2 + (model is not None), yes=yes)
+    confirm_solve_time(train, "the report", {}, solves=2 + (model is not None), yes=yes)
     start = time.perf_counter()
     with working(f"making the report on {data}") as progress:
         facts = write_report(

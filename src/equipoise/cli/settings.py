@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from equipoise.cli.framework import agree, note, option, working
+from equipoise.cli.framework import confirm_duration, note, option, working
 from equipoise.errors import SettingError
 from equipoise.names import NORMALIZERS, NormalizerName
 
@@ -304,7 +304,7 @@ class FitOptions(PlanOptions):
         if isinstance(model, LinearAutoencoder):
             names = [each.name for each in dataclasses.fields(PlanOptions)]
             options = {name: getattr(self, name) for name in names} | more
-            agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
+            confirm_solve_time(data, f"fitting {type(model).__name__}", options, yes=yes)
 
     def on_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
         """Whether workers of a cluster should solve: neighbourhoods, and what outgrew memory."""
@@ -345,7 +345,7 @@ class FitOptions(PlanOptions):
             note(f"chosen from the data: {model.summary()}")
 
 
-def agree_to_solve(
+def confirm_solve_time(
     data: Interactions, what: str, options: dict[str, Any], *, solves: int = 1, yes: bool
 ) -> None:
     """Tell what solves on these items cost and what would be faster, and ask if that is long."""
@@ -366,4 +366,4 @@ def agree_to_solve(
                 advice.append(f"--min-item {least} leaves {kept:,} items and takes about {about}")
     if options.get("device", "cpu") == "cpu":
         advice.append("equipoise doctor tells whether there is a GPU, for --device cuda")
-    agree(solves * found.seconds, f"{what} on {data.n_items:,} items", advice, yes)
+    confirm_duration(solves * found.seconds, f"{what} on {data.n_items:,} items", advice, yes)

@@ -77,7 +77,7 @@ def tune(
     threads: Annotated[int | None, option("At most this many.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Search settings; OUT gets model, trials and frontier plot.
+    """Search hyper-parameters; writes model, trials and frontier plot.
 
     On a split its valid part decides. On DATA all of it stays in every fit, and users that are
     left out one by one decide.
