@@ -15,7 +15,7 @@ from equipoise.cli.app import app
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let any solve count as a long one."""
     monkeypatch.setattr(framework, "CONFIRM_ABOVE", 0.0)
-    monkeypatch.setattr(settings, "SHORT", 0.0)
+    monkeypatch.setattr(settings, "NEVER_LONG", 0.0)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_no_on_a_terminal_ends_it_before_the_work(
     done = CliRunner().invoke(app, lines(command, shop, tmp_path / "out"), input="n\n")
     assert done.exit_code == 1
     assert "on 10 items takes about" in done.stderr
-    assert "equipoise doctor tells whether there is a GPU" in done.stderr
+    assert "equipoise doctor shows whether there is a GPU" in done.stderr
     assert "nothing was written" in done.stderr
     assert not list(tmp_path.glob("out*"))
 
