@@ -85,7 +85,7 @@ REFUSED = [
     ("stats gowalla", 1, "equipoise datasets fetch gowalla --raw FOLDER"),
     ("datasets show gowala", 2, "did you mean 'gowalla'?"),
     ("datasets fetch gowalla", 2, "has to be downloaded by hand"),
-    ("datasets fetch gowalla --raw .", 2, "say with --out where to save"),
+    ("datasets fetch gowalla --raw .", 2, "pass --out FOLDER to save"),
     ("split events.csv {new} -p weak --n 2", 2, "weak has no --n"),
     ("plan", 2, "give either DATA or --users"),
     ("plan --items 0 --users 1 --interactions 1", 2, "n_items must be"),
@@ -119,7 +119,7 @@ REFUSED = [
     ("update model --forget 1 --min-rating 4", 2, "no table is read: leave out --min-rating"),
     ("update model --forget 1 --replace", 2, "--replace is for --add; leave it out"),
     ("update model --add titles.csv --tenant x", 2, "--tenant is for --from-store"),
-    ("update model --from-store x --forget 1", 2, "--from-store stands alone"),
+    ("update model --from-store x --forget 1", 2, "--from-store excludes --add"),
     ("update model --forget u0", 1, "knows no user 'u0'; check the id"),
     ("recommend split --user u1", 1, "expected 'equipoise-model'"),
     ("recommend nowhere --user u1", 1, "nowhere is not a saved directory"),
@@ -138,7 +138,7 @@ REFUSED = [
     ("fit split {new} --refine --trials 3", 2, "--trials is for a search, and nothing is"),
     ("evaluate split", 2, "give MODEL and SPLIT, or --model and SPLIT"),
     ("evaluate model split x", 2, "got 3 paths"),
-    ("evaluate model split --l2 3", 2, "a saved model has its settings"),
+    ("evaluate model split --l2 3", 2, "a saved model keeps its settings"),
     (
         "evaluate model split --dtype float64",
         2,
@@ -166,7 +166,7 @@ REFUSED = [
     ("tune split {new} --family eas", 2, "there is no model 'eas'"),
     ("tune split {new} --budget soon", 2, "budget must look like"),
     ("tune split {new} --budget 0.000001s", 2, "too small: one fit takes about"),
-    ("tune split {new} --resume", 2, "holds no search to go on with"),
+    ("tune split {new} --resume", 2, "holds no search to resume"),
     ("tune split {new} --family item-knn --dtype float64", 2, "ItemKNN does not support dtype"),
     ("stats split --title-column name", 2, "saved split: leave out --title-column"),
     ("tune split {new} --min-item 2", 2, "split is a saved split: leave out --min-item"),
@@ -253,7 +253,7 @@ def test_a_group_of_options_comes_back_as_one_object() -> None:
     def command(chosen: ModelOptions, flag: bool = False) -> None:
         seen.append(chosen)
 
-    spread = framework._spread(command)
+    spread = framework._expand_groups(command)
     names = list(spread.__signature__.parameters)  # type: ignore[attr-defined]
     assert names[0] == "model"
     assert names[-1] == "flag"

@@ -182,7 +182,7 @@ def test_every_data_set_is_listed_with_its_licence(run: Run, answer: Answer) -> 
     assert all(entry["licence"] for entry in found)
     assert found[0]["published"] == {"users": 943, "items": 1682, "interactions": 100_000}
     shown = run("datasets").stdout
-    assert "bring your own" in shown
+    assert "manual: see" in shown
     assert "CC BY-NC-SA 4.0" in shown
 
 

@@ -45,7 +45,7 @@ def test_tuned_on_test_is_on_the_label(run: Run) -> None:
 def test_a_model_of_other_data_is_warned_about(tmp_path: Path, run: Run) -> None:
     run("fit", "events.csv", tmp_path / "model")
     done = run("evaluate", tmp_path / "model", "split")
-    assert "may have seen what it is asked to find" in done.stderr
+    assert "may have seen the held-out items" in done.stderr
     assert "warning" not in run("evaluate", "model", "split").stderr
 
 
@@ -78,7 +78,7 @@ def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> N
     expected = eq.leave_one_out(eq.load(shop / "model"), 30, alpha=0.4)
     assert dialled["values"]["ndcg@20"] == expected["ndcg@20"]
     done = run("evaluate", "model", "--leave-one-out", "--tuned-on-test")
-    assert "takes no --part" in done.stderr
+    assert "excludes --part" in done.stderr
     done = run("evaluate", "model", "split", "--leave-one-out")
     assert "takes MODEL alone" in done.stderr
 

@@ -95,4 +95,6 @@ def test_items_of_a_user_are_counted_once_each(run: Run, tmp_path: Path) -> None
     (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
     model = tmp_path / "model"
     assert run("fit", tmp_path / "log.csv", model, "--l2", 5, "--dropout", 0).exit_code == 0
-    assert "for user ann (2 items known)" in run("recommend", model, "--user", "ann").stdout
+    assert (
+        "for user ann (2 items in the history)" in run("recommend", model, "--user", "ann").stdout
+    )

@@ -56,7 +56,7 @@ def test_fit_on_a_split_uses_its_train_part(shop: Path, run: Run, tmp_path: Path
     done = run("fit", "split", tmp_path / "model")
     train = eq.Split.load(shop / "split").train
     assert eq.load(tmp_path / "model").data_fingerprint_ == train.fingerprint
-    assert "its train part is used" in done.stderr
+    assert "using the train part of the split" in done.stderr
 
 
 def test_fit_in_float64_is_saved_so(run: Run, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_fit_that_does_not_fit_says_what_would(run: Run, tmp_path: Path) -> No
 
 def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
     done = run("fit", "split", tmp_path / "model", "-n", "dan", "--no-search")
-    assert "chosen from the data: EASE l2=" in done.stderr
+    assert "automatic settings: EASE l2=" in done.stderr
     assert "DAN(alpha=0." in done.stderr
 
 
@@ -187,7 +187,7 @@ def test_settings_that_no_option_names_are_searched_and_told(
     done = run("fit", "split", tmp_path / "other", "--l2", 5, "--trials", 1)
     assert done.exit_code == 0, done.output
     assert "searched with 1 solve: family, alpha, beta, dropout, diag_bound" in done.stdout
-    assert "not searched, as options name them: --l2 5" in done.stdout
+    assert "set by options: --l2 5" in done.stdout
     options = ("--l2", 5, "--dropout", 0, "-n", "dan", "--decay", "30d", "--trials", 1)
     found = answer("fit", "split", tmp_path / "third", *options)
     assert found["searched"] == ["alpha", "beta"]
@@ -198,9 +198,9 @@ def test_settings_that_no_option_names_are_searched_and_told(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--l2", 5, "--dropout", 0], "options name every setting"),
+        (["--l2", 5, "--dropout", 0], "options set everything"),
         (["--l2", 5, "--no-search"], "--no-search"),
-        (["--refine"], "--refine is for one fit"),
+        (["--refine"], "--refine is for a single fit"),
         (["--engine", "neighbourhood"], "equipoise tune SPLIT OUT --engine neighbourhood"),
         (["--model", "item-knn"], "equipoise tune SPLIT OUT --family item-knn"),
     ],
@@ -210,7 +210,7 @@ def test_a_fit_that_searches_nothing_says_why(
 ) -> None:
     done = run("fit", "split", tmp_path / "model", *options)
     assert done.exit_code == 0, done.output
-    assert "nothing was searched: " in done.stderr
+    assert "no search: " in done.stderr
     assert reason in done.stderr
     assert eq.load(tmp_path / "model").estimate_ is None
     done = run("fit", "split", tmp_path / "other", *options, "--prefer", "tail")
@@ -243,7 +243,7 @@ def test_weights_are_compared_and_the_choice_is_told(
     assert "weights (transform)" in done.stdout
     plain = run("fit", hours, tmp_path / "raw", "--weight", "hours", "--no-search")
     assert eq.load(tmp_path / "raw").signals is None
-    assert "weights count as they are; --signals log1p or binary" in plain.stderr
+    assert "weights are used as they are; --signals log1p or binary" in plain.stderr
     named = answer("fit", hours, tmp_path / "log", "--weight", "hours", "--signals", "log1p")
     assert named["fixed"] == {"transform": "--signals log1p"}
     assert eq.load(tmp_path / "log").signals.transform == "log1p"

@@ -14,8 +14,8 @@ from equipoise.cli.app import app
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let any solve count as a long one."""
-    monkeypatch.setattr(framework, "LONG", 0.0)
-    monkeypatch.setattr(settings, "SHORT", 0.0)
+    monkeypatch.setattr(framework, "CONFIRM_ABOVE", 0.0)
+    monkeypatch.setattr(settings, "NEVER_LONG", 0.0)
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_no_on_a_terminal_ends_it_before_the_work(
     done = CliRunner().invoke(app, lines(command, shop, tmp_path / "out"), input="n\n")
     assert done.exit_code == 1
     assert "on 10 items takes about" in done.stderr
-    assert "equipoise doctor tells whether there is a GPU" in done.stderr
-    assert "nothing was done" in done.stderr
+    assert "equipoise doctor shows whether there is a GPU" in done.stderr
+    assert "nothing was written" in done.stderr
     assert not list(tmp_path.glob("out*"))
 
 
@@ -47,7 +47,7 @@ def test_yes_goes_on(args: list[str], answer: str, shop: Path, tmp_path: Path) -
     out = tmp_path / "out"
     done = CliRunner().invoke(app, [*lines("fit", shop, out), *args], input=answer)
     assert done.exit_code == 0
-    assert ("Go on?" in done.stderr) == (not args)
+    assert ("Continue?" in done.stderr) == (not args)
     assert (out / "manifest.json").is_file()
 
 
@@ -55,7 +55,7 @@ def test_yes_goes_on(args: list[str], answer: str, shop: Path, tmp_path: Path) -
 def test_without_a_terminal_it_goes_on_and_says_so(shop: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*lines("fit", shop, tmp_path / "out"), "--json"])
     assert done.exit_code == 0
-    assert "going on without asking" in done.stderr
+    assert "continuing without confirmation" in done.stderr
     assert done.stdout.startswith("{")
 
 

@@ -32,12 +32,12 @@ def test_titles_can_neither_style_nor_steer_the_terminal(
 def test_quick_work_is_silent_and_long_work_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framework, "PATIENCE", 3600.0)
+    monkeypatch.setattr(framework, "FIRST_NOTE", 3600.0)
     with framework.working("resting"):
         pass
     assert capsys.readouterr().err == ""
     written = ""
-    monkeypatch.setattr(framework, "PATIENCE", 0.05)
+    monkeypatch.setattr(framework, "FIRST_NOTE", 0.05)
     monkeypatch.setattr(framework, "REMINDER", 0.06)
     with framework.working("counting") as report:
         report(1, 4)

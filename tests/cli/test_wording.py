@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 import equipoise as eq
 from equipoise.cli.app import app
-from equipoise.cli.framework import SETTING, in_options
+from equipoise.cli.framework import SETTING, settings_to_options
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 SOURCE = Path(eq.__file__).parent
@@ -44,7 +44,7 @@ def sentences(folder: str) -> list[str]:
     return found
 
 
-READING = sentences("readers")
+READING = sentences("data/readers")
 
 
 def test_there_are_such_sentences() -> None:
@@ -56,7 +56,7 @@ def test_every_setting_that_a_reader_names_is_an_option_of_every_command_that_re
     text: str,
 ) -> None:
     for command in ("stats", "split", "fit", "update", "plan", "report"):
-        told = in_options(text, options(command))
+        told = settings_to_options(text, options(command))
         left = {name for name, _ in SETTING.findall(told)} - PYTHON_ONLY
         # not names: what is filled in later, and a folder such as day=1
         assert left <= {"it", "its", "s", "day"}
@@ -84,7 +84,7 @@ def test_every_argument_of_read_is_an_option() -> None:
     ],
 )
 def test_settings_become_options(text: str, told: str) -> None:
-    assert in_options(text, options("stats")) == told
+    assert settings_to_options(text, options("stats")) == told
 
 
 BAD = {

@@ -88,7 +88,7 @@ def test_a_model_that_saw_other_users_is_fitted_anew(
     fresh = eq.EASE(l2=7.0, dropout=0.0).fit(split.train)
     result = eq.evaluate(fresh, split.test, k=5, bootstrap=0)
     assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
-    assert "fitted anew" in found["choices"][-1]
+    assert "refitted on the train part" in found["choices"][-1]
     assert model.data_fingerprint_ == synthetic.fingerprint
 
 
@@ -207,5 +207,5 @@ def test_a_model_with_figures_of_its_own_has_them_in_the_report(split: eq.split.
     model = eq.tune(eq.EASE, split.train, grid={"l2": [5.0, 50.0]}, users=40).model
     choices = collect(split, model=model, **QUICK)["choices"]
     value = model.estimate_["values"]["ndcg@20"]["value"]
-    (told,) = [sentence for sentence in choices if "left out one by one" in sentence]
+    (told,) = [sentence for sentence in choices if "by leave-one-out" in sentence]
     assert f"ndcg@20 {value:.4f}" in told

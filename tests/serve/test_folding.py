@@ -74,7 +74,7 @@ def test_the_command_folds_and_says_so(models: Path, store: Store, tmp_path: Pat
     assert json.loads(done.stdout)["users"] == 301
     assert "fresh" in eq.load(out).interactions_.user_index
     told = call("update", models / "dan", "--from-store", url)
-    assert "2 events and 0 users to forget taken in" in told.stdout
+    assert "added 2 events, forgot 0 users" in told.stdout
     wrong = call("update", models / "dan", "--from-store", url, "--forget", "u5")
     assert wrong.exit_code == 2
 
@@ -297,8 +297,8 @@ def test_events_that_count_nothing_are_left_out_and_counted(tmp_path: Path, stor
     url = f"sqlite:///{tmp_path}/x.db"
     shop.send("u3", "salt", weight=0.0)
     told = call("update", tmp_path / "model", "--from-store", url)
-    assert "0 events and 0 users to forget taken in" in told.stdout
-    assert "1 events count 0 for this model and were left out" in told.stdout
+    assert "added 0 events, forgot 0 users" in told.stdout
+    assert "ignored 1 events that have weight 0" in told.stdout
 
 
 @pytest.mark.parametrize("folded", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,47 +12,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from equipoise.cli.framework import CLOSED_PIPE, Commands, discard_unwritten, hear_the_library
+from equipoise.cli.framework import CLOSED_PIPE, CommandGroup, configure_logging, flush_output
 
-# Module and summary of each command, in the order of the help: only the one that runs is imported.
+# Module and summary of each command; only the module of the command that runs is imported.
 COMMANDS = {
-    "demo": ("demo", "Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."),
-    "stats": (
-        "data",
-        "Describe data: size, density, Gini, homophily and more; one row for each DATA.",
-    ),
-    "split": ("data", "Cut data into train, valid and test."),
-    "plan": (
-        "fit",
-        "Tell what a fit would cost before anything is allocated: memory, operations, time.",
-    ),
-    "fit": ("fit", "Fit a model and save it; of a saved split the train part is used."),
-    "update": (
-        "fit",
-        "Add and remove interactions without a new fit; the result equals one.",
-    ),
-    "tune": ("tune", "Search settings; OUT gets model, trials and frontier plot."),
-    "evaluate": (
-        "evaluate",
-        "Evaluate a saved model on a split, or one that is fitted in place with --model.",
-    ),
-    "compare": (
-        "evaluate",
-        "Test user by user whether models differ; the first result is the baseline.",
-    ),
-    "recommend": (
-        "recommend",
-        "Recommend items to training users, or to any user with a history.",
-    ),
-    "similar": (
-        "recommend",
-        "List the items that most follow from one item alone, or from each item of the catalogue.",
-    ),
-    "explain": ("recommend", "Tell what each item of a history adds to the score of an item."),
-    "report": (
-        "report",
-        "Write one self-contained page: statistics, accuracy, the dial, exposure, users.",
-    ),
+    "demo": ("demo", "Compare EASE with and without dropout and DAN on MovieLens 100K."),
+    "stats": ("data", "Describe data: size, density, Gini, homophily; one row per DATA."),
+    "split": ("data", "Split data into train, valid and test."),
+    "plan": ("fit", "Estimate memory, operations and time of a fit without running it."),
+    "fit": ("fit", "Fit a model and save it; uses the train part of a saved split."),
+    "update": ("fit", "Add and remove interactions; the result equals a full refit."),
+    "tune": ("tune", "Search hyper-parameters; writes model, trials and frontier plot."),
+    "evaluate": ("evaluate", "Evaluate a saved model, or one fitted with --model, on a split."),
+    "compare": ("evaluate", "Test per user whether results differ from the first, the baseline."),
+    "recommend": ("recommend", "Recommend items to training users or for any history."),
+    "similar": ("recommend", "List the items most similar to one item, or to every item."),
+    "explain": ("recommend", "Show how much each item of a history adds to an item's score."),
+    "report": ("report", "Write a self-contained HTML report on data and models."),
     "serve": (
         "serve",
         "Answer over HTTP: recommendations from live events, and a page to try them on.",
@@ -60,27 +37,26 @@ COMMANDS = {
         "serve",
         "Compare the models of an experiment by the clicks on their lists.",
     ),
-    "doctor": (
-        "doctor",
-        "Show versions, BLAS, threads, memory, GPU, extras, cache, and run a short self-test.",
-    ),
+    "doctor": ("doctor", "Show versions, BLAS, memory, GPU, extras and cache; run a self-test."),
     "datasets": ("datasets", "List, show and fetch named data sets."),
 }
 
 
-class Loaded(Mapping[str, Any]):
-    """The commands by name; one is imported when it is looked up."""
+@functools.cache
+def import_command(name: str) -> Any:
+    """Import the module of a command and return the command."""
+    module, _ = COMMANDS[name]
+    group = typer.main.get_group(import_module(f"equipoise.cli.{module}").app)
+    command = group.commands.get(name, group)
+    command.name = name
+    return command
 
-    def __init__(self) -> None:
-        self._found: dict[str, Any] = {}
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands by name, each imported on first lookup."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._found:
-            module, _ = COMMANDS[name]
-            group = typer.main.get_group(import_module(f"equipoise.cli.{module}").app)
-            self._found[name] = group.commands.get(name, group)
-            self._found[name].name = name
-        return self._found[name]
+        return import_command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -89,31 +65,31 @@ class Loaded(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class Everything(Commands):
-    """The group of all commands; its help shows their summaries and imports none of them."""
+class RootGroup(CommandGroup):
+    """The group of all commands; its help shows their summaries without importing them."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands: Any = Loaded()
+        self.commands: Any = LazyCommands()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what the help shows of a command."""
+        """Return a placeholder with the summary of a command."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that was called, and import it."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, self.commands.get(name, found), rest
+        """Import the command that was called."""
+        name, placeholder, arguments = super().resolve_command(ctx, args)
+        return name, self.commands.get(name, placeholder), arguments
 
 
 app = typer.Typer(
-    cls=Everything,
+    cls=RootGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -123,8 +99,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from equipoise import __version__
 
         typer.echo(f"equipoise {__version__}")
@@ -132,23 +108,26 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def every(
+def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
-    """Linear recommenders in balance: from a table of who used what to recommendations."""
-    hear_the_library()
+    """Linear recommenders in balance: from a table of interactions to recommendations."""
+    configure_logging()
 
 
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        # A title that the terminal's encoding lacks is no reason to fail.
+        # Replace characters that the terminal's encoding lacks instead of failing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         app(prog_name="equipoise")
     finally:
-        if discard_unwritten():  # as in `equipoise recommend ... | head -1`
+        if flush_output():  # as in `equipoise recommend ... | head -1`
             sys.exit(CLOSED_PIPE)

@@ -1,4 +1,4 @@
-"""Data on the command line: what DATA may be, ids and titles in texts, and `stats` and `split`."""
+"""Reading DATA, ids and titles on the command line, and the commands `stats` and `split`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from equipoise.cli.framework import (
     legend,
     note,
     option,
-    refuse_given,
+    refuse_options,
     say,
     show,
-    told,
+    translate_message,
     working,
 )
 from equipoise.errors import DataError, SettingError, UnknownIdError
@@ -45,22 +45,21 @@ DATA = (
 )
 STANDARD_INPUT = "-"
 COLUMN = "name, or number from 0"
-SHOWN = 3  # items that a refused title may have meant
-FILTERS = ("min_user", "min_item")  # reading options that any interactions can follow
-ALWAYS = (*FILTERS, "cluster")  # and those that do not depend on how they are read
+SUGGESTIONS = 3  # similar items in the error for an unknown title
+ALWAYS = ("min_user", "min_item", "cluster")  # options that do not depend on the source
 LEGEND = {
-    "Gini": "how concentrated the interactions are: 0 all equal, near 1 a few have all",
-    "homophily": "how alike items are that share users, 0 to 1, pairs with more users count more",
-    "head share": "share of the interactions on the most used 20% of the items",
+    "Gini": "concentration of the interactions: 0 all items equal, near 1 a few items have all",
+    "homophily": "mean similarity of items that share users, 0 to 1, weighted by common users",
+    "head share": "share of the interactions on the most popular 20% of the items",
 }
 
-reads = functools.partial(option, panel="Reading")
+read_option = functools.partial(option, panel="Reading")
 
 
 def find_users(
     data: Interactions, texts: list[str], *, known: bool = True, hint: str = "check the id"
 ) -> list[Any]:
-    """Return the ids of users, who must be `known`; no error names another user."""
+    """Return the ids of users; errors never name other users, for privacy."""
     if not known:
         return [data.user_index.spelled(text) for text in texts]
     users = [raw_id(data.user_index, text) for text in texts]
@@ -71,17 +70,17 @@ def find_users(
 
 
 def raw_id(index: IdIndex, text: str) -> Any:
-    """Return an id of the kind the data have; text that cannot be one is an error."""
-    found = index.spelled(text)
-    if isinstance(found, str) and index.values.dtype != object:
+    """Return an id in the type of the data's ids; raise if the text cannot be one."""
+    converted = index.spelled(text)
+    if isinstance(converted, str) and index.values.dtype != object:
         raise UnknownIdError(
-            f"{text!r} is no {index.axis} here; the {index.axis} ids of this model are integers"
+            f"there is no {index.axis} {text!r}; the {index.axis} ids of this model are integers"
         )
-    return found
+    return converted
 
 
 def find_items(data: Interactions, texts: list[str]) -> list[Any]:
-    """Return item ids, each given as an id or, where the data have titles, as a title."""
+    """Return item ids for texts that are ids or titles."""
     return [_find_item(data, text) for text in texts]
 
 
@@ -100,54 +99,54 @@ def _find_item(data: Interactions, text: str) -> Any:
         str(i if title is None else title) for title, i in zip(names, data.items, strict=True)
     ]
     lower = text.casefold()
-    same = [place for place, title in enumerate(titles) if title.casefold() == lower]
-    if len(same) == 1:
-        return data.items[same[0]]
-    near = same or [place for place, title in enumerate(titles) if lower in title.casefold()]
-    if not near:
-        ids = [str(each) for each in data.items]
+    equal = [place for place, title in enumerate(titles) if title.casefold() == lower]
+    if len(equal) == 1:
+        return data.items[equal[0]]
+    similar = equal or [place for place, title in enumerate(titles) if lower in title.casefold()]
+    if not similar:
+        ids = [str(item) for item in data.items]
         close = difflib.get_close_matches(text, [*ids, *titles], n=1, cutoff=0.5)
-        near = [(ids if name in ids else titles).index(name) for name in close]
-    shown = [(str(data.items[place]), titles[place]) for place in near[:SHOWN]]
-    listed = [item if item == title else f"{item} ({title})" for item, title in shown]
+        similar = [(ids if name in ids else titles).index(name) for name in close]
+    pairs = [(str(data.items[place]), titles[place]) for place in similar[:SUGGESTIONS]]
+    listed = [item if item == title else f"{item} ({title})" for item, title in pairs]
     hint = f"did you mean {', '.join(listed)}?" if listed else "check the id"
     raise UnknownIdError(f"the model knows no item {text!r}; {hint}")
 
 
 def item_list(data: Interactions, text: str, *, skip: bool = False) -> list[Any]:
-    """Return the items in "a,b,c" or in the file of "@FILE"; unknown ones may be left out.
-
-    A file holds an id on each line, or is a table with a column of items. A list of what is in
-    stock has items that nobody used yet, so those of a file are always left out, and counted.
-    """
+    """Return the known items of `item_lists`."""
     return item_lists(data, text, skip=skip)[0]
 
 
 def item_lists(
     data: Interactions, text: str, *, skip: bool = False
 ) -> tuple[list[Any], list[str]]:
-    """Return the items as `item_list` does, and the texts of those that are left out."""
+    """Return the known and the unknown items of "a,b,c" or of the file in "@FILE".
+
+    A file has one id per line, or is a table with a column of items. Unknown items raise an error
+    unless `skip`; those of a file never do, since a list of the stock has unused items.
+    """
     from_file = text.startswith("@")
     listed = _ids_of_file(Path(text[1:]), data.item_index) if from_file else split_list(text)
     if not (skip or from_file):
         return find_items(data, listed), []
-    found, unknown = [], []
-    for each in listed:
+    known, unknown = [], []
+    for entry in listed:
         try:
-            item = raw_id(data.item_index, each) if from_file else find_items(data, [each])[0]
+            item = raw_id(data.item_index, entry) if from_file else _find_item(data, entry)
         except UnknownIdError:
-            item = each
+            item = entry
         if item in data.item_index:
-            found.append(item)
+            known.append(item)
         else:
-            unknown.append(each)
+            unknown.append(entry)
     if unknown:
         note(f"{len(unknown):,} of {len(listed):,} items are unknown to the model")
-    return found, unknown
+    return known, unknown
 
 
 def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
-    """Return the items of a file as texts: those of its item column, or of its only column."""
+    """Return the ids in the item column, or in the only column, of a file."""
     import polars as pl
 
     from equipoise.data.readers.columns import spelled_like
@@ -157,24 +156,23 @@ def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
             frame = pl.read_parquet(path)
         else:
             separator = "\t" if path.suffix == ".tsv" else ","
-            how: dict[str, Any] = {"infer_schema": False, "has_header": False}
-            frame = pl.read_csv(path, separator=separator, **how)
+            frame = pl.read_csv(path, separator=separator, infer_schema=False, has_header=False)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{path} is not a list of items: {error}") from error
     if path.suffix != ".parquet":
-        # the first line is a header unless an item is called so
+        # the first line is a header unless it is the id of an item
         names = tuple(str(cell) for cell in frame.row(0)) if frame.height else ()
-        headed = bool(spelled_like(names, "item")) or frame.width > 1
-        if headed and names[0] not in map(str, index.values):
+        may_be_header = bool(spelled_like(names, "item")) or frame.width > 1
+        if may_be_header and names[0] not in map(str, index.values):
             frame = frame[1:].rename(dict(zip(frame.columns, names, strict=True)))
-    hits = spelled_like(tuple(frame.columns), "item") or frame.columns[:1]
-    if frame.width > 1 and len(hits) != 1:
+    columns = spelled_like(tuple(frame.columns), "item") or frame.columns[:1]
+    if frame.width > 1 and len(columns) != 1:
         raise DataError(f"{path} needs one column of items; it has {', '.join(frame.columns)}")
-    return [str(each) for each in frame[hits[0]].drop_nulls()]
+    return [str(item) for item in frame[columns[0]].drop_nulls()]
 
 
 def split_list(text: str) -> list[str]:
-    """Return the ids in "a,b,c"; a JSON list serves for ids that hold commas.
+    """Return the ids in "a,b,c", or in a JSON list for ids that contain commas.
 
     >>> split_list("a, b"), split_list('["Godfather, The (1972)", 7]')
     (['a', 'b'], ['Godfather, The (1972)', '7'])
@@ -184,58 +182,61 @@ def split_list(text: str) -> list[str]:
             listed = json.loads(text)
         except ValueError:
             raise SettingError(f"not a JSON list of ids: {text!r}") from None
-        return [str(each) for each in listed]
-    return [part.strip() for part in text.split(",") if part.strip()]
+        return [str(entry) for entry in listed]
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read a table of interactions; as for `equipoise.read`."""
+    """Options for reading a table of interactions; as for `equipoise.read`."""
 
-    user: Annotated[str | None, reads(f"Column of users ({COLUMN}).")] = None
-    item: Annotated[str | None, reads(f"Column of items ({COLUMN}).")] = None
-    time: Annotated[str | None, reads(f"Column of times ({COLUMN}; none: no times).")] = None
-    time_unit: Annotated[str | None, reads("Of times in numbers: s, ms, us or ns.")] = None
-    time_format: Annotated[str | None, reads("Of times in text: '%m/%d/%Y %H:%M'.")] = None
-    rating: Annotated[str | None, reads("Column of ratings.")] = None
-    weight: Annotated[str | None, reads("Column of weights.")] = None
-    type: Annotated[str | None, reads("Column of kinds of events, such as view or buy.")] = None
-    session: Annotated[str | None, reads("Column of sessions, for data in sessions.")] = None
-    gap: Annotated[str | None, reads("Pause that ends a session, such as 30m.")] = None
-    min_rating: Annotated[float | None, reads("Keep ratings of at least this.")] = None
-    min_user: Annotated[int, reads("Keep users with this many items (k-core).")] = 0
-    min_item: Annotated[int, reads("Keep items with this many users (k-core).")] = 0
-    labels: Annotated[str | None, reads("File with item titles, for display.")] = None
-    label_id: Annotated[str | None, reads("Column of the labels with the item ids.")] = None
+    user: Annotated[str | None, read_option(f"Column of users ({COLUMN}).")] = None
+    item: Annotated[str | None, read_option(f"Column of items ({COLUMN}).")] = None
+    time: Annotated[str | None, read_option(f"Column of times ({COLUMN}; none: no times).")] = None
+    time_unit: Annotated[str | None, read_option("Unit of numeric times: s, ms, us or ns.")] = None
+    time_format: Annotated[
+        str | None, read_option("Format of times in text: '%m/%d/%Y %H:%M'.")
+    ] = None
+    rating: Annotated[str | None, read_option("Column of ratings.")] = None
+    weight: Annotated[str | None, read_option("Column of weights.")] = None
+    type: Annotated[str | None, read_option("Column of event types, such as view or buy.")] = None
+    session: Annotated[str | None, read_option("Column of sessions.")] = None
+    gap: Annotated[str | None, read_option("Pause that ends a session, such as 30m.")] = None
+    min_rating: Annotated[float | None, read_option("Minimum rating to keep.")] = None
+    min_user: Annotated[int, read_option("Minimum items per user (k-core).")] = 0
+    min_item: Annotated[int, read_option("Minimum users per item (k-core).")] = 0
+    labels: Annotated[str | None, read_option("File of item titles.")] = None
+    label_id: Annotated[str | None, read_option("Column of item ids in --labels.")] = None
     title: Annotated[
-        str | None, reads("Column of the labels with the titles.", "--title-column")
+        str | None, read_option("Column of titles in --labels.", "--title-column")
     ] = None
-    ids: Annotated[Literal["text"] | None, reads("text: ids of digits are text too.")] = None
-    separator: Annotated[str | None, reads(r"Between columns, such as ';' or '\t'.")] = None
+    ids: Annotated[Literal["text"] | None, read_option("text: read numeric ids as text.")] = None
+    separator: Annotated[str | None, read_option(r"Column separator, such as ';' or '\t'.")] = None
     header: Annotated[
-        bool | None, reads("Whether the first line names the columns.", "--header/--no-header")
+        bool | None,
+        read_option("Whether the first line names the columns.", "--header/--no-header"),
     ] = None
-    quote: Annotated[str | None, reads("Mark around fields; '' for none.")] = None
-    escape: Annotated[
-        str | None, reads(r"Character before a mark within a field, such as '\'.")
-    ] = None
-    encoding: Annotated[str, reads("Of text files.")] = "utf-8"
-    sheet: Annotated[str | None, reads("Of an Excel workbook.")] = None
-    format: Annotated[str | None, reads("Of the file, such as csv or baskets.")] = None
+    quote: Annotated[str | None, read_option("Quote character; '' for none.")] = None
+    escape: Annotated[str | None, read_option(r"Escape character before quotes, such as '\'.")] = (
+        None
+    )
+    encoding: Annotated[str, read_option("Encoding of text files.")] = "utf-8"
+    sheet: Annotated[str | None, read_option("Sheet of an Excel workbook.")] = None
+    format: Annotated[str | None, read_option("File format, such as csv or baskets.")] = None
     on_bad: Annotated[
-        Literal["error", "skip"], reads("Stop at unusable rows, or skip and count them.")
+        Literal["error", "skip"], read_option("Unusable rows: stop, or skip and count.")
     ] = "error"
     cluster: Annotated[
         str | None,
-        reads("Let a Dask cluster read and work: its scheduler's address, or local."),
+        read_option("Dask cluster to use: address of its scheduler, or local."),
     ] = None
 
     def load(self, source: str) -> Interactions:
-        """Return the interactions that DATA names; what a reader found or left out is noted."""
-        return gathered(self.open(source))
+        """Return the interactions in DATA on this machine; print the reader's notes."""
+        return gather(self.open(source))
 
     def open(self, source: str) -> Interactions | Partitioned:
-        """Return the interactions, on the cluster where one is named."""
+        """Return the interactions in DATA, on the cluster if there is one."""
         with working(f"reading {source}"):
             data = self._load(source)
             if self.min_user or self.min_item:
@@ -243,31 +244,29 @@ class ReadOptions:
         return data
 
     def open_split(self, source: str, *allowed: str) -> Split | None:
-        """Return the split in a folder, or None; options that it would ignore are refused."""
-        found = open_split(source)
-        if found is not None:
-            refuse_given(self, f"{source} is a saved split", *allowed)
-        return found
+        """Return the split in a folder, or None; raise on options that it would ignore."""
+        split = open_split(source)
+        if split is not None:
+            refuse_options(self, f"{source} is a saved split", *allowed)
+        return split
 
     def _load(self, source: str) -> Interactions | Partitioned:
-        """Return what DATA names; what the library saved or knows by name is read here."""
         if source == STANDARD_INPUT:
-            return self._piped()
+            return self._read_standard_input()
         from equipoise.data import datasets, readers
         from equipoise.data.interactions import KIND as SAVED
         from equipoise.data.storage import is_directory_of
 
-        if (split := open_split(source)) is not None:
-            refuse_given(self, f"{source} is a saved split", *ALWAYS)
-            note(f"{source}: a split; its train part is used")
+        if (split := self.open_split(source, *ALWAYS)) is not None:
+            note(f"using the train part of the split {source}")
             return split.train
         if is_directory_of(source, SAVED):
-            refuse_given(self, f"{source} is saved data", *ALWAYS)
+            refuse_options(self, f"{source} is saved data", *ALWAYS)
             return readers.read(source)
-        absent = not Path(source).exists() and not set(source) & set("*?[")
+        is_missing = not Path(source).exists() and not set(source) & set("*?[")
         data: Interactions | Partitioned
-        if absent and (self.cluster is None or source in datasets.names()):
-            data = self._named(source)
+        if is_missing and (self.cluster is None or source in datasets.names()):
+            data = self._load_data_set(source)
         elif self.cluster is not None:
             from equipoise import cluster
 
@@ -275,38 +274,34 @@ class ReadOptions:
         else:
             data = readers.read(source, **self._settings())
         for sentence in data.notes:
-            note(f"{source}: {told(sentence)}")
+            note(f"{source}: {translate_message(sentence)}")
         return data
 
-    def _piped(self) -> Interactions:
-        """Return the interactions in a table on standard input."""
+    def _read_standard_input(self) -> Interactions:
         from equipoise.data import readers
 
         if self.cluster is not None:
-            raise SettingError("a cluster cannot read standard input; give a file, or no cluster=")
+            raise SettingError("a cluster cannot read standard input; pass a file, or no cluster=")
         if sys.stdin.isatty():
             raise DataError(
-                "- reads standard input, which is a terminal; pipe a table into the command, as "
-                "in `cat events.csv | equipoise stats -`, or give the path of a file"
+                "- reads standard input, which is a terminal; pipe a table into it, as in "
+                "`cat events.csv | equipoise stats -`, or pass the path of a file"
             )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "standard-input.csv")
             with path.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
             if not path.stat().st_size:
-                raise DataError(
-                    "standard input is empty; check the command before the pipe, or give the "
-                    "path of a file"
-                )
+                raise DataError("standard input is empty; check the command before the pipe")
             try:
                 data = readers.read(path, **self._settings())
             except (DataError, SettingError) as error:
                 raise type(error)(str(error).replace(str(path), "standard input")) from error
         for sentence in data.notes:
-            note(f"standard input: {told(sentence)}".replace(str(path), "the table"))
+            note(f"standard input: {translate_message(sentence)}".replace(str(path), "the table"))
         return data
 
-    def _named(self, source: str) -> Interactions:
+    def _load_data_set(self, source: str) -> Interactions:
         from equipoise.data import datasets
 
         if source not in datasets.names():
@@ -316,30 +311,27 @@ class ReadOptions:
             )
         if not datasets.info(source).fetched:
             raise DataError(
-                f"{source} has to be downloaded by hand; `equipoise datasets show {source}` tells "
-                f"where, then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
+                f"{source} has to be downloaded by hand; see `equipoise datasets show {source}`, "
+                f"then `equipoise datasets fetch {source} --raw FOLDER --out {source}`"
             )
-        why = f"{source} is a data set with its own reader"
-        refuse_given(self, why, "min_rating", *ALWAYS)
+        refuse_options(self, f"{source} is a data set with its own reader", "min_rating", *ALWAYS)
         return datasets.load(source, min_rating=self.min_rating)
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
-        settings = dict(vars(self))
-        for name in (*FILTERS, "cluster"):
-            del settings[name]
+        settings = {name: value for name, value in vars(self).items() if name not in ALWAYS}
         columns = "user item time rating weight type session label_id title"
         for name in columns.split():
             text = settings[name]
             settings[name] = int(text) if text is not None and text.isdecimal() else text
-        for name in ("time", "rating", "type"):  # none: leave such a column alone
+        for name in ("time", "rating", "type"):  # none: ignore such a column
             settings[name] = False if settings[name] == "none" else settings[name]
         settings["separator"] = "\t" if self.separator == r"\t" else self.separator
         return settings
 
 
-def gathered(data: Interactions | Partitioned) -> Interactions:
-    """Return the interactions on this machine."""
+def gather(data: Interactions | Partitioned) -> Interactions:
+    """Return the interactions in the memory of this machine."""
     from equipoise.data.interactions import Interactions
 
     if isinstance(data, Interactions):
@@ -349,18 +341,19 @@ def gathered(data: Interactions | Partitioned) -> Interactions:
 
 
 def check_out(path: Path) -> None:
-    """Refuse a folder that could not be saved to, before the work is done rather than after."""
+    """Raise early if a folder cannot be saved to."""
     if path.is_file():
         raise DataError(f"{path} is a file; give the path of a folder to save to")
     if path.is_dir() and any(path.iterdir()) and not (path / "manifest.json").is_file():
         raise DataError(f"{path} exists and is not a saved folder; choose another path")
-    parent = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    folders = (path.absolute(), *path.absolute().parents)
+    parent = next(folder for folder in folders if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise DataError(f"{parent} cannot be written to; choose another path than {path}")
 
 
 def open_split(source: str) -> Split | None:
-    """Return the split in a folder, or None where there is something else."""
+    """Return the split in a folder, or None if it holds none."""
     from equipoise.data.split import Split
     from equipoise.data.split.parts import KIND
     from equipoise.data.storage import is_directory_of
@@ -369,7 +362,7 @@ def open_split(source: str) -> Split | None:
 
 
 def require_split(source: str) -> Split:
-    """Return the split in a folder; anything else is an error that says how to make one."""
+    """Return the split in a folder; raise if it holds none."""
     split = open_split(source)
     if split is None:
         raise DataError(
@@ -385,31 +378,30 @@ def stats(
     delta: Annotated[float, option("Exponent of the homophily weights.")] = 1.5,
     as_json: Json = False,
 ) -> None:
-    """Describe data: size, density, Gini, homophily and more; one row for each DATA."""
+    """Describe data: size, density, Gini, homophily; one row per DATA."""
     from equipoise.data.interactions import Interactions
     from equipoise.data.statistics import describe
 
-    found: list[tuple[str, Statistics]] = []
+    described: list[tuple[str, Statistics]] = []
     for source in data:
         interactions = reading.open(source)
         with working(f"describing {source}"):
             if isinstance(interactions, Interactions):
-                found.append((source, describe(interactions, delta=delta)))
+                described.append((source, describe(interactions, delta=delta)))
             else:
-                found.append((source, interactions.describe(delta=delta)))
+                described.append((source, interactions.describe(delta=delta)))
     if as_json:
-        emit([{"data": source, **each.to_dict()} for source, each in found])
+        emit([{"data": source, **statistics.to_dict()} for source, statistics in described])
         return
-    if len(found) == 1:
-        say(str(found[0][1]))
+    if len(described) == 1:
+        say(str(described[0][1]))
     else:  # as in Table 1 of the paper
         rows = []
-        for source, each in found:
-            sizes = (each.n_users, each.n_items, each.n_interactions, f"{each.density:.3%}")
-            shape = (each.gini_items, each.homophily, f"{each.head_share:.1%}")
-            rows.append((source, *sizes, *shape))
-        names = ("data", "users", "items", "interactions", "density", "Gini", "homophily")
-        show(rows, *names, "head share")
+        for source, s in described:
+            sizes = (s.n_users, s.n_items, s.n_interactions, f"{s.density:.3%}")
+            rows.append((source, *sizes, s.gini_items, s.homophily, f"{s.head_share:.1%}"))
+        headings = ("data", "users", "items", "interactions", "density", "Gini", "homophily")
+        show(rows, *headings, "head share")
     legend(LEGEND)
 
 
@@ -418,28 +410,26 @@ Protocol = Literal["strong", "weak", "last", "time", "session", "given"]
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Options of the split functions; None leaves a function's default."""
+    """Arguments of the split functions; None means the default."""
 
-    valid: Annotated[float | None, option("Share to tune on; 0: none. (last: 0 or 1)")] = None
-    test: Annotated[float | None, option("Share to report on.")] = None
-    history: Annotated[float | None, option("strong: share of a user's items to show.")] = None
+    valid: Annotated[float | None, option("Share for tuning; 0: none. (last: 0 or 1)")] = None
+    test: Annotated[float | None, option("Share for testing.")] = None
+    history: Annotated[float | None, option("strong: share of a user's items as history.")] = None
     order: Annotated[
         Literal["random", "time"] | None,
-        option("strong, session: hold out at random or the latest."),
+        option("strong, session: hold out random or latest items."),
     ] = None
-    n: Annotated[int | None, option("last: items to hide.", "-n", "--n")] = None
-    test_from: Annotated[str | None, option("time: where test begins, a date or seconds.")] = None
-    valid_from: Annotated[str | None, option("time: where valid begins, a date or seconds.")] = (
-        None
-    )
+    n: Annotated[int | None, option("last: items to hold out.", "-n", "--n")] = None
+    test_from: Annotated[str | None, option("time: start of test, a date or seconds.")] = None
+    valid_from: Annotated[str | None, option("time: start of valid, a date or seconds.")] = None
     repeats: Annotated[
         Literal["new", "all", "again"] | None,
-        option("last, time: find items new to the user, all, or only known ones again."),
+        option("last, time: targets new to the user, all, or only repeats."),
     ] = None
-    seed: Annotated[int | None, option("Same data and seed, same split.")] = None
+    seed: Annotated[int | None, option("Random seed of the split.")] = None
 
     def settings(self, protocol: Protocol) -> dict[str, Any]:
-        """Return the arguments of the protocol's function; options of others are refused."""
+        """Return the arguments of the protocol's function; raise on those of other protocols."""
         known = {
             "strong": ("valid", "test", "history", "order", "seed"),
             "weak": ("valid", "test", "seed"),
@@ -448,21 +438,20 @@ class SplitOptions:
             "session": ("valid", "test", "order", "seed"),
             "given": (),
         }[protocol]
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in given:
+        arguments = {name: value for name, value in vars(self).items() if value is not None}
+        for name in arguments:
             if name not in known:
                 option = name.replace("_", "-")
                 raise SettingError(f"--protocol {protocol} has no --{option}; leave it out")
-        for name in {"test_from", "valid_from"} & set(given):
+        for name in {"test_from", "valid_from"} & set(arguments):
             try:
-                given[name] = float(given[name])
+                arguments[name] = float(arguments[name])
             except ValueError:
                 continue  # a date
-        if protocol == "last":  # as many items in valid as in test, or no such part
-            n = given.get("n", 1)
-            given |= {"test": n, "valid": n if given.get("valid", 1) else 0}
-            given.pop("n", None)
-        return given
+        if protocol == "last":  # as many items in valid as in test, or no valid part
+            n = arguments.pop("n", 1)
+            arguments |= {"test": n, "valid": n if arguments.get("valid", 1) else 0}
+        return arguments
 
 
 @declare(app, "split", "equipoise split events.csv split --protocol strong --seed 0")
@@ -471,56 +460,57 @@ def split(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     shares: SplitOptions,
     reading: ReadOptions,
-    protocol: Annotated[
-        Protocol, option("Who is evaluated, on what.", "--protocol", "-p")
-    ] = "strong",
+    protocol: Annotated[Protocol, option("Split protocol.", "--protocol", "-p")] = "strong",
     as_json: Json = False,
 ) -> None:
-    """Cut data into train, valid and test.
+    """Split data into train, valid and test.
 
-    strong: users the model never saw; weak: a share of each user's items; last: each user's last
-    items; time: what happened from a date on; session: the next item of new sessions; given: DATA
-    is a folder with a published split (train, test_in, test_target, ... or train and test).
+    strong: new users; weak: a share of each user's items; last: each user's last items; time:
+    events from a date on; session: next items of new sessions; given: DATA is a folder with a
+    published split (train, test_in, test_target, ... or train and test).
     """
     check_out(out)
-    made = _cut(data, protocol, shares.settings(protocol), reading)
-    made.save(out)
+    parts = _split(data, protocol, shares.settings(protocol), reading)
+    parts.save(out)
     if not as_json:
-        say(f"{made}\nsaved in {out}")
+        say(f"{parts}\nsaved in {out}")
         return
-    facts = {"protocol": made.protocol, "seed": made.seed, "fingerprint": made.fingerprint}
-    train = {"users": made.train.n_users, "interactions": made.train.n_interactions}
-    items = {"items": made.train.n_items, "notes": list(made.notes), "path": str(out)}
-    parts = {}
-    for part in made.parts:
+    train = parts.train
+    facts = {name: getattr(parts, name) for name in ("protocol", "seed", "fingerprint")}
+    facts |= {"items": train.n_items, "notes": list(parts.notes), "path": str(out)}
+    facts["train"] = {"users": train.n_users, "interactions": train.n_interactions}
+    for part in parts.parts:
         known, hidden = part.history.n_interactions, part.target.n_interactions
-        parts[part.name] = {"users": part.n_users, "known": known, "to_find": hidden}
-    emit({**facts, **items, "train": train, **parts})
+        facts[part.name] = {"users": part.n_users, "known": known, "to_find": hidden}
+    emit(facts)
 
 
-def _cut(data: str, protocol: Protocol, settings: dict[str, Any], reading: ReadOptions) -> Split:
+def _split(
+    data: str, protocol: Protocol, arguments: dict[str, Any], reading: ReadOptions
+) -> Split:
     from equipoise.data import split as splits
 
     if protocol == "given":
-        refuse_given(reading, "--protocol given takes a split as it was published")
+        refuse_options(reading, "--protocol given uses a split as it was published")
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}
-    cut = getattr(splits, names.get(protocol, protocol))
-    made: Split = cut(reading.load(data), **settings)
-    return made
+    split_by = getattr(splits, names.get(protocol, protocol))
+    result: Split = split_by(reading.load(data), **arguments)
+    return result
 
 
 def _published(folder: Path) -> Split:
-    """Return the split that a folder holds part by part."""
+    """Return the split in a folder with one file per part."""
     from equipoise.data.readers import read_multvae, read_strong, read_weak
     from equipoise.data.split import from_parts
 
     multvae = (folder / "unique_sid.txt").is_file()
     if multvae or (folder / "test_in.npz").is_file():
-        read = read_multvae(folder) if multvae else read_strong(folder)
-        valid, test = ((read[f"{name}_in"], read[f"{name}_target"]) for name in ("valid", "test"))
-        return from_parts(read["train"], valid=valid, test=test, protocol="strong", unknown="skip")
-    read = read_weak(folder)
-    test = (read["train"], read["test"])
-    return from_parts(read["train"], test=test, protocol="weak", unknown="skip")
+        parts = read_multvae(folder) if multvae else read_strong(folder)
+        valid, test = ((parts[f"{n}_in"], parts[f"{n}_target"]) for n in ("valid", "test"))
+        sets: dict[str, Any] = {"valid": valid, "test": test}
+        return from_parts(parts["train"], **sets, protocol="strong", unknown="skip")
+    parts = read_weak(folder)
+    test = (parts["train"], parts["test"])
+    return from_parts(parts["train"], test=test, protocol="weak", unknown="skip")

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.framework import Commands, Json, declare, emit, option, say, show, working
+from equipoise.cli.framework import CommandGroup, Json, declare, emit, option, say, show, working
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
     from equipoise.data.datasets import DataSet
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     help="List, show and fetch named data sets.",
     epilog="Example: equipoise datasets",
     invoke_without_command=True,
     no_args_is_help=False,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `equipoise datasets` lists it.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name in `equipoise datasets`.")]
 
 
 @app.callback()
-def every(context: typer.Context, as_json: Json = False) -> None:
+def root(context: typer.Context, as_json: Json = False) -> None:
     """List, show and fetch named data sets."""
     if context.invoked_subcommand is None:
         listing(as_json)
@@ -33,7 +33,7 @@ def every(context: typer.Context, as_json: Json = False) -> None:
 
 @declare(app, "list", "equipoise datasets list")
 def listing(as_json: Json = False) -> None:
-    """List the data sets: size, licence, fetched or bring-your-own."""
+    """List the data sets with size, licence and origin."""
     from equipoise.data.datasets import cache_folder, info, names
 
     entries = [info(name) for name in names()]
@@ -42,19 +42,19 @@ def listing(as_json: Json = False) -> None:
         return
     rows = []
     for entry in entries:
-        how = "fetched" if entry.fetched else "bring your own"
-        rows.append((entry.name, *(entry.published or [None] * 3), how, entry.licence))
-    show(rows, "name", "users", "items", "interactions", "how", "licence")
+        origin = "download" if entry.fetched else "manual"
+        rows.append((entry.name, *(entry.published or [None] * 3), origin, entry.licence))
+    show(rows, "name", "users", "items", "interactions", "origin", "licence")
     say(
-        f"\nfetched: downloaded on first use and kept in {cache_folder()} (set EQUIPOISE_DATA)\n"
-        "bring your own: `equipoise datasets show NAME` tells where from and how",
+        f"\ndownload: fetched on first use into {cache_folder()} (set by EQUIPOISE_DATA)\n"
+        "manual: see `equipoise datasets show NAME` for the source and the steps",
         "dim",
     )
 
 
 @declare(app, "show", "equipoise datasets show movielens-100k")
 def show_one(name: Name, as_json: Json = False) -> None:
-    """Show where a data set comes from, its licence and how it is prepared."""
+    """Show the source, licence and preparation of a data set."""
     from equipoise.data.datasets import info
 
     entry = info(name)
@@ -69,10 +69,10 @@ def show_one(name: Name, as_json: Json = False) -> None:
 def fetch(
     name: Name,
     out: Annotated[Path | None, option("Folder to save the prepared data in.")] = None,
-    raw: Annotated[Path | None, option("Folder with raw files you downloaded.")] = None,
+    raw: Annotated[Path | None, option("Folder of downloaded raw files.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a data set, or prepare one from raw files you downloaded."""
+    """Download a data set, or prepare one from downloaded raw files."""
     from equipoise.data.datasets import cache_folder, info, load
 
     entry = info(name)
@@ -82,17 +82,17 @@ def fetch(
             "the folder with --raw"
         )
     if not entry.fetched and out is None:
-        raise SettingError(f"say with --out where to save the prepared {name}")
+        raise SettingError(f"pass --out FOLDER to save the prepared {name}")
     with working(f"fetching {name}" if raw is None else f"preparing {name}"):
         data = load(name, raw)
         if out is not None:
             data.save(out)
-    place = str(out) if out is not None else str(cache_folder() / name)
+    path = str(out or cache_folder() / name)
     if as_json:
         sizes = {"users": data.n_users, "items": data.n_items, "interactions": data.n_interactions}
-        emit({"name": name, "path": place, **sizes, "licence": entry.licence})
+        emit({"name": name, "path": path, **sizes, "licence": entry.licence})
         return
-    say(f"{data}\nin {place}\nlicence: {entry.licence}")
+    say(f"{data}\nsaved in {path}\nlicence: {entry.licence}")
 
 
 def _facts(entry: DataSet) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command `demo`: from a download to recommendations with reasons, in a minute."""
+"""The command `demo`: from a download to explained recommendations in a minute."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CHOSEN = PLAIN, DROPOUT, DAN = "EASE", "EASE + dropout", "EASE + DAN"
 K = 20
 SHOWN = 10
 DIAL = (0.0, 0.3, 0.6)
-KNOWN = (12, 25)  # length of the history of the user shown
+HISTORY_LENGTH = (12, 25)  # of the user shown by default
 METRICS = ("ndcg", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "recall", "tail_recall")
 
 
 @declare(app, "demo", "equipoise demo")
 def demo(
-    user: Annotated[str | None, option("Whose list to show, of the test part.")] = None,
-    report: Annotated[Path | None, option("Also write a page, such as report.html.")] = None,
+    user: Annotated[str | None, option("User of the test part to show.")] = None,
+    report: Annotated[Path | None, option("Report to write too, such as report.html.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit EASE with and without dropout and DAN on MovieLens 100K, side by side."""
+    """Compare EASE with and without dropout and DAN on MovieLens 100K."""
     from equipoise.data import datasets
     from equipoise.data.split import strong
     from equipoise.data.statistics import describe
@@ -46,12 +46,12 @@ def demo(
     entry = datasets.info(DATA)
     with working(f"loading {entry.title}"):
         data = datasets.load(DATA, min_rating=4)
-    with working("describing and splitting it"):
+    with working("describing and splitting the data"):
         split = strong(data, valid=0.1, test=0.2, seed=0)
-        found = describe(data)
+        statistics = describe(data)
     with working("fitting and evaluating four models"):
         models = _models()
-        results = {name: _fitted(model, split) for name, model in models.items()}
+        results = {name: _fit_and_evaluate(model, split) for name, model in models.items()}
     chosen = {name: results[name][0] for name in CHOSEN}
     tests = []
     for metric in (f"ndcg@{K}", f"tail_ndcg@{K}"):
@@ -62,30 +62,30 @@ def demo(
         settings = {"settings": models[name].settings(), "words": models[name].summary()}
         values = result.to_dict()["values"]
         fitted.append({"name": name, **settings, "seconds": seconds, "values": values})
-    asked = _lists(split.test, models, _user(split.test, user))
+    example = _example(split.test, models, _user(split.test, user))
     if report is not None:
         from equipoise.report import write_report
 
         with working("writing the report"):
             write_report(split, report, name=entry.title)
     if as_json:
-        facts = {"name": DATA, "licence": entry.licence, "statistics": found.to_dict()}
-        emit({"data": facts, "models": fitted, "tests": tests, "user": asked})
+        facts = {"name": DATA, "licence": entry.licence, "statistics": statistics.to_dict()}
+        emit({"data": facts, "models": fitted, "tests": tests, "user": example})
         return
     _heading("1", "The data: users and the films they gave 4 or 5 stars")
-    say(f"{entry.title}, {entry.origin}\nlicence: {entry.licence}\n\n{found}\n{split}")
+    say(f"{entry.title}, {entry.origin}\nlicence: {entry.licence}\n\n{statistics}\n{split}")
     say("\nhead: the 20% of the films with most users; tail: all others", "dim")
     _show_models(fitted, tests, split.test.n_users)
-    _show_lists(asked)
+    _show_example(example)
     if report is not None:
-        say(f"\nA page to look at, with the dial as a slider: {report}")
-    say(f"\nAll of this took {time.perf_counter() - start:.0f} seconds.", "dim")
+        say(f"\nReport with the dial as a slider: {report}")
+    say(f"\nFinished in {time.perf_counter() - start:.0f} seconds.", "dim")
 
 
 def _models() -> dict[str, EASE]:
-    """Return the models by name; all numbers but those of the last were chosen on the valid part.
+    """Return the models by name; settings were tuned on the valid part, or are automatic.
 
-    Dropout alone explains a good part of what DAN gains over plain EASE, so it has its own row.
+    Dropout alone explains much of the gain of DAN over plain EASE, so it has a separate row.
     """
     from equipoise import normalize
     from equipoise.models import EASE
@@ -99,7 +99,7 @@ def _models() -> dict[str, EASE]:
     }
 
 
-def _fitted(model: EASE, split: Split) -> tuple[Result, float]:
+def _fit_and_evaluate(model: EASE, split: Split) -> tuple[Result, float]:
     """Fit on train; return the result on test and the seconds of the fit."""
     from equipoise.evaluation.evaluator import evaluate
 
@@ -110,19 +110,19 @@ def _fitted(model: EASE, split: Split) -> tuple[Result, float]:
 
 
 def _user(part: Part, user: str | None) -> Any:
-    """Return the user asked for, or the first one with a history that fits on a screen."""
+    """Return the requested user, or the first one with a history that fits on a screen."""
     index = part.history.user_index
     if user is None:
-        counts = part.history.user_counts
-        return index.values[((counts >= KNOWN[0]) & (counts <= KNOWN[1])).argmax()]
-    wanted = raw_id(index, user)
-    if wanted not in index:
-        some = ", ".join(str(each) for each in index.values[:5])
-        raise UnknownIdError(f"the test part has no user {user!r}; choose one of {some}, ...")
-    return wanted
+        counts, (shortest, longest) = part.history.user_counts, HISTORY_LENGTH
+        return index.values[((counts >= shortest) & (counts <= longest)).argmax()]
+    user_id = raw_id(index, user)
+    if user_id not in index:
+        known = ", ".join(map(str, index.values[:5]))
+        raise UnknownIdError(f"the test part has no user {user!r}; choose one of {known}, ...")
+    return user_id
 
 
-def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
+def _example(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
     """Return a user's history and hidden films, each model's list with reasons, and the dial."""
     from equipoise.evaluation.metrics import head_items
 
@@ -134,10 +134,10 @@ def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
         return not head[model.item_index_.position(item)]
 
     lists: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
-    for name, each in models.items():
-        for item in each.recommend([history], k=SHOWN).items[0]:
+    for name, fitted in models.items():
+        for item in fitted.recommend([history], k=SHOWN).items[0]:
             film = {"item": item, "title": label(item), "tail": is_tail(item)}
-            why = strongest(each.explain(history, item))
+            why = strongest(fitted.explain(history, item))
             lists[name].append({**film, "hit": item in hidden, "why": why})
     dial = {}
     for alpha in DIAL:
@@ -149,50 +149,49 @@ def _lists(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
 
 def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], users: int) -> None:
     _heading("2", "Four models, one closed-form solve each")
-    show([(each["name"], each["words"], f"{each['seconds']:.2f} s") for each in models])
+    show([(model["name"], model["words"], f"{model['seconds']:.2f} s") for model in models])
     say(
-        "\nDropout penalises popular films in proportion. DAN counts very active users for less "
-        "(beta)\nand puts rare films on a level with blockbusters (alpha). Settings were chosen "
-        "on the valid part,\nnever on test, and more of them tried for DAN; the last model takes "
-        "its settings from the data.",
+        "\nDropout penalises popular films in proportion. DAN discounts very active users (beta) "
+        "and\npopular films (alpha). Settings were tuned on the valid part, with more trials for "
+        "DAN;\nthe last model derives its settings from the data.",
         "dim",
     )
     _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")
     rows = []
-    for each in models:
-        values = [each["values"][f"{metric}@{K}"] for metric in METRICS]
-        rows.append((each["name"], *values, f"{each['values'][f'coverage@{K}']:.0%}"))
+    for model in models:
+        values = [model["values"][f"{metric}@{K}"] for metric in METRICS]
+        rows.append((model["name"], *values, f"{model['values'][f'coverage@{K}']:.0%}"))
     show(rows, "", *(metric.replace("_", "\n") for metric in METRICS), "films\nshown")
     say()
     for row in tests:
         if row["model"] == DAN:
-            moved = f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-            sure = "clear" if row["p_adjusted"] < 0.05 else "not clear"
+            difference = f"{row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+            verdict = "significant" if row["p_adjusted"] < 0.05 else "not significant"
             pair = f"{row['metric']}, {row['model']} against {row['baseline']}"
-            say(f"{pair}: {moved}, p = {row['p_adjusted']:.2g}: {sure}.")
+            say(f"{pair}: {difference}, p = {row['p_adjusted']:.2g}: {verdict}.")
     legend(
         {
-            "recall": "share of the hidden films found (of those that fit into the list)",
-            "ndcg": "the same, but a film counts more the higher it stands",
+            "recall": "share of the held-out films in the list (of those that fit into it)",
+            "ndcg": "like recall, but films at the top count more",
             "unbiased": "rare films count more, as if all were equally popular",
-            "films shown": "share of the catalogue that stands in at least one list",
+            "films shown": "share of the catalogue that appears in at least one list",
         }
     )
 
 
-def _show_lists(found: dict[str, Any]) -> None:
-    _heading("4", f"One of these users, number {found['user']}")
-    for word, films in (("liked   ", found["history"]), ("hidden  ", found["hidden"])):
+def _show_example(example: dict[str, Any]) -> None:
+    _heading("4", f"One of these users, number {example['user']}")
+    for word, films in (("liked   ", example["history"]), ("hidden  ", example["hidden"])):
         say(Text.assemble((word, "dim"), clean("; ".join(films))))
     rows = []
-    pairs = zip(found["lists"][PLAIN], found["lists"][DAN], strict=True)
+    pairs = zip(example["lists"][PLAIN], example["lists"][DAN], strict=True)
     for rank, (plain, balanced) in enumerate(pairs, start=1):
         because = " and ".join(reason["title"] for reason in balanced["why"])
         rows.append((rank, _film(plain), _film(balanced), Text(clean(because), "dim")))
     show(rows, "", PLAIN, DAN, f"{DAN} because of")
     say(Text.assemble(("tail", "green"), ("  not among the most liked 20% of the films", "dim")))
     say(Text.assemble(("found", "yellow"), (" one of the hidden films", "dim")))
-    turned = ", ".join(f"{count} at alpha {alpha}" for alpha, count in found["dial"].items())
+    turned = ", ".join(f"{count} at alpha {alpha}" for alpha, count in example["dial"].items())
     say(
         f"\nThe dial, without a new fit: of {K} films {turned} are from the tail "
         "(`equipoise recommend MODEL --alpha`)."

@@ -1,4 +1,4 @@
-"""The command `doctor`: what this machine has, what is missing and how to get it."""
+"""The command `doctor`: the environment, missing extras and a self-test."""
 
 from __future__ import annotations
 
@@ -23,13 +23,8 @@ EXTRAS = {
     "tune": ("optuna",),
     "report": ("matplotlib", "jinja2"),
     "serve": (
-        "fastapi",
-        "uvicorn",
-        "uvloop",
-        "httptools",
-        "sqlalchemy",
-        "psycopg",
-        "prometheus_client",
+        *("fastapi", "uvicorn", "uvloop", "httptools"),
+        *("sqlalchemy", "psycopg", "prometheus_client"),
     ),
     "cluster": ("dask", "distributed"),
 }
@@ -37,30 +32,29 @@ EXTRAS = {
 
 @declare(app, "doctor", "equipoise doctor")
 def doctor(as_json: Json = False) -> None:
-    """Show versions, BLAS, threads, memory, GPU, extras, cache, and run a short self-test."""
-    with working("looking around"):
-        found = examine()
+    """Show versions, BLAS, memory, GPU, extras and cache; run a self-test."""
+    with working("examining this machine"):
+        facts = examine()
     if as_json:
-        emit(found)
+        emit(facts)
         return
-    versions, memory, cache = found["versions"], found["memory"], found["cache"]
-    packages = [f"{name} {versions[name]}" for name in CORE]
+    versions, memory, cache = facts["versions"], facts["memory"], facts["cache"]
     extras = []
-    for name, extra in found["extras"].items():
-        lacks = f"missing {', '.join(extra['missing'])}: {extra['remedy']}"
-        extras.append((f"extra {name}", lacks if extra["missing"] else "installed"))
-    held = [f"{name} ({size_text(size)})" for name, size in cache["holds"].items()]
-    test = found["self_test"]
+    for name, extra in facts["extras"].items():
+        missing = f"missing {', '.join(extra['missing'])}: {extra['remedy']}"
+        extras.append((f"extra {name}", missing if extra["missing"] else "installed"))
+    cached = [f"{name} ({size_text(size)})" for name, size in cache["holds"].items()]
+    test = facts["self_test"]
     rate = f"{test['gflops']:.0f} Gflop/s in float32, residual {test['residual']:.1e}"
     rows = [
         ("equipoise", f"{versions['equipoise']}, Python {versions['python']}"),
-        ("packages", ", ".join(packages)),
-        ("machine", f"{found['machine']}, {found['cores']} cores for this process"),
-        *(("BLAS", "{name} {version}, {threads} threads".format(**b)) for b in found["blas"]),
+        ("packages", ", ".join(f"{name} {versions[name]}" for name in CORE)),
+        ("machine", f"{facts['machine']}, {facts['cores']} cores for this process"),
+        *(("BLAS", "{name} {version}, {threads} threads".format(**b)) for b in facts["blas"]),
         ("memory", f"{size_text(memory['free'])} free of {size_text(memory['total'])}"),
-        ("GPU", found["gpu"]),
+        ("GPU", facts["gpu"]),
         *extras,
-        ("cache", f"{cache['folder']}: {', '.join(held) or 'empty'}"),
+        ("cache", f"{cache['folder']}: {', '.join(cached) or 'empty'}"),
         ("self-test", f"{'passed' if test['passed'] else 'FAILED'}: solve at {rate}"),
     ]
     show(rows)
@@ -69,7 +63,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Return everything `doctor` knows."""
+    """Return all facts that `doctor` prints."""
     import equipoise
     from equipoise.runtime.machine import count, free_memory, meminfo
 
@@ -100,12 +94,16 @@ def _version(name: str) -> str:
 def _blas() -> list[dict[str, Any]]:
     from threadpoolctl import threadpool_info
 
-    for name in ("numpy", "scipy.linalg"):  # threadpoolctl sees only what is loaded
+    for name in ("numpy", "scipy.linalg"):  # threadpoolctl sees loaded libraries only
         importlib.import_module(name)
     loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
     keys = {"name": "internal_api", "version": "version", "threads": "num_threads"}
-    found = [{name: library.get(key) for name, key in keys.items()} for library in loaded]
-    return [each for place, each in enumerate(found) if each not in found[:place]]
+    libraries = []
+    for library in loaded:
+        facts = {name: library.get(key) for name, key in keys.items()}
+        if facts not in libraries:
+            libraries.append(facts)
+    return libraries
 
 
 def _gpu() -> str:
@@ -123,7 +121,7 @@ def _gpu() -> str:
     except FileNotFoundError:
         return "none found"
     except (OSError, subprocess.SubprocessError):
-        return "nvidia-smi gives no answer"
+        return "nvidia-smi does not answer"
     cards = done.stdout.strip().splitlines() if done.returncode == 0 else []
     return f"{cards[0]}; torch is missing" if cards else "none found"
 
@@ -146,7 +144,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _self_test() -> dict[str, Any]:
-    """Fit a small model and measure the rate of the solve; about a second."""
+    """Fit a small model and measure the speed of the solve; about a second."""
     import numpy as np
     import scipy.sparse as sp
 

@@ -1,4 +1,4 @@
-"""Commands that measure models: `evaluate` and `compare`."""
+"""Commands that evaluate and compare models: `evaluate` and `compare`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equipoise.cli.framework import (
     note,
     number,
     option,
-    refuse_given,
+    refuse_options,
     say,
     show,
     working,
@@ -35,11 +35,11 @@ app = typer.Typer()
 
 GROUPS = ("all", "head", "tail", "unbiased")
 BEYOND = {
-    "coverage": "share of the catalogue that stands in at least one list",
-    "gini": "how unevenly items are shown: 0 all alike, near 1 always the same few",
+    "coverage": "share of the catalogue that appears in at least one list",
+    "gini": "inequality of exposure: 0 all items equally often, near 1 always the same few",
     "popularity": "mean number of training users of the listed items",
-    "novelty": "mean surprise of the listed items in bits; a rare item has more",
-    "lift": "how much more popular the lists are than the histories; 0 is equal",
+    "novelty": "mean self-information of the listed items in bits; higher for rare items",
+    "lift": "how much more popular the lists are than the histories; 0 if equal",
 }
 
 
@@ -54,54 +54,52 @@ def evaluate(
     ],
     chosen: ModelOptions,
     options: FitOptions,
-    k: Annotated[list[int] | None, option("A cut-off; repeatable. [20]", "-k")] = None,
-    part: Annotated[Literal["valid", "test"], option("Which part to evaluate on.")] = "test",
+    k: Annotated[list[int] | None, option("List length; repeatable. [20]", "-k")] = None,
+    part: Annotated[Literal["valid", "test"], option("Part to evaluate on.")] = "test",
     rules: RulesFile = None,
-    dial: Annotated[
-        float | None, option("Evaluate with the popularity dial at this alpha.", "--dial")
-    ] = None,
+    dial: Annotated[float | None, option("Alpha of the popularity dial.", "--dial")] = None,
     save: Annotated[Path | None, option("Folder to save the result in.")] = None,
-    bootstrap: Annotated[int, option("Resamples for the intervals; 0: none.")] = 1000,
+    bootstrap: Annotated[int, option("Resamples of the intervals; 0: none.")] = 1000,
     tuned_on_test: Annotated[
-        bool, option("Label: settings were chosen on this part.", "--tuned-on-test")
+        bool, option("Mark the result: settings were tuned on this part.", "--tuned-on-test")
     ] = False,
-    left_out: Annotated[
-        bool, option("Of MODEL alone: on its own users, left out one by one.", "--leave-one-out")
+    leave_one_out: Annotated[
+        bool, option("Evaluate MODEL on its training users, without a split.", "--leave-one-out")
     ] = False,
-    users: Annotated[int | None, option("With --leave-one-out: how many users. [2000]")] = None,
+    users: Annotated[int | None, option("Users for --leave-one-out. [2000]")] = None,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a saved model on a split, or one that is fitted in place with --model.
+    """Evaluate a saved model, or one fitted with --model, on a split.
 
-    With --leave-one-out no split is needed: each user is ranked by the model as a fit without it
-    would have made it.
+    With --leave-one-out no split is needed: each training user is ranked by the model that a fit
+    without that user would give.
     """
     from equipoise.evaluation.evaluator import evaluate as measure
 
     if save is not None:
         check_out(save)
     settings: dict[str, Any]
-    if left_out:
+    if leave_one_out:
         if part != "test" or rules is not None or cluster is not None or tuned_on_test:
             raise SettingError(
-                "--leave-one-out takes no --part, --rules, --cluster and --tuned-on-test; leave "
-                "them out"
+                "--leave-one-out excludes --part, --rules, --cluster and --tuned-on-test; "
+                "leave them out"
             )
         settings = {"k": k or [20], "alpha": dial, "bootstrap": bootstrap}
         if users is not None:
             settings["users"] = users
-        result, saved = _left_out(paths, chosen, options, settings)
-        _tell(result, saved.summary(), save, as_json)
+        result, fitted = _leave_one_out(paths, chosen, options, settings)
+        _report(result, fitted.summary(), save, as_json)
         return
     if users is not None:
         raise SettingError("--users is for --leave-one-out; leave it out")
-    split, model = _loaded(paths, chosen, options)
+    split, model = _load_or_fit(paths, chosen, options)
     title = str(model) if isinstance(model, Path) else model.summary()
     if not isinstance(model, Path) and model.data_fingerprint_ != split.train.fingerprint:
         note(
             "warning: the model was not fitted on the train part of this split, so it may have "
-            "seen what it is asked to find",
+            "seen the held-out items",
             "yellow",
         )
     held_out = split.test if part == "test" else split.valid
@@ -114,38 +112,35 @@ def evaluate(
         settings |= {"threads": options.threads, "progress": progress}
         settings |= {"rules": rules, "alpha": dial}
         if cluster is not None:
-            from equipoise.cluster import evaluate as measure_there
+            from equipoise.cluster import evaluate as evaluate_on
 
-            asked = model if len(paths) == 1 else paths[0]
-            result = measure_there(asked, held_out, k or [20], client=cluster, **settings)
+            source = model if len(paths) == 1 else paths[0]
+            result = evaluate_on(source, held_out, k or [20], client=cluster, **settings)
         else:
-            given = model.stem if isinstance(model, Path) else None
-            settings |= {"train": split.train, "name": given}
+            name = model.stem if isinstance(model, Path) else None
+            settings |= {"train": split.train, "name": name}
             result = measure(model, held_out, k=k or [20], **settings)
-    _tell(result, title, save, as_json)
+    _report(result, title, save, as_json)
 
 
-def _left_out(
-    paths: list[str],
-    chosen: ModelOptions,
-    options: FitOptions,
-    settings: dict[str, Any],
+def _leave_one_out(
+    paths: list[str], chosen: ModelOptions, options: FitOptions, settings: dict[str, Any]
 ) -> tuple[Result, Recommender]:
-    """Evaluate a saved model on its own users."""
+    """Evaluate a saved model on its training users."""
     from equipoise.evaluation.leave_one_out import leave_one_out
     from equipoise.models import load
 
-    if len(paths) != 1 or chosen.given:
-        raise SettingError("--leave-one-out takes MODEL alone, without a split and --model")
-    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
+    if len(paths) != 1 or chosen.is_used:
+        raise SettingError("--leave-one-out takes MODEL only, without a split and --model")
+    refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:
         result = leave_one_out(model, threads=options.threads, progress=progress, **settings)
     return result, model
 
 
-def _tell(result: Result, title: str, save: Path | None, as_json: bool) -> None:
-    """Save a result where asked to, and print it."""
+def _report(result: Result, title: str, save: Path | None, as_json: bool) -> None:
+    """Save a result if `save` is set, and print it."""
     if save is not None:
         result.save(save)
         note(f"result saved in {save}")
@@ -158,9 +153,9 @@ def _tell(result: Result, title: str, save: Path | None, as_json: bool) -> None:
     legend(
         {
             "recall": result.definitions["recall"],
-            "ndcg": "like recall, but a hit counts more the higher it stands: 1/log2(rank + 1)",
-            "head, tail": "only the 20% of items with most training users, or only the rest",
-            "unbiased": "a rare item counts more, as if all items were equally popular",
+            "ndcg": "like recall, but a hit at the top counts more: 1/log2(rank + 1)",
+            "head, tail": "only the 20% of items with most training users, or only the other 80%",
+            "unbiased": "rare items count more, as if all items were equally popular",
             **BEYOND,
         }
     )
@@ -168,22 +163,22 @@ def _tell(result: Result, title: str, save: Path | None, as_json: bool) -> None:
         say(f"note: {sentence}", "yellow")
 
 
-def _loaded(
+def _load_or_fit(
     paths: list[str], chosen: ModelOptions, options: FitOptions
 ) -> tuple[Split, Recommender | Path]:
-    """Return the split and a fitted model, saved or fitted on its train part, or lists."""
+    """Return the split, and a loaded or newly fitted model or the path of a file of lists."""
     if len(paths) == 1:
-        if not chosen.given:
+        if not chosen.is_used:
             raise SettingError("give MODEL and SPLIT, or --model and SPLIT")
         model = chosen.build()
         split = require_split(paths[0])
-        options.fit(model, split.train, **chosen.solving(model))
+        options.fit(model, split.train, **chosen.fit_arguments(model))
         return split, model
     if len(paths) > 2:
         raise SettingError(f"give MODEL and SPLIT, got {len(paths)} paths")
-    if chosen.given:
-        raise SettingError("a saved model has its settings; leave out --model and its options")
-    refuse_given(options, f"{paths[0]} is evaluated as it was saved", "threads")
+    if chosen.is_used:
+        raise SettingError("a saved model keeps its settings; leave out --model and its options")
+    refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     if Path(paths[0]).is_file():
         return require_split(paths[1]), Path(paths[0])
     from equipoise.models import load
@@ -192,7 +187,7 @@ def _loaded(
 
 
 def _show_result(result: Result, k: int) -> None:
-    """Print accuracy by group of items and what lies beyond accuracy, at one cut-off."""
+    """Print the metrics at one list length."""
     from equipoise.evaluation.results import REPEATED
 
     kind = "events" if result.protocol == "session" else "users"
@@ -201,8 +196,8 @@ def _show_result(result: Result, k: int) -> None:
         where = f"{result.protocol} of the training data"
     title = f"{where}, {result.n_users:,} {kind}, lists of {k}"
     title += REPEATED.get(result.repeats, "")
-    found = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
-    rows = [row for row in found.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]
+    metrics = result.table.filter(k=k).select("metric", "slice", "value", "low", "high")
+    rows = [row for row in metrics.rows() if row[0] in ("recall", "ndcg") and row[1] in GROUPS]
     show(rows, "metric", "items", "value", "95% interval", "", title=title)
     names = [name for name in BEYOND if f"{name}@{k}" in result]
     values = ", ".join(f"{name} {number(result[f'{name}@{k}'])}" for name in names)
@@ -215,11 +210,11 @@ def compare(
         list[Path],
         typer.Argument(metavar="RESULT", help="Folders of `evaluate --save`, the baseline first."),
     ],
-    metric: Annotated[str, option("Any with a value per user.")] = "ndcg@20",
+    metric: Annotated[str, option("Metric with a value per user.")] = "ndcg@20",
     pairs: Annotated[bool, option("Test every pair.", "--all-pairs")] = False,
     as_json: Json = False,
 ) -> None:
-    """Test user by user whether models differ; the first result is the baseline."""
+    """Test per user whether results differ from the first, the baseline."""
     from equipoise.evaluation.comparison import compare as test
     from equipoise.evaluation.results import Result
 
@@ -229,11 +224,12 @@ def compare(
             raise SettingError(f"{path} is given twice; name it once")
         named[str(path)] = Result.load(path)
     with working("comparing"):
-        found = test(named, metric, pairs="all" if pairs else "first")
-    frame = found.to_frame()
+        comparison = test(named, metric, pairs="all" if pairs else "first")
+    frame = comparison.to_frame()
     if as_json:
-        facts = {"metric": metric, "test": found.test, "correction": found.correction}
-        emit({**facts, "fingerprint": found.fingerprint, "rows": frame.to_dicts()})
+        names = ("test", "correction", "fingerprint")
+        facts = {name: getattr(comparison, name) for name in names}
+        emit({"metric": metric, **facts, "rows": frame.to_dicts()})
         return
     say("\n".join(f"{path}: {result.label}" for path, result in named.items()))
     rows = []
@@ -246,5 +242,5 @@ def compare(
         rows.append((*means, *change, f"{row['p_adjusted']:.2g}", verdict))
     heads = ("model", "against", metric, "before", "difference", "95% interval", "p", "verdict")
     show(rows, *heads)
-    chance = "chance of so large a difference if the models were equally good"
-    legend({"p": f"{chance}, corrected for {frame.height} test(s); two-sided, paired by user"})
+    test_name = f"two-sided test paired by user, corrected for {frame.height} test(s)"
+    legend({"p": f"probability of such a difference between equally good models; {test_name}"})

@@ -1,4 +1,4 @@
-"""Commands that ask a model: `recommend`, `similar` and `explain`."""
+"""Commands that query a model: `recommend`, `similar` and `explain`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-CHOICES = "--user, --history, --session and --all"  # who is recommended to
-REASONS = 2  # how many items of the history a reason names
+TARGETS = "--user, --history, --session and --all"
+REASONS = 2  # items of the history named as reasons
 Users = Annotated[list[str] | None, option("A user id; repeatable.", "--user")]
 Histories = Annotated[
     list[str] | None,
-    option('Items of any user: "a,b,c" or a JSON list; repeatable.', "--history"),
+    option('Items of a history: "a,b,c" or a JSON list; repeatable.', "--history"),
 ]
 Sessions = Annotated[
     list[str] | None,
-    option('Clicks in order, for a session model: "a,b,a"; repeatable.', "--session"),
+    option('Clicks in order, for session models: "a,b,a"; repeatable.', "--session"),
 ]
-RulesFile = Annotated[
-    Path | None, option("TOML file of rules: what may be listed, and in what mixture.", "--rules")
-]
+RulesFile = Annotated[Path | None, option("TOML file of business rules.", "--rules")]
 UnknownItems = Annotated[
-    Literal["error", "skip"], option("Items the model does not know.", "--unknown-items")
+    Literal["error", "skip"], option("What to do with unknown items.", "--unknown-items")
 ]
 Length = Annotated[int, option("Length of the list.", "-k")]
-Alpha = Annotated[float | None, option("The popularity dial: larger, more tail; no new fit.")]
+Alpha = Annotated[float | None, option("Popularity dial: larger favours the tail.")]
 Item = Annotated[str, typer.Argument(metavar="ITEM", help="An item id or title.")]
 
 
@@ -44,43 +42,43 @@ def recommend(
     user: Users = None,
     history: Histories = None,
     session: Sessions = None,
-    all_users: Annotated[bool, option("All training users; with --out.", "--all")] = False,
+    all_users: Annotated[bool, option("All training users; needs --out.", "--all")] = False,
     out: Annotated[
         Path | None,
-        option("File to write instead: .parquet, .csv or .jsonl; with --cluster a folder."),
+        option("File to write: .parquet, .csv or .jsonl; with --cluster a folder."),
     ] = None,
     k: Length = 20,
     alpha: Alpha = None,
     rules: RulesFile = None,
-    exclude: Annotated[str | None, option("Items to leave out: a,b,c, or @FILE.")] = None,
-    candidates: Annotated[str | None, option("Items to choose from: a,b,c, or @FILE.")] = None,
-    with_seen: Annotated[bool, option("Keep items of the history.", "--with-seen")] = False,
-    why: Annotated[bool, option("Name the strongest reasons.", "--why")] = False,
+    exclude: Annotated[str | None, option("Items to exclude: a,b,c, or @FILE.")] = None,
+    candidates: Annotated[str | None, option("Candidate items: a,b,c, or @FILE.")] = None,
+    with_seen: Annotated[bool, option("Recommend seen items too.", "--with-seen")] = False,
+    why: Annotated[bool, option("Show the strongest reasons.", "--why")] = False,
     unknown_users: Annotated[
         Literal["error", "popular", "skip"],
-        option("Users the model does not know.", "--unknown-users"),
+        option("What to do with unknown users.", "--unknown-users"),
     ] = "error",
     unknown_items: UnknownItems = "error",
-    threads: Annotated[int | None, option("At most this many.")] = None,
+    threads: Annotated[int | None, option("Maximum number of threads.")] = None,
     cluster: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend items to training users, or to any user with a history."""
+    """Recommend items to training users or for any history."""
     from equipoise.models import load
 
     fitted = load(model)
     if all_users and (user or history or session):
-        raise SettingError(f"give one of {CHOICES}")
+        raise SettingError(f"give one of {TARGETS}")
     if all_users and out is None:
         raise SettingError("--all needs --out FILE.parquet")
     skip = unknown_items == "skip"
-    wanted = None if all_users else _wanted(fitted, user, history, session, unknown_users, skip)
+    targets = None if all_users else _targets(fitted, user, history, session, unknown_users, skip)
     options: dict[str, Any] = {"alpha": alpha, "threads": threads, "rules": rules}
     options |= {"unknown_users": unknown_users, "reasons": REASONS if why and out else 0}
     for name, text in (("exclude", exclude), ("candidates", candidates)):
         if text is not None:
             known, unknown = item_lists(fitted.interactions_, text, skip=skip)
-            # the latter may be pinned by the rules all the same
+            # rules may pin items that are unknown to the model
             options |= {name: [*known, *unknown], "unknown_items": "skip"}
     if with_seen:
         options["exclude_seen"] = False
@@ -89,45 +87,45 @@ def recommend(
     if out is not None:
         with working("recommending"):
             if cluster is None:
-                count = fitted.recommend_to(out, wanted, k, **options)
+                count = fitted.recommend_to(out, targets, k, **options)
             else:
                 from equipoise.cluster import recommend_to
 
-                count = recommend_to(model, out, wanted, k, client=cluster, **options)
+                count = recommend_to(model, out, targets, k, client=cluster, **options)
         if as_json:
             emit({"path": str(out), "users": count})
         else:
             say(f"{count:,} lists written to {out}")
         return
-    assert wanted is not None
-    found = fitted.recommend(wanted, k, **options)
-    wanted = found.users if user else wanted
-    lists = _lists(found)
+    assert targets is not None
+    recommended = fitted.recommend(targets, k, **options)
+    targets = recommended.users if user else targets
+    lists = _lists(recommended)
     if why:
-        with working("looking for reasons"):
-            for one, each in zip(wanted, lists, strict=True):
-                for row in each["items"]:
+        with working("explaining"):
+            for target, ranked in zip(targets, lists, strict=True):
+                for row in ranked["items"]:
                     row["why"] = []
-                    # a pinned item that the model does not know has no reasons
-                    if each["source"] == "model" and row["item"] in fitted.item_index_:
-                        row["why"] = strongest(fitted.explain(one, row["item"], alpha=alpha))
+                    # pinned items that are unknown to the model have no reasons
+                    if ranked["source"] == "model" and row["item"] in fitted.item_index_:
+                        row["why"] = strongest(fitted.explain(target, row["item"], alpha=alpha))
     if as_json:
         emit(lists)
         return
-    for one, each in zip(wanted, lists, strict=True):
-        _show_list(each["items"], _title(fitted, one, each))
+    for target, ranked in zip(targets, lists, strict=True):
+        _show_list(ranked["items"], _title(fitted, target, ranked["source"]))
 
 
-def _wanted(
+def _targets(
     model: Recommender,
     user: list[str] | None,
     history: list[str] | None,
     session: list[str] | None,
     unknown_users: str = "error",
     skip: bool = False,
-    choices: str = CHOICES,
+    choices: str = TARGETS,
 ) -> list[Any]:
-    """Return what to pass to `recommend`: ids of training users, or histories."""
+    """Return the ids of users, or the histories, to recommend to."""
     if session and not model.ordered:
         kind = type(model).__name__
         raise SettingError(f"--session needs slis, slit, slist or vsknn; {kind} takes --history")
@@ -141,56 +139,53 @@ def _wanted(
 
 
 def strongest(explanation: Explanation) -> list[dict[str, Any]]:
-    """Return the items of the history that add most to the score, with their share."""
+    """Return the items of the history with the largest positive contributions."""
     names = explanation.titles or [str(source) for source in explanation.sources]
     rows = zip(explanation.sources, names, explanation.contributions, strict=True)
-    adding = sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
-    return [
-        {"item": source, "title": name, "contribution": part}
-        for source, name, part in adding[:REASONS]
-    ]
+    positive = sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
+    keys = ("item", "title", "contribution")
+    return [dict(zip(keys, row, strict=True)) for row in positive[:REASONS]]
 
 
-def _lists(found: Recommendations) -> list[dict[str, Any]]:
-    """Return a list for each user as plain values."""
+def _lists(recommended: Recommendations) -> list[dict[str, Any]]:
+    """Return the recommendations as plain values, one entry per user."""
     lists = []
-    for place, user in enumerate(found.users):
-        pairs = zip(found.items[place], found.scores[place], strict=True)
+    for place, user in enumerate(recommended.users):
+        pairs = zip(recommended.items[place], recommended.scores[place], strict=True)
         rows: list[dict[str, Any]] = [
             {"rank": rank, "item": item, "score": None if score != score else float(score)}
             for rank, (item, score) in enumerate(pairs, start=1)
         ]
-        if found.titles is not None:
-            for row, title in zip(rows, found.titles[place], strict=True):
+        if recommended.titles is not None:
+            for row, title in zip(rows, recommended.titles[place], strict=True):
                 row["title"] = title
-        lists.append({"user": user, "source": found.source[place], "items": rows})
+        lists.append({"user": user, "source": recommended.source[place], "items": rows})
     return lists
 
 
-def _title(model: Recommender, wanted: Any, found: dict[str, Any]) -> str:
-    """Return the line above a list: for whom it is."""
+def _title(model: Recommender, target: Any, source: str) -> str:
+    """Return the heading of the list for a user or a history."""
     data = model.interactions_
-    if isinstance(wanted, list):
-        named = ", ".join(data.label(item) for item in wanted[:4])
-        who = f"for the history {named}{', ...' if len(wanted) > 4 else ''}"
-    else:
-        known = 0
-        if wanted in data.user_index:
-            known = int(data.user_counts[data.user_index.position(wanted)])
-        who = f"for user {wanted} ({known:,} items known)"
-    popular = "; nothing is known of this user, so these are the most popular items"
-    return who + (popular if found["source"] == "popular" else "")
+    popular = "; unknown user, so these are the most popular items"
+    suffix = popular if source == "popular" else ""
+    if isinstance(target, list):
+        labels = [data.label(item) for item in target[:4]]
+        return f"for the history {', '.join(labels)}{', ...' if len(target) > 4 else ''}{suffix}"
+    count = 0
+    if target in data.user_index:
+        count = int(data.user_counts[data.user_index.position(target)])
+    return f"for user {target} ({count:,} items in the history){suffix}"
 
 
 def _show_list(rows: list[dict[str, Any]], title: str) -> None:
-    shown = []
+    table = []
     for row in rows:
         cells = {**row, "item": str(row["item"])}
         if "why" in row:
             cells["because of"] = ", ".join(reason["title"] for reason in cells.pop("why"))
-        shown.append(cells)
-    heads = list(shown[0]) if shown else ["rank", "item", "score"]
-    show((cells.values() for cells in shown), *heads, title=title)
+        table.append(cells)
+    headings = list(table[0]) if table else ["rank", "item", "score"]
+    show((cells.values() for cells in table), *headings, title=title)
 
 
 @declare(app, "similar", "equipoise similar model tea -k 5")
@@ -199,35 +194,35 @@ def similar(
     item: Annotated[
         str | None, typer.Argument(metavar="[ITEM]", help="An item id or title.")
     ] = None,
-    all_items: Annotated[bool, option("All items; with --out.", "--all")] = False,
-    out: Annotated[Path | None, option("File to write instead: .parquet, .csv or .jsonl.")] = None,
+    all_items: Annotated[bool, option("All items; needs --out.", "--all")] = False,
+    out: Annotated[Path | None, option("File to write: .parquet, .csv or .jsonl.")] = None,
     k: Length = 20,
     alpha: Alpha = None,
     rules: RulesFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the items that most follow from one item alone, or from each item of the catalogue."""
+    """List the items most similar to one item, or to every item."""
     from equipoise.models import load
 
     if all_items == (item is not None) or (all_items and out is None):
         raise SettingError("give ITEM, or --all with --out FILE.parquet")
     fitted = load(model)
     if out is not None:
-        chosen = None if item is None else find_items(fitted.interactions_, [item])
-        with working("looking for similar items"):
-            count = fitted.similar_to(out, chosen, k, alpha=alpha, rules=rules)
+        items = None if item is None else find_items(fitted.interactions_, [item])
+        with working("computing similar items"):
+            count = fitted.similar_to(out, items, k, alpha=alpha, rules=rules)
         if as_json:
             emit({"path": str(out), "items": count})
         else:
             say(f"{count:,} lists written to {out}")
         return
     assert item is not None
-    (wanted,) = find_items(fitted.interactions_, [item])
-    (found,) = _lists(fitted.similar(wanted, k, alpha=alpha, rules=rules))
+    (item_id,) = find_items(fitted.interactions_, [item])
+    (ranked,) = _lists(fitted.similar(item_id, k, alpha=alpha, rules=rules))
     if as_json:
-        emit({"item": wanted, "similar": found["items"]})
+        emit({"item": item_id, "similar": ranked["items"]})
     else:
-        _show_list(found["items"], f"similar to {fitted.interactions_.label(wanted)}")
+        _show_list(ranked["items"], f"similar to {fitted.interactions_.label(item_id)}")
 
 
 @declare(app, "explain", "equipoise explain model --user u1 tea")
@@ -241,20 +236,20 @@ def explain(
     unknown_items: UnknownItems = "error",
     as_json: Json = False,
 ) -> None:
-    """Tell what each item of a history adds to the score of an item."""
+    """Show how much each item of a history adds to an item's score."""
     from equipoise.models import load
 
     fitted = load(model)
-    (explained,) = find_items(fitted.interactions_, [item])
+    (item_id,) = find_items(fitted.interactions_, [item])
     skip, choices = unknown_items == "skip", "--user, --history and --session"
-    wanted = _wanted(fitted, user, history, session, skip=skip, choices=choices)
-    if len(wanted) > 1:
+    targets = _targets(fitted, user, history, session, skip=skip, choices=choices)
+    if len(targets) > 1:
         raise SettingError("explain takes one --user, --history or --session")
-    found = fitted.explain(wanted[0], explained, alpha=alpha)
-    label = fitted.interactions_.label(explained)
+    explanation = fitted.explain(targets[0], item_id, alpha=alpha)
+    label = fitted.interactions_.label(item_id)
     if as_json:
-        emit({**vars(found), "title": label})
+        emit({**vars(explanation), "title": label})
         return
-    frame = found.to_frame()
-    rows = ((str(source), *rest) for source, *rest in frame.rows())
-    show(rows, *frame.columns, title=f"{label}: score {found.score:.4f}, of which")
+    frame = explanation.to_frame()
+    rows = ((str(source), *values) for source, *values in frame.rows())
+    show(rows, *frame.columns, title=f"{label}: score {explanation.score:.4f}, the sum of")

@@ -1,4 +1,4 @@
-"""The command `report`: one page on one's own data, or a case study of one user."""
+"""The command `report`: an HTML report on data, or a case study of one user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from equipoise.cli.framework import (
     size_text,
     working,
 )
-from equipoise.cli.settings import agree_to_solve
+from equipoise.cli.settings import confirm_solve_time
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
@@ -35,31 +35,31 @@ app = typer.Typer()
 
 CASE_LENGTH = 5
 LENGTH = 20
-SHOWN = 10  # items of a history that a case study prints
+HISTORY = 10  # items of a history that a case study prints
 
 
 @declare(app, "report", "equipoise report events.csv --out report.html")
 def report(
     data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
     reading: ReadOptions,
-    out: Annotated[Path | None, option("The page to write. [report.html]")] = None,
-    model: Annotated[Path | None, option("A saved model to report on.")] = None,
+    out: Annotated[Path | None, option("File to write. [report.html]")] = None,
+    model: Annotated[Path | None, option("Saved model to report on.")] = None,
     k: Annotated[int | None, option("Length of the lists. [20]", "-k")] = None,
-    sample: Annotated[int, option("How many users to show.")] = 6,
-    show_user: Annotated[list[str] | None, option("Of the test part; repeatable.")] = None,
-    seed: Annotated[int, option("Of the split and the sample.")] = 0,
-    heading: Annotated[str | None, option("Heading of the page.", "--title")] = None,
+    sample: Annotated[int, option("Number of users to show.")] = 6,
+    show_user: Annotated[list[str] | None, option("Test user to show; repeatable.")] = None,
+    seed: Annotated[int, option("Random seed of the split and the sample.")] = 0,
+    heading: Annotated[str | None, option("Title of the report.", "--title")] = None,
     case_study: Annotated[
         str | None,
-        typer.Option(metavar="USER", help="Show this user's lists under four normalizations."),
+        typer.Option(metavar="USER", help="Compare four normalizations for this user."),
     ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Write one self-contained page: statistics, accuracy, the dial, exposure, users.
+    """Write a self-contained HTML report on data and models.
 
-    With --case-study USER, print the paper's case study of one user instead, and write it as a
-    page if --out is given.
+    With --case-study USER, print the paper's case study of one user instead, and write it to
+    --out if set.
     """
     if k is not None and k < 1:
         raise SettingError(f"-k must be >= 1, got {k}")
@@ -74,13 +74,12 @@ def report(
     fitted = load(model) if model is not None else None
     split = reading.open_split(data)
     source: Any = reading.load(data) if split is None else split
-    held = source if split is None else source.test.history
-    users = [raw_id(held.user_index, text) for text in show_user] if show_user else None
-    # two models are fitted, or chosen among several where that is quick, and perhaps a given one
-    train = source if split is None else source.train
-    agree_to_solve(train, "the report", {}, solves=2 + (model is not None), yes=yes)
+    train, shown = (source, source) if split is None else (split.train, split.test.history)
+    users = [raw_id(shown.user_index, text) for text in show_user] if show_user else None
+    # EASE with and without DAN are fitted, and perhaps the saved model anew
+    confirm_solve_time(train, "the report", {}, solves=2 + (model is not None), yes=yes)
     start = time.perf_counter()
-    with working(f"making the report on {data}") as progress:
+    with working(f"writing the report on {data}") as progress:
         facts = write_report(
             source,
             path,
@@ -96,8 +95,8 @@ def report(
     seconds = time.perf_counter() - start
     size = path.stat().st_size
     if as_json:
-        rest = {key: facts[key] for key in facts if key not in ("users", "training_curve")}
-        emit({"path": str(path), "bytes": size, "seconds": seconds, **rest})
+        printed = {key: facts[key] for key in facts if key not in ("users", "training_curve")}
+        emit({"path": str(path), "bytes": size, "seconds": seconds, **printed})
         return
     for sentence in glance(facts):
         say(sentence)
@@ -113,25 +112,25 @@ def _case_study(
     if out is not None:
         check_page(out)
     interactions = reading.load(data)
-    wanted = raw_id(interactions.user_index, user)
     with working("fitting four models"):
-        found = case_study(interactions, wanted, k)
+        study = case_study(interactions, raw_id(interactions.user_index, user), k)
     if out is not None:
-        write_case_study(found, out)
+        write_case_study(study, out)
         note(f"written to {out}")
     if as_json:
-        emit(found.to_dict())
+        emit(study.to_dict())
         return
-    _show_case(found)
+    _show_case(study)
 
 
 def _show_case(study: CaseStudy) -> None:
     facts = study.to_dict()
     history = facts["history"]
-    rows: list[Any] = [(row["title"], row["users"], _group(row)) for row in history[:SHOWN]]
-    show(rows, "history", "users", "", title=f"user {study.user}, {len(history):,} items known")
-    if len(history) > SHOWN:
-        say(f"and {len(history) - SHOWN:,} more", "dim")
+    rows: list[Any] = [(row["title"], row["users"], _group(row)) for row in history[:HISTORY]]
+    title = f"user {study.user}, {len(history):,} items in the history"
+    show(rows, "history", "users", "", title=title)
+    if len(history) > HISTORY:
+        say(f"and {len(history) - HISTORY:,} more", "dim")
     for name, listed in facts["lists"].items():
         rows = [
             (row["rank"], row["title"], row["users"], _group(row), Text(clean(row["why"]), "dim"))
@@ -143,7 +142,10 @@ def _show_case(study: CaseStudy) -> None:
     say()
     for name, words in facts["settings"].items():
         say(Text.assemble((f"{name:<4}", "bold"), (clean(words), "dim")))
-    say("users: how many others have the item; head: the most used 20% of the items", "dim")
+    say(
+        "users: number of other users with the item; head: most popular 20% of the items",
+        "dim",
+    )
 
 
 def _group(row: dict[str, Any]) -> Text:

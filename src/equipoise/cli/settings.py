@@ -1,4 +1,4 @@
-"""Options that choose a model and say how it is fitted."""
+"""Options that choose a model and control its fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from equipoise.cli.framework import agree, note, option, working
+from equipoise.cli.framework import confirm_duration, note, option, working
 from equipoise.errors import SettingError
 from equipoise.names import NORMALIZERS, NormalizerName
 
@@ -35,177 +35,164 @@ EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbo
 Precision = Literal["float32", "float64"]
 
 SIGNAL_SETTINGS = ("transform", "decay", "floor", "reference", "returns")
-SHORT = 1e12  # operations that need no question on any machine, nor a measurement
-choosing = functools.partial(option, panel="Model")
-running = functools.partial(option, panel="Run")
+NEVER_LONG = 1e12  # floating-point operations that are quick on any machine
+model_option = functools.partial(option, panel="Model")
+run_option = functools.partial(option, panel="Run")
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """A model, its hyper-parameters and its normalization."""
 
-    model: Annotated[ModelName | None, choosing("What to fit. [ease]", "--model", "-m")] = None
-    l2: Annotated[str | None, choosing("Ridge penalty, lambda: a number or auto.", "--l2")] = None
-    dropout: Annotated[str | None, choosing("Denoising, p: 0 (none) to 0.9, or auto.")] = None
-    diag_bound: Annotated[str | None, choosing("For rlae and rdlae, xi: 0 to 1.")] = None
+    model: Annotated[ModelName | None, model_option("Model. [ease]", "--model", "-m")] = None
+    l2: Annotated[str | None, model_option("Ridge penalty: a number or auto.", "--l2")] = None
+    dropout: Annotated[str | None, model_option("Dropout rate, 0 to 0.9, or auto.")] = None
+    diag_bound: Annotated[str | None, model_option("Diagonal of rlae and rdlae, 0 to 1.")] = None
     normalizer: Annotated[
-        NormalizerName | None,
-        choosing("Weights of users and items. [none]", "--normalizer", "-n"),
+        NormalizerName | None, model_option("Normalization. [none]", "--normalizer", "-n")
     ] = None
     alpha: Annotated[
-        str | None, choosing("Items (item, dan): larger favours the tail; or auto.")
+        str | None, model_option("Item exponent (item, dan), or auto; larger favours the tail.")
     ] = None
     beta: Annotated[
-        str | None, choosing("Users (user, dan): larger discounts active ones; or auto.")
+        str | None,
+        model_option("User exponent (user, dan), or auto; larger discounts active users."),
     ] = None
-    gamma: Annotated[str | None, choosing("Target items (col).")] = None
+    gamma: Annotated[str | None, model_option("Exponent of target items (col).")] = None
     neighbours: Annotated[
         str | None,
-        choosing("Of item-knn, vsknn, and of --engine neighbourhood: a number or a time."),
+        model_option("Neighbours (item-knn, vsknn, --engine neighbourhood): a number or a time."),
     ] = None
     signals: Annotated[
-        SignalName | None, choosing("What repeats and quantities of a pair are worth.")
+        SignalName | None, model_option("Transform of repeated events and quantities.")
     ] = None
-    decay: Annotated[str | None, choosing("Half-life of an event, such as 30d.")] = None
-    floor: Annotated[str | None, choosing("Least that age leaves of an event, 0 to 1. [0.1]")] = (
-        None
-    )
+    decay: Annotated[str | None, model_option("Half-life of events, such as 30d.")] = None
+    floor: Annotated[str | None, model_option("Minimum weight of old events. [0.1]")] = None
     event_weights: Annotated[
-        str | None, choosing("What kinds of events count: view=1,buy=10.")
+        str | None, model_option("Weight per kind of event: view=1,buy=10.")
     ] = None
     returns: Annotated[
-        Literal["net", "negative", "ignore"] | None, choosing("What negative weights are. [net]")
+        Literal["net", "negative", "ignore"] | None,
+        model_option("Meaning of negative weights. [net]"),
     ] = None
     setting: Annotated[
         list[str] | None,
-        choosing(
-            "Any setting by its name in Python: n_factors=256, mix=0.3, decay_time=none. "
-            "Repeatable.",
-            "--set",
-        ),
+        model_option("Any Python setting: n_factors=256, decay_time=none. Repeatable.", "--set"),
     ] = None
 
     @property
-    def given(self) -> bool:
-        """Whether any of these options was used."""
+    def is_used(self) -> bool:
+        """Return whether any of these options was used."""
         return dataclasses.replace(self, setting=self.setting or None) != ModelOptions()
 
     def candidates(self) -> list[Recommender]:
-        """Return the unfitted models that a search chooses from: what no option names is open.
+        """Return the unfitted models that a search chooses from.
 
-        A model of another kind than linear autoencoders stands alone. So does one whose `--l2` and
-        `--dropout` are both given, which is ease without a normalizer unless they are named.
+        Models other than linear autoencoders have no alternatives. `--l2` with `--dropout` means
+        ease without a normalizer, unless `--model` or `--normalizer` is used.
         """
         from equipoise.models.linear import LinearAutoencoder
 
         if self.model is not None and not issubclass(model_class(self.model), LinearAutoencoder):
             return [self.build()]
-        complete = self.l2 is not None and self.dropout is not None
-        names: tuple[ModelName, ...] = ("ease",) if complete else ("ease", "rlae", "lae")
+        is_complete = self.l2 is not None and self.dropout is not None
+        names: tuple[ModelName, ...] = ("ease",) if is_complete else ("ease", "rlae", "lae")
         if self.diag_bound is not None:
             names = ("rlae",)
-        plain = complete and self.alpha is None and self.beta is None
-        filled = dataclasses.replace(
-            self, normalizer=self.normalizer or ("none" if plain else "dan")
+        if self.model is not None:
+            names = (self.model,)
+        is_plain = is_complete and self.alpha is None and self.beta is None
+        completed = dataclasses.replace(
+            self,
+            normalizer=self.normalizer or ("none" if is_plain else "dan"),
         )
-        models = names if self.model is None else (self.model,)
-        return [dataclasses.replace(filled, model=name).build() for name in models]
+        return [dataclasses.replace(completed, model=name).build() for name in names]
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Return the options that name a setting of the model, by the name of the setting."""
-        names = ("l2", "dropout", "diag_bound", "alpha", "beta", "gamma")
-        out = {
-            name: f"--{name.replace('_', '-')} {getattr(self, name)}"
-            for name in names
-            if getattr(self, name) is not None
-        }
-        if self.signals is not None:
-            out["transform"] = f"--signals {self.signals}"
-        for name in ("decay", "floor", "event_weights", "returns"):
+        """Return the used options by the name of the model's setting."""
+        names = ("l2", "dropout", "diag_bound", "alpha", "beta", "gamma", "signals", "decay")
+        out = {}
+        for name in (*names, "floor", "event_weights", "returns"):
             if getattr(self, name) is not None:
-                out[name] = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                setting = "transform" if name == "signals" else name
+                out[setting] = f"--{name.replace('_', '-')} {getattr(self, name)}"
         for text in self.setting or []:
-            name = text.partition("=")[0].replace("-", "_").removeprefix("lowpass.")
-            out[name] = f"--set {text}"
+            out[_setting_name(text).removeprefix("lowpass.")] = f"--set {text}"
         return out
 
     def build(self) -> Recommender:
-        """Return the unfitted model; options that it would ignore are refused."""
+        """Return the unfitted model; raise on options that it does not have."""
         name = self.model or "ease"
         kind = model_class(name)
-        taken = [each.name for each in dataclasses.fields(kind) if each.init]
-        chosen = self._given("l2", "dropout", "diag_bound", "neighbours")
+        fields = [field.name for field in dataclasses.fields(kind) if field.init]
+        settings = self._parsed("l2", "dropout", "diag_bound", "neighbours")
         if self.model is None and self.l2 is None:
-            chosen.setdefault("dropout", "auto")  # no family named: all settings from the data
-        if "neighbours" not in taken and "neighbours" in kind.fit_options:
-            chosen.pop("neighbours", None)  # how to solve, not what: see `solving`
+            settings.setdefault("dropout", "auto")  # no family named: all settings from the data
+        if "neighbours" not in fields and "neighbours" in kind.fit_options:
+            settings.pop("neighbours", None)  # an argument of fit(): see `fit_arguments`
         normalizer = self._normalizer()
         if self.normalizer not in (None, "none"):
-            chosen["normalizer"] = normalizer
+            settings["normalizer"] = normalizer
         signals = self._signals()
         if signals is not None:
-            chosen["signals"] = signals
-        for key in chosen:
-            if key not in taken:
+            settings["signals"] = signals
+        for key in settings:
+            if key not in fields:
                 option = f"--{key.replace('_', '-')}"
                 raise SettingError(f"--model {name} has no {option}; leave it out")
-        for key, value in parse_settings(self._model_settings()).items():
-            if key not in taken:
-                parts = ("normalizer", "lowpass", "signals")
-                others = [each for each in taken if each not in parts]
-                others += SIGNAL_SETTINGS if "signals" in taken else []
-                has = ", ".join(others) or "none"
-                raise SettingError(f"--model {name} has no setting {key}; it has {has}")
-            chosen[key] = value
-        built: Recommender = kind(**chosen)
+        texts = [t for t in self.setting or [] if _setting_name(t) not in SIGNAL_SETTINGS]
+        for key, value in parse_settings(texts).items():
+            if key not in fields:
+                known = [f for f in fields if f not in ("normalizer", "lowpass", "signals")]
+                known += SIGNAL_SETTINGS if "signals" in fields else []
+                listed = ", ".join(known) or "none"
+                raise SettingError(f"--model {name} has no setting {key}; it has {listed}")
+            settings[key] = value
+        built: Recommender = kind(**settings)
         return built
 
-    def _model_settings(self) -> list[str]:
-        """Return what `--set` gives, without the settings of signals."""
-        return [text for text in self.setting or [] if _name(text) not in SIGNAL_SETTINGS]
+    def fit_arguments(self, model: Recommender) -> dict[str, Any]:
+        """Return the options that are arguments of this model's fit()."""
+        parsed = self._parsed("neighbours")
+        return {name: value for name, value in parsed.items() if not hasattr(model, name)}
 
-    def solving(self, model: Recommender) -> dict[str, Any]:
-        """Return those options that say how this model is solved for."""
-        given = self._given("neighbours")
-        return {name: value for name, value in given.items() if not hasattr(model, name)}
-
-    def _given(self, *names: str) -> dict[str, Any]:
+    def _parsed(self, *names: str) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}
         return {name: parse(value) for name, value in values.items() if value is not None}
 
     def _signals(self) -> Signals | None:
         from equipoise.data.signals import Signals
 
-        found: dict[str, Any] = {"transform": self.signals, "decay": self.decay}
-        found |= {"floor": parse(self.floor), "returns": self.returns}
+        settings: dict[str, Any] = {"transform": self.signals, "decay": self.decay}
+        settings |= {"floor": parse(self.floor), "returns": self.returns}
         if self.event_weights is not None:
-            found["weights"] = parse_weights(self.event_weights)
+            settings["weights"] = parse_weights(self.event_weights)
         for text in self.setting or []:
-            value = text.partition("=")[2]
-            if _name(text) in SIGNAL_SETTINGS:  # a time keeps its unit, so it stays a text
-                timed = _name(text) in ("decay", "reference") and value != "none"
-                found[_name(text)] = value if timed else parse(value)
-        given = {name: value for name, value in found.items() if value is not None}
-        return Signals(**given) if given else None
+            name, value = _setting_name(text), text.partition("=")[2]
+            if name in SIGNAL_SETTINGS:  # a time keeps its unit, so it stays text
+                is_time = name in ("decay", "reference") and value != "none"
+                settings[name] = value if is_time else parse(value)
+        settings = {name: value for name, value in settings.items() if value is not None}
+        return Signals(**settings) if settings else None
 
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
 
         kinds = {name: getattr(normalize, kind) for name, kind in NORMALIZERS.items()}
-        chosen = self.normalizer or "none"
-        exponents = self._given("alpha", "beta", "gamma")
+        name = self.normalizer or "none"
+        exponents = self._parsed("alpha", "beta", "gamma")
         for key in exponents:
-            takers = [name for name, kind in kinds.items() if hasattr(kind, key)]
-            if chosen not in takers:
-                named = " or ".join(takers)
-                raise SettingError(f"--{key} needs --normalizer {named}, got {chosen}")
-        built: Normalizer = kinds[chosen](**exponents)
+            supporting = [name for name, kind in kinds.items() if hasattr(kind, key)]
+            if name not in supporting:
+                needed = " or ".join(supporting)
+                raise SettingError(f"--{key} needs --normalizer {needed}, got {name}")
+        built: Normalizer = kinds[name](**exponents)
         return built
 
 
-def _name(text: str) -> str:
-    """Return the name of NAME=VALUE as it is in Python."""
+def _setting_name(text: str) -> str:
+    """Return the name in NAME=VALUE as spelled in Python."""
     return text.partition("=")[0].replace("-", "_")
 
 
@@ -213,57 +200,55 @@ def model_class(name: str) -> Any:
     """Return the class of a model by its name here: "gf-cf" is `GFCF`."""
     from equipoise import models
 
-    known = {each.lower(): getattr(models, each) for each in models.__all__}
-    return known[name.replace("-", "")]
+    classes = {name.lower(): getattr(models, name) for name in models.__all__}
+    return classes[name.replace("-", "")]
 
 
-def parse_settings(given: list[str]) -> dict[str, Any]:
-    """Read texts NAME=VALUE; those of the low-pass companion become one `LowPass`.
+def parse_settings(texts: list[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE texts; lowpass.NAME=VALUE become one `LowPass`.
 
     >>> parse_settings(["mix=0.3", "decay-time=none", "solver=rk4"])
     {'mix': 0.3, 'decay_time': None, 'solver': 'rk4'}
     """
     out: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise SettingError(f"--set needs NAME=VALUE, such as n_factors=256, got {text!r}")
-        out[_name(text)] = parse(value)
-    inner = {key: out.pop(key) for key in [*out] if key.startswith("lowpass.")}
-    if inner:
+        out[_setting_name(text)] = parse(value)
+    prefix = "lowpass."
+    lowpass = {key[len(prefix) :]: out.pop(key) for key in [*out] if key.startswith(prefix)}
+    if lowpass:
         from equipoise.models import LowPass
 
-        known = [each.name for each in dataclasses.fields(LowPass)]
-        fields = {key.removeprefix("lowpass."): value for key, value in inner.items()}
-        for key in fields:
+        known = [field.name for field in dataclasses.fields(LowPass)]
+        for key in lowpass:
             if key not in known:
                 raise SettingError(f"lowpass has no {key}; it has {', '.join(known)}")
-        out["lowpass"] = LowPass(**fields)
+        out["lowpass"] = LowPass(**lowpass)
     return out
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Read what kinds of events count.
+    """Parse the weights of kinds of events.
 
     >>> parse_weights("view=1,buy=10")
     {'view': 1.0, 'buy': 10.0}
     """
     out: dict[str, float] = {}
-    for part in text.split(","):
-        kind, _, value = part.rpartition("=")
+    for pair in text.split(","):
+        kind, _, value = pair.rpartition("=")
         try:
             out[kind.strip()] = float(value)
         except ValueError:
             kind = ""
         if not kind.strip():
-            raise SettingError(
-                f"--event-weights needs KIND=NUMBER, as view=1,buy=10, got {part!r}"
-            )
+            raise SettingError(f"--event-weights must look like view=1,buy=10, got {pair!r}")
     return out
 
 
 def parse(text: Any) -> Any:
-    """Return what a text stands for: a number, true, false, none, or else a word."""
+    """Return the value of a text: a number, true, false or none, else the text itself."""
     if text == "none":
         return None
     for read in (json.loads, float):
@@ -276,33 +261,35 @@ def parse(text: Any) -> Any:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Where and how precisely to solve; as for `equipoise.plan`."""
+    """Engine, device and precision of a solve; as for `equipoise.plan`."""
 
-    dtype: Annotated[Precision, running("Precision of the solve.")] = "float32"
-    engine: Annotated[EngineName, running("Where the solve runs.")] = "auto"
-    device: Annotated[str, running("cpu, or a GPU such as cuda.")] = "cpu"
-    memory: Annotated[str | None, running("Budget, such as 6GB.")] = None
-    scratch: Annotated[Path | None, running("Folder for solving on disk, to resume from.")] = None
+    dtype: Annotated[Precision, run_option("Precision of the solve.")] = "float32"
+    engine: Annotated[EngineName, run_option("Solver.")] = "auto"
+    device: Annotated[str, run_option("cpu, or a GPU such as cuda.")] = "cpu"
+    memory: Annotated[str | None, run_option("Memory budget, such as 6GB.")] = None
+    scratch: Annotated[
+        Path | None, run_option("Folder for solving on disk; an interrupted solve resumes.")
+    ] = None
 
 
 @dataclass(frozen=True)
 class FitOptions(PlanOptions):
-    """How a fit is to run; `Recommender.fit` refuses what means nothing to a model."""
+    """Arguments of `Recommender.fit`, which refuses those that a model does not support."""
 
-    threads: Annotated[int | None, running("At most this many.")] = None
-    refine: Annotated[bool, running("Refine the solve (four times the cost).")] = False
+    threads: Annotated[int | None, run_option("Maximum number of threads.")] = None
+    refine: Annotated[bool, run_option("Refine the solve (four times the cost).")] = False
 
-    def agree(self, model: Recommender, data: Interactions, yes: bool, **more: Any) -> None:
-        """Ask before a solve that takes long."""
+    def confirm(self, model: Recommender, data: Interactions, yes: bool, **more: Any) -> None:
+        """Ask before a long solve."""
         from equipoise.models.linear import LinearAutoencoder
 
         if isinstance(model, LinearAutoencoder):
-            names = [each.name for each in dataclasses.fields(PlanOptions)]
+            names = [field.name for field in dataclasses.fields(PlanOptions)]
             options = {name: getattr(self, name) for name in names} | more
-            agree_to_solve(data, f"fitting {type(model).__name__}", options, yes=yes)
+            confirm_solve_time(data, f"fitting {type(model).__name__}", options, yes=yes)
 
-    def on_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
-        """Whether workers of a cluster should solve: neighbourhoods, and what outgrew memory."""
+    def needs_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
+        """Return whether a cluster should solve: neighbourhoods, and data too big for memory."""
         from equipoise.models.linear import LinearAutoencoder
         from equipoise.solve.planning import plan
 
@@ -313,23 +300,23 @@ class FitOptions(PlanOptions):
         size = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
         return plan(**size, dtype=self.dtype, memory=self.memory).outgrown
 
-    def of_workers(self) -> dict[str, Any]:
-        """Return what is set for a fit by workers; options that these would ignore are refused."""
-        near = self.engine == "neighbourhood"  # else a budget says that workers are needed
-        for name in ("threads", "refine", *(["memory"] if near else [])):
+    def worker_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a fit on workers; raise on options that it would ignore."""
+        is_local = self.engine == "neighbourhood"  # otherwise --memory selects the workers
+        for name in ("threads", "refine", *(["memory"] if is_local else [])):
             if getattr(self, name) not in (None, False):
-                raise SettingError(f"workers solve this one without --{name}; leave it out")
-        taken = {"dtype": self.dtype, "scratch": self.scratch}
-        return taken | ({"engine": self.engine} if near else {})
+                raise SettingError(f"a fit on workers does not support --{name}; leave it out")
+        arguments = {"dtype": self.dtype, "scratch": self.scratch}
+        return arguments | ({"engine": self.engine} if is_local else {})
 
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
-        """Fit with a progress line; what the library plans and finds on the way is noted."""
+        """Fit with a progress line, and print the library's log lines."""
         options: dict[str, Any] = {**vars(self), **more}
         logger = logging.getLogger("equipoise")
         level = logger.level
         with working(f"fitting {model.summary()} on {data.n_items:,} items") as report:
             if "progress" in model.fit_options:
-                # what is done and how much there is come first, for tiles as for epochs
+                # the first two fields are steps done and steps in all, for tiles and epochs
                 options["progress"] = lambda state: report(*dataclasses.astuple(state)[:2])
             logger.setLevel(logging.INFO)
             try:
@@ -337,28 +324,31 @@ class FitOptions(PlanOptions):
             finally:
                 logger.setLevel(level)
         if "auto" in str(model.settings()):
-            note(f"chosen from the data: {model.summary()}")
+            note(f"automatic settings: {model.summary()}")
 
 
-def agree_to_solve(
-    data: Interactions, what: str, options: dict[str, Any], *, solves: int = 1, yes: bool
+def confirm_solve_time(
+    data: Interactions, activity: str, options: dict[str, Any], *, solves: int = 1, yes: bool
 ) -> None:
-    """Tell what solves on these items cost and what would be faster, and ask if that is long."""
+    """Before long solves: print their time and what would be faster, and ask."""
     from equipoise.runtime.machine import duration
     from equipoise.solve.planning import plan
 
-    found = plan(data, **options)
-    if found.flops < SHORT:
+    cost = plan(data, **options)
+    if cost.flops < NEVER_LONG:
         return
     advice = []
-    for least in (5, 10, 20, 50, 100):
-        kept = int((data.item_counts >= least).sum())
-        if 1 < kept < data.n_items:
-            smaller = plan(n_users=data.n_users, n_items=kept, n_interactions=data.n_interactions)
-            less = smaller.flops / found.flops
-            if less < 0.5:
-                about = duration(solves * less * found.seconds)
-                advice.append(f"--min-item {least} leaves {kept:,} items and takes about {about}")
+    for min_item in (5, 10, 20, 50, 100):
+        n_items = int((data.item_counts >= min_item).sum())
+        if 1 < n_items < data.n_items:
+            size: dict[str, Any] = {"n_users": data.n_users, "n_items": n_items}
+            size["n_interactions"] = data.n_interactions
+            share = plan(**size).flops / cost.flops
+            if share < 0.5:
+                time = duration(solves * share * cost.seconds)
+                advice.append(
+                    f"--min-item {min_item} leaves {n_items:,} items and takes about {time}"
+                )
     if options.get("device", "cpu") == "cpu":
-        advice.append("equipoise doctor tells whether there is a GPU, for --device cuda")
-    agree(solves * found.seconds, f"{what} on {data.n_items:,} items", advice, yes)
+        advice.append("equipoise doctor shows whether there is a GPU, for --device cuda")
+    confirm_duration(solves * cost.seconds, f"{activity} on {data.n_items:,} items", advice, yes)

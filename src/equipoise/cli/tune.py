@@ -1,4 +1,4 @@
-"""The command `tune`: search settings, watch it, keep the model, every trial and the frontier."""
+"""The command `tune`: search hyper-parameters, save the model, all trials and the frontier."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SEARCH = "search.jsonl"
 SHOWN = 8  # solves in the live table
 FRONT = 10  # points of the frontier in the table at the end
 FAMILIES = (
-    "What to tune: ease, lae, rlae, edlae, dlae and rdlae share their solves, so several may be "
-    "given; or item-knn, slis, slit, slist, vsknn, gf-cf, bspm, turbo-cf, svd-ae, sgfcf. [ease]"
+    "Model: one or more of ease, lae, rlae, edlae, dlae and rdlae, which share their solves; or "
+    "one of item-knn, slis, slit, slist, vsknn, gf-cf, bspm, turbo-cf, svd-ae, sgfcf. [ease]"
 )
 
 
@@ -49,53 +49,51 @@ def tune(
     split: Annotated[
         str,
         typer.Argument(
-            metavar="SPLIT",
-            help="Saved split with a valid part, or DATA to choose by leave-one-out.",
+            metavar="SPLIT", help="Saved split with a valid part, or DATA for leave-one-out."
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     options: PlanOptions,
     reading: ReadOptions,
     family: Annotated[list[str] | None, option(FAMILIES)] = None,
-    metric: Annotated[str, option("What to make large.")] = "ndcg@20",
-    objective: Annotated[list[str] | None, option("Beside the metric. [tail_ndcg@20]")] = None,
+    metric: Annotated[str, option("Metric to maximise.")] = "ndcg@20",
+    objective: Annotated[list[str] | None, option("Second metric. [tail_ndcg@20]")] = None,
     trials: Annotated[int | None, option("Number of solves. [50 on a split, 7 on DATA]")] = None,
-    budget: Annotated[str | None, option("Time for all, such as 10m or 2h.")] = None,
-    paper: Annotated[bool, option("The grid of the DAN paper.", "--paper-grid")] = False,
+    budget: Annotated[str | None, option("Time limit, such as 10m or 2h.")] = None,
+    paper: Annotated[bool, option("Search the grid of the DAN paper.", "--paper-grid")] = False,
     early_stop: Annotated[
-        bool, option("On a grid: leave what keeps falling.", "--early-stop")
+        bool, option("Skip directions of a grid whose score keeps dropping.", "--early-stop")
     ] = False,
-    resume: Annotated[bool, option("Go on with the same search in OUT.", "--resume")] = False,
-    seed: Annotated[int, option("Of the search.")] = 0,
+    resume: Annotated[bool, option("Resume the search in OUT.", "--resume")] = False,
+    seed: Annotated[int, option("Random seed of the search.")] = 0,
     refit: Annotated[
-        Literal["train", "all"], option("On a split: fit the chosen settings on this.")
+        Literal["train", "all"], option("Part of a split to fit the best settings on.")
     ] = "train",
     prefer: Annotated[
         Literal["tail", "balance", "accuracy"] | None,
-        option("On DATA: what to choose for. [balance]"),
+        option("Goal of the choice on DATA. [balance]"),
     ] = None,
-    threads: Annotated[int | None, option("At most this many.")] = None,
+    threads: Annotated[int | None, option("Maximum number of threads.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Search settings; OUT gets model, trials and frontier plot.
+    """Search hyper-parameters; writes model, trials and frontier plot.
 
-    On a split its valid part decides. On DATA all of it stays in every fit, and users that are
-    left out one by one decide.
+    Settings are scored on the valid part of a split, or on DATA by leave-one-out over users.
     """
     from equipoise.data.split import Split
 
     search: Any
-    there: dict[str, Any] = {}
+    client: dict[str, Any] = {}
     if reading.cluster is None:
         from equipoise.tuning import tune as search
     else:
         from equipoise.cluster import tune as search
 
-        there = {"client": reading.cluster}
+        client = {"client": reading.cluster}
     _check_out(out, resume)
     loaded = reading.open_split(split, "cluster") or reading.load(split)
-    with watching(metric) as watch:
-        found = search(
+    with show_search(metric) as progress:
+        tuned = search(
             family or (["ease"] if isinstance(loaded, Split) else None),
             loaded,
             trials=trials,
@@ -109,111 +107,118 @@ def tune(
             refit=refit,
             prefer=prefer,
             threads=threads,
-            progress=watch,
-            **there,
+            progress=progress,
+            **client,
             **vars(options),
         )
-    written = _write(out, found)
-    if as_json:
-        facts = {name: getattr(found, name) for name in ("best", "solves", "resumed", "complete")}
-        points = {"points": found.trials.height - found.n_failed, "failed": found.n_failed}
-        points |= {"front": found.frontier.to_dicts()}
-        settings = {"settings": found.model.settings(), "seconds": found.seconds}
-        settings |= {"chosen": found.sentence, "notes": found.notes}
-        settings |= {"estimate": found.estimate and vars(found.estimate)}
-        emit({**facts, **points, **settings, **written})
+    written = _write(out, tuned)
+    if not as_json:
+        _print_result(tuned, written)
         return
-    _show(found, written)
+    names = ("best", "solves", "resumed", "complete", "seconds", "notes")
+    emit(
+        {
+            **{name: getattr(tuned, name) for name in names},
+            "points": tuned.trials.height - tuned.n_failed,
+            "failed": tuned.n_failed,
+            "front": tuned.frontier.to_dicts(),
+            "settings": tuned.model.settings(),
+            "chosen": tuned.sentence,
+            "estimate": tuned.estimate and vars(tuned.estimate),
+            **written,
+        }
+    )
 
 
 def _check_out(out: Path, resume: bool) -> None:
-    """Refuse a folder that holds something else, or a search that was not asked to go on."""
-    begun = (out / SEARCH).exists()
-    if begun and not resume:
-        raise SettingError(f"{out} holds a search; go on with --resume or choose another folder")
-    if resume and not begun:
-        raise SettingError(f"{out} holds no search to go on with; leave out --resume")
+    """Raise if OUT holds other files, or a search without `--resume`."""
+    has_search = (out / SEARCH).exists()
+    if has_search and not resume:
+        raise SettingError(f"{out} holds a search; use --resume or choose another folder")
+    if resume and not has_search:
+        raise SettingError(f"{out} holds no search to resume; leave out --resume")
     if out.is_file():
         raise DataError(f"{out} is a file; give the path of a folder to write")
-    if not begun and out.is_dir() and any(out.iterdir()):
+    if not has_search and out.is_dir() and any(out.iterdir()):
         raise DataError(f"{out} is not empty; choose another folder")
 
 
-def _write(out: Path, found: Tuned) -> dict[str, str]:
-    """Write everything and return where it is."""
+def _write(out: Path, tuned: Tuned) -> dict[str, str]:
+    """Write the results and return their paths."""
     from equipoise.display.drawing import search_frontier
 
     written = {"model": out / "model", "trials": out / "trials.parquet"}
-    found.model.save(written["model"])
-    found.trials.write_parquet(written["trials"])
-    if len(found.objectives) > 1:
-        names = (found.objectives[0], found.objectives[1])
-        picture = search_frontier(found.trials, found.frontier, names)
+    tuned.model.save(written["model"])
+    tuned.trials.write_parquet(written["trials"])
+    if len(tuned.objectives) > 1:
+        names = (tuned.objectives[0], tuned.objectives[1])
+        picture = search_frontier(tuned.trials, tuned.frontier, names)
         written["frontier"] = out / "frontier.svg"
         written["frontier"].write_text(picture, encoding="utf-8")
-    return {what: str(path) for what, path in written.items()}
+    return {name: str(path) for name, path in written.items()}
 
 
-def _show(found: Tuned, written: dict[str, str]) -> None:
+def _print_result(tuned: Tuned, written: dict[str, str]) -> None:
     from equipoise.runtime.machine import duration
 
-    say(found.model.summary(), "bold")
-    values = ", ".join(f"{name} {found.best[name]:.4f}" for name in found.objectives)
-    before = f" and {found.resumed} from before" if found.resumed else ""
-    failed = f" ({found.n_failed} failed)" if found.n_failed else ""
-    where = "users left out one by one" if found.estimate else "the valid part"
+    say(tuned.model.summary(), "bold")
+    values = ", ".join(f"{name} {tuned.best[name]:.4f}" for name in tuned.objectives)
+    earlier = f" and {tuned.resumed} earlier ones" if tuned.resumed else ""
+    failed = f" ({tuned.n_failed} failed)" if tuned.n_failed else ""
+    where = "leave-one-out users" if tuned.estimate else "the valid part"
     say(
-        f"on {where}: {values}\n{found.trials.height - found.n_failed:,} settings from "
-        f"{found.solves} solves{before}{failed} in {duration(found.seconds)}"
+        f"on {where}: {values}\n{tuned.trials.height - tuned.n_failed:,} settings from "
+        f"{tuned.solves} solves{earlier}{failed} in {duration(tuned.seconds)}"
     )
-    for each in found.notes:
-        say(each)
-    if found.estimate:
-        say(f"chosen: {found.sentence}\non new users: {found.estimate}")
-    if not found.complete:
-        say("the budget ran out: the same command with --resume goes on", "yellow")
-    if len(found.objectives) > 1:
-        front = found.frontier.drop("solve").head(FRONT)
-        title = f"frontier, {front.height} of {found.frontier.height}"
+    for sentence in tuned.notes:
+        say(sentence)
+    if tuned.estimate:
+        say(f"chosen: {tuned.sentence}\non new users: {tuned.estimate}")
+    if not tuned.complete:
+        say("the budget ran out; continue with the same command and --resume", "yellow")
+    if len(tuned.objectives) > 1:
+        front = tuned.frontier.drop("solve").head(FRONT)
+        title = f"frontier, {front.height} of {tuned.frontier.height}"
         show(front.rows(), *front.columns, title=title)
-    say("\n" + "\n".join(f"{what:<9}{path}" for what, path in written.items()), "dim")
+    say("\n" + "\n".join(f"{name:<9}{path}" for name, path in written.items()), "dim")
 
 
 @contextmanager
-def watching(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
-    """Show the last solves and the best so far: a live table, or lines without a terminal."""
+def show_search(metric: str) -> Iterator[Callable[[SearchProgress], None]]:
+    """Show the latest solves and the best one: a live table, or lines without a terminal."""
     seen: list[SearchProgress] = []
     if not sys.stderr.isatty():
-        spoken = time.monotonic()
+        last_note = time.monotonic()
 
-        def line(progress: SearchProgress) -> None:  # for every improvement, and now and then
-            nonlocal spoken
-            better = not seen or progress.best_value != seen[-1].best_value
+        def print_summary(progress: SearchProgress) -> None:
+            nonlocal last_note
+            improved = not seen or progress.best_value != seen[-1].best_value
             seen.append(progress)
             if progress.failed is not None:
-                return  # the library has said so
-            if better or progress.done >= progress.total or time.monotonic() > spoken + REMINDER:
-                spoken = time.monotonic()
-                note(_line(progress, metric))
+                return  # already logged by the library
+            is_due = time.monotonic() > last_note + REMINDER
+            if improved or progress.done >= progress.total or is_due:
+                last_note = time.monotonic()
+                note(_summary(progress, metric))
 
-        yield line
+        yield print_summary
         return
     with Live(console=console(error=True), transient=True, refresh_per_second=4) as live:
 
-        def picture(progress: SearchProgress) -> None:
+        def update_table(progress: SearchProgress) -> None:
             seen.append(progress)
             rows = []
-            for each in seen[-SHOWN:]:
-                style = "green" if each.last_value == each.best_value else ""
-                value = "failed" if each.failed is not None else each.last_value
-                rows.append((each.done, Text(_settings(each.last), style), value))
+            for solve in seen[-SHOWN:]:
+                style = "green" if solve.last_value == solve.best_value else ""
+                value = "failed" if solve.failed is not None else solve.last_value
+                rows.append((solve.done, Text(_settings(solve.last), style), value))
             solves = table(rows, "solve", "best of the solve", metric)
-            live.update(Group(solves, Text(_line(progress, metric), "bold")))
+            live.update(Group(solves, Text(_summary(progress, metric), "bold")))
 
-        yield picture
+        yield update_table
 
 
-def _line(progress: SearchProgress, metric: str) -> str:
+def _summary(progress: SearchProgress, metric: str) -> str:
     from equipoise.runtime.machine import duration
 
     left = "" if progress.left is None else f", about {duration(progress.left)} left"
@@ -224,7 +229,7 @@ def _line(progress: SearchProgress, metric: str) -> str:
 
 
 def _settings(point: dict[str, Any]) -> str:
-    """Return the settings of a point in words, without its metrics."""
+    """Return the settings of a trial in words, without its metrics."""
     from equipoise.models.settings import in_words
 
     settings = {name: value for name, value in point.items() if "@" not in name}

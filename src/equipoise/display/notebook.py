@@ -152,8 +152,8 @@ class ProgressLine:
     def __call__(self, *state: Any) -> None:
         """Show a state: steps done and steps in all, or an object that begins with these two."""
         if len(state) == 1:
-            (whole,) = state
-            done, total = (getattr(whole, each.name) for each in fields(whole)[:2])
+            (progress,) = state
+            done, total = (getattr(progress, field.name) for field in fields(progress)[:2])
         else:
             done, total = state
         now = time.monotonic()

@@ -1,7 +1,7 @@
-"""A report on one's own data as a single page, and the paper's case study.
+"""HTML reports on data and models, and the case study of the paper.
 
-`write_report` collects everything into one plain dict (facts.py) and fills a template with it
-(page.py, templates/). `case_study` puts four normalizations side by side for one user.
+`write_report` collects the facts (facts.py) and fills a template with them (page.py, templates/).
+`case_study` compares four normalizations for one user.
 """
 
 from equipoise.report.facts import collect

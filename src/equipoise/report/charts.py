@@ -20,7 +20,7 @@ NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbias
 
 
 def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
-    """Draw the share of interactions that the most used items hold."""
+    """Draw the cumulative share of interactions of the most popular items."""
     height = 230.0
     out = Drawing(
         "popularity",
@@ -43,8 +43,8 @@ def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
 
 
 def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: int) -> str:
-    """Draw one metric of all models as dots with their intervals."""
-    cells = [(each["name"], each["accuracy"][metric][part]) for each in models]
+    """Draw one metric of all models as dots with intervals."""
+    cells = [(model["name"], model["accuracy"][metric][part]) for model in models]
     known = [(name, cell) for name, cell in cells if cell["value"] is not None]
     height = ROW * len(cells) + 36
     words = [_interval_words(name, cell) for name, cell in known]
@@ -79,7 +79,7 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
 
 
 def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
-    """Draw tail accuracy against overall accuracy as alpha moves, and plain EASE beside it."""
+    """Draw tail accuracy against overall accuracy over alpha, with plain EASE for comparison."""
     height = 270.0
     rows = [row for row in dial["rows"] if row["tail_ndcg"] is not None]
     first, last = dial["rows"][0], dial["rows"][-1]
@@ -120,7 +120,7 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
 
 
 def dial_lines(dial: dict[str, Any], k: int) -> str:
-    """Draw what alpha changes, as multiples of the values at the first position."""
+    """Draw metrics over alpha, relative to the values at the first alpha."""
     height = 270.0
     keys = {"all": "ndcg", "head": "head_ndcg", "tail": "tail_ndcg", "coverage": "coverage"}
     rows = dial["rows"]
@@ -158,9 +158,9 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
 
 
 def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[float]]) -> str:
-    """Draw how much of all exposure the most shown items take, beside what was used.
+    """Draw the cumulative exposure of the items of each model, and their interactions.
 
-    The share of the items is on a square-root scale: lists show a small part of a catalogue.
+    The share of the items has a square-root scale, since lists show a small part of a catalogue.
     """
     height = 320.0
     out = Drawing(
@@ -169,7 +169,7 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
         height,
         "Share of all exposure that the most shown items take",
         "Gini index of exposure: "
-        + "; ".join(f"{each['name']} {_plain(each['beyond']['gini'])}" for each in models),
+        + "; ".join(f"{model['name']} {_plain(model['beyond']['gini'])}" for model in models),
     )
     x, y = Scale(0, 1, 44, WIDTH - 14, power=0.5), Scale(0, 1, height - 42, 22)
     ticks = (0.01, 0.05, 0.2, 0.5, 1)
@@ -182,12 +182,12 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
     out.text(x(0.49), y(0.53), "all items alike", "tick", "end")
     last = len(models) - 1
     lines = [("interactions", training, "soft")]
-    for place, each in enumerate(models):
+    for place, model in enumerate(models):
         kind = "main" if place == last else f"other {DASHES[1 + place % 4]}"
-        lines.append((each["name"], each["curve"], kind))
+        lines.append((model["name"], model["curve"], kind))
     for place, (name, curve, kind) in enumerate(lines):
         pairs = zip(curve["items"], curve["held"], strict=True)
-        out.path([(x(share), y(held)) for share, held in pairs], f"series {kind}")
+        out.path([(x(share), y(share_held)) for share, share_held in pairs], f"series {kind}")
         middle = y(0.06) - 17 * (len(lines) - 1 - place)
         out.line(x(0.36), middle, x(0.45), middle, f"series {kind}")
         out.text(x(0.476), middle + 4, _short(name), "label")
@@ -195,7 +195,7 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
 
 
 def _spread(places: Sequence[float], room: float) -> list[float]:
-    """Move labels apart so that none covers another; the order stays.
+    """Move labels apart until none overlaps; keeps their order.
 
     >>> _spread([50.0, 52.0, 90.0], 10)
     [46.0, 56.0, 90.0]
@@ -212,7 +212,7 @@ def _spread(places: Sequence[float], room: float) -> list[float]:
 
 
 def _beside(out: Drawing, x: float, y: float, words: str, kind: str, scale: Scale) -> None:
-    """Write a label so that it stays inside the drawing."""
+    """Write a label anchored so that it stays inside the drawing."""
     room = 3.2 * len(words)
     anchor = "end" if x + room > scale.stop else "start" if x - room < scale.start else "middle"
     out.text(x, y, words, kind, anchor)

@@ -1,4 +1,4 @@
-"""Everything a report says, as one plain dict: no drawing, no markup, ready for JSON."""
+"""The contents of a report as one plain dict, ready for JSON."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ ALPHAS = tuple(step / 20 for step in range(11))
 SLICES = ("all", "head", "tail", "unbiased")
 BEYOND = ("coverage", "gini", "popularity", "novelty", "lift")
 DIAL = ("ndcg", "recall", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "coverage", "popularity")
-CURVE = 61  # points of a curve of exposure
+CURVE = 61  # points of an exposure curve
 STEPS = 7
-FEW = 5000  # with fewer users a fifth of them is held out to report on, else a tenth
-# Operations that a search over three settings may take, half a minute on two cores; with more the
-# automatic ones are taken. Not a time: the same data must give the same report anywhere.
+FEW = 5000  # with fewer users a fifth of them is the test part, else a tenth
+# Operations that a search over three settings may take, half a minute on two cores; above it the
+# automatic settings are used. Not a time: the same data must give the same report anywhere.
 EFFORT = 2e12
-# Tried on the valid part beside the automatic l2, without and with data-adaptive normalization
+# Values tried besides the automatic l2, without and with data-adaptive normalization
 L2_PLAIN, L2_ADAPTIVE = (100.0, 400.0), (5.0, 20.0)
 
 
@@ -60,31 +60,31 @@ def collect(
     command: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Split, fit, evaluate and explain; return all that a report shows.
+    """Split the data, fit and evaluate models, and return the contents of a report.
 
     Parameters
     ----------
     data
-        Interactions, which are split by users (strong, with this seed), or a split.
+        A split, or interactions, which are split by users (strong, with this seed).
     name
-        What the data are called in headings.
+        Name of the data in headings.
     model
-        A fitted model to report on; left out: EASE with data-adaptive normalization. If it was
-        not fitted on the train part, a new one is, with its settings.
+        Fitted model to report on; default: EASE with data-adaptive normalization. It is refitted
+        with its settings unless it was fitted on the train part.
     k
         Length of the lists.
     sample
-        How many users of the test part to show.
+        Number of test users to show.
     users
-        Ids of the users to show instead.
+        Ids of the users to show instead of a sample.
     seed
-        For the split and the sample.
+        Random seed of the split and the sample.
     bootstrap
-        Resamples behind the intervals.
+        Resamples of the intervals.
     command
-        The command line that made the report, to be printed in it.
+        Command line to print in the report.
     progress
-        Called with the number of steps done and of all steps.
+        Called with steps done and steps in all.
     """
     cutoff("k", k)
     count("sample", sample, 0)
@@ -99,35 +99,36 @@ def collect(
 
     def add(title: str, fitted: Recommender, seconds: float) -> None:
         with clock("evaluate"):
-            watched = Watched(fitted, k)
-            results.append(evaluate(watched, split.test, k, name=title, bootstrap=bootstrap))
-            models.append(_model(fitted, results[-1], watched.shown, seconds))
+            counting = CountingModel(fitted, k)
+            results.append(evaluate(counting, split.test, k, name=title, bootstrap=bootstrap))
+            models.append(_model_facts(fitted, results[-1], counting.shown, seconds))
         step()
 
     with clock("split and describe"):
         split = data if isinstance(data, Split) else _split(data, seed)
         if users is None:
-            rows = shown_users.sampled(split.test, sample, seed)
-        else:  # an unknown one is told before the work, not after
-            rows = shown_users.named(split.test, users)
-        found = describe(split.train)
+            rows = shown_users.sample_rows(split.test, sample, seed)
+        else:  # raises on unknown users before the work starts
+            rows = shown_users.rows_of_users(split.test, users)
+        statistics = describe(split.train)
     step()
     for title, baseline in (("Popularity", Popularity()), ("Item-kNN", ItemKNN(neighbours=20))):
         with clock(f"fit {title}"):
             baseline.fit(split.train)
         add(title, baseline, clock.seconds[f"fit {title}"])
-    plain, seconds, note = chosen("EASE", EASE(dropout=0.0), L2_PLAIN, split, k, clock)
+    plain, seconds, note = fit_best_l2("EASE", EASE(dropout=0.0), L2_PLAIN, split, k, clock)
     add("EASE", plain, seconds)
     choices = [note]
     if model is None:
-        adaptive = DAN(alpha_from_gini(found.gini_items), beta_from_homophily(found.homophily))
+        alpha = alpha_from_gini(statistics.gini_items)
+        adaptive = DAN(alpha, beta_from_homophily(statistics.homophily))
         prototype = EASE(dropout="auto", normalizer=adaptive)
-        main, seconds, note = chosen("EASE + DAN", prototype, L2_ADAPTIVE, split, k, clock)
-        title = _title(main)
+        main, seconds, note = fit_best_l2("EASE + DAN", prototype, L2_ADAPTIVE, split, k, clock)
+        title = _model_title(main)
     else:
-        main, seconds, note = _given(model, split, clock)
-        title = f"Your model, {_title(main)}"
-        choices += _own_figures(model)
+        main, seconds, note = _refit(model, split, clock)
+        title = f"Your model, {_model_title(main)}"
+        choices += _estimate_sentence(model)
     add(title, main, seconds)
     with clock("turn the dial"):
         dial = _dial(main, split, k)
@@ -139,7 +140,7 @@ def collect(
     return {
         "name": name,
         "k": k,
-        "data": _data(data, split, found),
+        "data": _data_facts(data, split, statistics),
         "models": models,
         "training_curve": concentration(split.train.item_counts),
         "choices": [*choices, note],
@@ -170,8 +171,8 @@ class Clock:
 
 
 @dataclass
-class Watched:
-    """A model as `evaluate` sees it, at one position of the dial; counts what its lists show."""
+class CountingModel:
+    """A model with the dial at `alpha` that counts how often its lists show each item."""
 
     model: Recommender
     k: int
@@ -186,18 +187,18 @@ class Watched:
         self.shown = np.zeros(len(self.item_counts_), np.int64)
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
-        """Rank with the dial in place and count the items of the lists."""
-        found = self.model.rank(history, k, exclude_seen=exclude_seen, alpha=self.alpha)
-        self.shown += exposure(found.items, self.k, len(self.shown))
-        return found
+        """Rank with the dial applied and count the listed items."""
+        ranked = self.model.rank(history, k, exclude_seen=exclude_seen, alpha=self.alpha)
+        self.shown += exposure(ranked.items, self.k, len(self.shown))
+        return ranked
 
 
-def chosen(
+def fit_best_l2(
     name: str, prototype: EASE, l2: Sequence[float], split: Split, k: int, clock: Clock
 ) -> tuple[Recommender, float, str]:
-    """Fit a model with the best l2 on the valid part; return the fit's seconds and a remark too.
+    """Fit with the l2 that is best on the valid part; return model, seconds and a remark.
 
-    The automatic l2 is taken where there is no valid part, or the solves would take too long.
+    Uses the automatic l2 without a valid part, or if the solves would take too long.
     """
     with clock("plan"):
         flops = plan(split.train).flops
@@ -208,36 +209,36 @@ def chosen(
         remark = f"{name}: the automatic settings, without a search"
         return prototype, clock.seconds[f"fit {name}"], remark
     with clock(f"fit and choose {name}"):
-        found = tune(prototype, split, grid={"l2": values}, metric=f"ndcg@{k}", objectives=())
+        tuned = tune(prototype, split, grid={"l2": values}, metric=f"ndcg@{k}", objectives=())
     remark = f"{name}: the best of {len(values)} settings by NDCG@{k} on the valid part"
-    return found.model, found.fit_seconds, remark
+    return tuned.model, tuned.fit_seconds, remark
 
 
-def _given(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender, float, str]:
-    """Return a model fitted on the train part: the given one, or a new fit with its settings."""
+def _refit(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender, float, str]:
+    """Return the user's model, refitted unless it was fitted on the train part."""
     if model.data_fingerprint_ == split.train.fingerprint:
         return model, 0.0, "the given model, as it was fitted on the train part"
     with clock("fit your model"):
         again = model.clone().fit(split.train)
-    why = "the given model's settings, fitted anew on the train part: it had seen other users"
+    why = "the given model, refitted on the train part because it was fitted on other users"
     return again, clock.seconds["fit your model"], why
 
 
-def _own_figures(model: Recommender) -> list[str]:
-    """Return the leave-one-out figures that a model carries, as a sentence; none without them."""
-    kept = model.estimate_
-    if kept is None:
+def _estimate_sentence(model: Recommender) -> list[str]:
+    """Return the leave-one-out estimate of a model as a sentence, if it has one."""
+    estimate = model.estimate_
+    if estimate is None:
         return []
     words = [
         f"{name} {figure['value']:.4f} [{figure['low']:.4f}, {figure['high']:.4f}]"
-        for name, figure in kept["values"].items()
+        for name, figure in estimate["values"].items()
         if "ndcg" in name and figure.keys() == {"value", "low", "high"}
     ]
-    users = f"{kept['n_users']:,} of its own users, left out one by one"
+    users = f"{estimate['n_users']:,} of its training users by leave-one-out"
     return [f"the given model as it was fitted, on {users}: {', '.join(words)}"]
 
 
-def _title(model: Recommender) -> str:
+def _model_title(model: Recommender) -> str:
     return model.label.replace("+", " + ")
 
 
@@ -245,19 +246,19 @@ def _split(data: Interactions, seed: int) -> Split:
     return strong(data, valid=0.1, test=0.1 if data.n_users >= FEW else 0.2, seed=seed)
 
 
-def _data(data: Interactions | Split, split: Split, found: Statistics) -> dict[str, Any]:
-    whole = data if isinstance(data, Interactions) else None
+def _data_facts(data: Interactions | Split, split: Split, described: Statistics) -> dict[str, Any]:
+    interactions = data if isinstance(data, Interactions) else None
     sizes = ("n_users", "n_items", "n_interactions")
     return {
-        **found.to_dict(),
-        "whole": whole and {size: getattr(whole, size) for size in sizes},
-        "alpha": alpha_from_gini(found.gini_items),
-        "beta": beta_from_homophily(found.homophily),
-        "notes": list(dict.fromkeys([*(whole or split.train).notes, *split.notes])),
+        **described.to_dict(),
+        "whole": interactions and {size: getattr(interactions, size) for size in sizes},
+        "alpha": alpha_from_gini(described.gini_items),
+        "beta": beta_from_homophily(described.homophily),
+        "notes": list(dict.fromkeys([*(interactions or split.train).notes, *split.notes])),
     }
 
 
-def _model(
+def _model_facts(
     model: Recommender, result: Result, shown: npt.NDArray[np.int64], seconds: float
 ) -> dict[str, Any]:
     cells = {
@@ -278,9 +279,9 @@ def _model(
 
 
 def concentration(counts: npt.NDArray[np.int64]) -> dict[str, list[float]]:
-    """Share of all counts that the most counted share of the items holds, as a curve.
+    """Return the cumulative share of counts over the share of items, most counted first.
 
-    The points lie closer together near 0, where lists differ.
+    The points are denser near 0, where lists differ.
 
     >>> concentration(np.array([0, 4, 0, 0]))["held"][-1]
     1.0
@@ -288,12 +289,12 @@ def concentration(counts: npt.NDArray[np.int64]) -> dict[str, list[float]]:
     ranked = np.sort(counts)[::-1]
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(counts.sum()), 1)
     share = np.linspace(0, 1, CURVE) ** 2
-    held = np.interp(share * len(counts), np.arange(len(counts) + 1), running)
-    return {"items": share.round(5).tolist(), "held": held.round(5).tolist()}
+    cumulative = np.interp(share * len(counts), np.arange(len(counts) + 1), running)
+    return {"items": share.round(5).tolist(), "held": cumulative.round(5).tolist()}
 
 
 def _tests(results: list[Result], k: int) -> list[dict[str, Any]]:
-    """Compare the last model with plain EASE, user by user, over all items and the tail."""
+    """Compare the last model with plain EASE per user, over all items and the tail."""
     pair = {result.name: result for result in results[-2:]}
     out = []
     for part in ("", "tail_"):
@@ -305,21 +306,22 @@ def _tests(results: list[Result], k: int) -> list[dict[str, Any]]:
 
 
 def _dial(model: Recommender, split: Split, k: int) -> dict[str, Any] | None:
-    """Evaluate the model at every position of the dial; None where it has no dial."""
-    own = model.alpha_
-    if own is None:
+    """Evaluate the model at every alpha of the dial; None if it has no dial."""
+    fitted_alpha = model.alpha_
+    if fitted_alpha is None:
         return None
     tail = ~head_items(model.item_counts_)
     rows = []
-    for alpha in sorted([own, *(alpha for alpha in ALPHAS if abs(alpha - own) > 0.01)]):
-        watched = Watched(model, k, alpha)
-        found = evaluate(watched, split.test, k, metrics=DIAL, bootstrap=0)
-        values = found.to_dict()["values"]
+    other_alphas = (alpha for alpha in ALPHAS if abs(alpha - fitted_alpha) > 0.01)
+    for alpha in sorted([fitted_alpha, *other_alphas]):
+        counting = CountingModel(model, k, alpha)
+        result = evaluate(counting, split.test, k, metrics=DIAL, bootstrap=0)
+        values = result.to_dict()["values"]
         row: dict[str, Any] = {name: values[f"{name}@{k}"] for name in DIAL}
         row["alpha"] = alpha
-        row["tail_share"] = float(watched.shown[tail].sum() / max(int(watched.shown.sum()), 1))
+        row["tail_share"] = float(counting.shown[tail].sum() / max(int(counting.shown.sum()), 1))
         rows.append(row)
-    return {"own": [row["alpha"] for row in rows].index(own), "rows": rows}
+    return {"own": [row["alpha"] for row in rows].index(fitted_alpha), "rows": rows}
 
 
 def _costs(split: Split, clock: Clock) -> dict[str, Any]:
@@ -335,7 +337,7 @@ def _costs(split: Split, clock: Clock) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int | None:
-    """Return the most memory this process ever held, where the system tells."""
+    """Return the peak memory of this process, if the system reports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -345,8 +347,8 @@ def _peak_bytes() -> int | None:
 
 
 def _definitions(result: Result) -> dict[str, str]:
-    wanted = ("recall", "ndcg", "head_ndcg", "tail_ndcg", "unbiased_ndcg", *BEYOND)
-    return {name: result.definitions[name] for name in wanted}
+    names = ("recall", "ndcg", "head_ndcg", "tail_ndcg", "unbiased_ndcg", *BEYOND)
+    return {name: result.definitions[name] for name in names}
 
 
 def _provenance(split: Split, result: Result, seed: int, command: str | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The pages: facts into sentences and templates, everything inline, nothing from elsewhere.
+"""Render reports and case studies as self-contained HTML pages.
 
-Titles and ids come from the user's data and are escaped by the template engine; the page's own
-script writes them as text only, and a content security policy lets nothing else run or load.
+Titles and ids of the data are escaped by the template engine; the script of the page writes them
+as text only, and a content security policy blocks everything else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SURE = 0.05
 
 
 def glance(facts: dict[str, Any]) -> list[str]:
-    """Return the report in a few sentences: accuracy, the tail, the catalogue."""
+    """Return a summary of the report: accuracy, tail and catalogue coverage."""
     plain, main = facts["models"][-2:]
     k, name = facts["k"], main["name"]
     out = []
@@ -39,7 +39,7 @@ def glance(facts: dict[str, Any]) -> list[str]:
             f"NDCG@{k} {over}: {test['mean']:.4f} with {name}, {test['baseline_mean']:.4f} with "
             f"plain EASE; {verdict(test)}."
         )
-    shown = [each["beyond"]["coverage"] for each in (main, plain)]
+    shown = [model["beyond"]["coverage"] for model in (main, plain)]
     out.append(
         f"{name} shows {shown[0]:.0%} of the catalogue to at least one user, plain EASE "
         f"{shown[1]:.0%}, popularity {facts['models'][0]['beyond']['coverage']:.1%}."
@@ -48,23 +48,23 @@ def glance(facts: dict[str, Any]) -> list[str]:
 
 
 def verdict(test: dict[str, Any]) -> str:
-    """Return whether a difference is more than chance, paired by user.
+    """Return whether a difference is significant, as a sentence.
 
     >>> row = {"difference": 0.01, "low": -0.01, "high": 0.03, "p_adjusted": 0.4}
     >>> verdict(row)
     'no clear difference (+0.0100, 95% interval -0.0100 to +0.0300, p = 0.4)'
     """
-    moved = (
+    change = (
         f"{test['difference']:+.4f}, 95% interval {test['low']:+.4f} to {test['high']:+.4f}, "
         f"p = {test['p_adjusted']:.2g}"
     )
     if test["p_adjusted"] >= SURE:
-        return f"no clear difference ({moved})"
-    return f"clearly {'better' if test['difference'] > 0 else 'worse'} ({moved})"
+        return f"no clear difference ({change})"
+    return f"clearly {'better' if test['difference'] > 0 else 'worse'} ({change})"
 
 
 def position(row: dict[str, Any], k: int) -> str:
-    """Return one position of the dial in words, as a slider announces it."""
+    """Return the description of one position of the dial, for screen readers."""
     tail = "undefined" if row["tail_ndcg"] is None else f"{row['tail_ndcg']:.4f}"
     return (
         f"alpha {row['alpha']:.2f}: NDCG@{k} {row['ndcg']:.4f}, tail {tail}, "
@@ -129,7 +129,7 @@ def render(facts: dict[str, Any]) -> str:
 
 
 def packed(users: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what the page's script needs: every title once, lists by number."""
+    """Return the data of the page's script: every title once, lists by its number."""
     titles: dict[str, int] = {}
 
     def number(title: str) -> int:
@@ -144,7 +144,7 @@ def packed(users: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Refuse a page that could not be written, before the work is done rather than after."""
+    """Raise early if a page cannot be written."""
     _environment()  # jinja2 may be missing
     file = Path(path)
     if file.is_dir():
@@ -186,20 +186,20 @@ def _environment() -> Environment:
         raise MissingExtraError(
             "the report needs jinja2; install it with `pip install 'equipoise[report]'`"
         ) from error
-    made = Environment(
+    environment = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(score=_score, count=_count, share=_share, clock=_clock, size=_size)
-    return made
+    environment.filters.update(score=_score, count=_count, share=_share, clock=_clock, size=_size)
+    return environment
 
 
 def _source(name: str) -> str:
-    found = resources.files("equipoise.report").joinpath("templates", name)
-    return found.read_text(encoding="utf-8")
+    resource = resources.files("equipoise.report").joinpath("templates", name)
+    return resource.read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
@@ -222,7 +222,7 @@ def _share(value: float | None) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration as it is read.
+    """Return a duration with its unit.
 
     >>> _clock(0.0000051), _clock(0.25), _clock(12.34), _clock(200.0)
     ('< 0.01 s', '0.25 s', '12 s', '3 min 20 s')

@@ -1,7 +1,7 @@
-"""Users in a report: their history, what a model recommends to them, and why.
+"""Users in a report: their history, their recommendations and the reasons.
 
-`portraits` shows users of the test part; `case_study` is that of the paper: the history of one
-user, and the lists under four normalizations.
+`portraits` describes users of the test part; `case_study` compares four normalizations for one
+user, as in the paper.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from equipoise.evaluation.metrics import head_items
 from equipoise.models import LAE, Recommender
 from equipoise.normalize import DAN, NoNorm, RandomWalk, Symmetric
 
-LISTED = 10  # items of a recommendation list that are shown
-REMEMBERED = 12  # items of a history that are shown
+LISTED = 10  # recommended items to show
+HISTORY = 12  # items of a history to show
 REASONS = 2
 ABOUT = {
     "W/O": "no normalization",
@@ -32,15 +32,15 @@ ABOUT = {
     "DAN": "data-adaptive",
     "Sym": "symmetric",
 }
-ODDS = 0.5  # of RW and Sym: a dropout of 1/2 is the penalty 1 * D_I
+HALF = 0.5  # dropout of RW and Sym: gives the penalty 1 * D_I
 
 
-def sampled(part: Part, count: int, seed: int) -> list[int]:
-    """Draw rows of a part, one from each of `count` groups of users of similar activity.
+def sample_rows(part: Part, count: int, seed: int) -> list[int]:
+    """Draw one row from each of `count` groups of users of similar activity.
 
     >>> import equipoise as eq
     >>> part = eq.split.strong(eq.Interactions(np.tri(40, 9) + np.eye(40, 9, 1)), test=0.5).test
-    >>> rows = sampled(part, 3, seed=0)
+    >>> rows = sample_rows(part, 3, seed=0)
     >>> bool((np.diff(part.history.user_counts[rows]) >= 0).all())
     True
     """
@@ -52,41 +52,38 @@ def sampled(part: Part, count: int, seed: int) -> list[int]:
     return [int(rng.choice(group)) for group in groups]
 
 
-def named(part: Part, users: Any) -> list[int]:
-    """Return the rows of users that were asked for by id."""
+def rows_of_users(part: Part, users: Any) -> list[int]:
+    """Return the rows of users by id."""
     index = part.history.user_index
-    wanted = as_list(users)
-    for user in wanted:
+    ids = as_list(users)
+    for user in ids:
         if user not in index:
-            raise UnknownIdError(f"the {part.name} part has no user {user!r}; {_some(index)}")
-    return [int(row) for row in index.positions(wanted)]
+            raise UnknownIdError(f"the {part.name} part has no user {user!r}; {_first_ids(index)}")
+    return [int(row) for row in index.positions(ids)]
 
 
 def portraits(
     model: Recommender, part: Part, rows: Sequence[int], alphas: Sequence[float | None]
 ) -> list[dict[str, Any]]:
-    """Describe users: history, what is hidden, and their list at each position of the dial."""
+    """Return history, number of hidden items and a list per alpha for each user."""
     tail = tail_lookup(model)
-    how: dict[str, Any] = {"exclude_seen": part.hides_seen}
-    how["reasons"] = REASONS if model.explains else 0
+    options: dict[str, Any] = {"exclude_seen": part.hides_seen}
+    options["reasons"] = REASONS if model.explains else 0
     out = []
     for row in rows:
         one = part.history.rows([row])
         start, stop = part.target.matrix.indptr[row : row + 2]
         hidden = set(part.target.items[part.target.matrix.indices[start:stop]].tolist())
-        known = remembered(one)
+        known = history_items(one)
         lists = []
         for alpha in alphas:
-            found = model.recommend(one, LISTED, alpha=alpha, **how)
-            because = found.reason_titles or found.reasons or [[[]] * len(found.items[0])]
+            recommended = model.recommend(one, LISTED, alpha=alpha, **options)
+            titles = recommended.reason_titles or recommended.reasons
+            reasons_of_user: list[Any] = titles[0] if titles else [[]] * len(recommended.items[0])
             lists.append(
                 [
-                    {
-                        **entry(one, item, tail),
-                        "found": item in hidden,
-                        "why": [*map(str, why)],
-                    }
-                    for item, why in zip(found.items[0], because[0], strict=True)
+                    {**entry(one, item, tail), "found": item in hidden, "why": [*map(str, why)]}
+                    for item, why in zip(recommended.items[0], reasons_of_user, strict=True)
                 ]
             )
         out.append(
@@ -94,16 +91,16 @@ def portraits(
                 "user": str(part.history.users[row]),
                 "known": len(known),
                 "hidden": len(hidden),
-                "history": [entry(one, item, tail) for item in known[:REMEMBERED]],
-                "more": max(len(known) - REMEMBERED, 0),
+                "history": [entry(one, item, tail) for item in known[:HISTORY]],
+                "more": max(len(known) - HISTORY, 0),
                 "lists": lists,
             }
         )
     return out
 
 
-def remembered(one: Interactions) -> list[Any]:
-    """Items of one row, each once: latest first where times are known, else in order."""
+def history_items(one: Interactions) -> list[Any]:
+    """Return the distinct items of one user, latest first if times are known."""
     items = one.history(one.users[0])
     if one.events is not None and one.events.times is not None:
         items = items[::-1]
@@ -111,7 +108,7 @@ def remembered(one: Interactions) -> list[Any]:
 
 
 def tail_lookup(model: Recommender) -> dict[Any, bool]:
-    """Return for each item whether it is in the tail of the training data."""
+    """Return for every item whether it is in the tail of the training data."""
     flags: npt.NDArray[np.bool_] = ~head_items(model.item_counts_)
     return dict(zip(model.item_index_.values.tolist(), flags.tolist(), strict=True))
 
@@ -122,16 +119,16 @@ def entry(data: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any
 
 
 def reasons(model: Recommender, known: list[Any], item: Any) -> list[str]:
-    """Return the titles of the items of the history that add most to a score."""
-    found = model.explain(known, item)
-    names = found.titles or [str(source) for source in found.sources]
-    parts = zip(names, found.contributions, strict=True)
-    adding = sorted((pair for pair in parts if pair[1] > 0), key=lambda pair: -pair[1])
-    return [name for name, _ in adding[:REASONS]]
+    """Return the titles of the history items that contribute most to a score."""
+    explanation = model.explain(known, item)
+    names = explanation.titles or [str(source) for source in explanation.sources]
+    pairs = zip(names, explanation.contributions, strict=True)
+    positive = sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: -pair[1])
+    return [name for name, _ in positive[:REASONS]]
 
 
-def _some(index: IdIndex) -> str:
-    return f"choose among {', '.join(str(each) for each in index.values[:5])}, ..."
+def _first_ids(index: IdIndex) -> str:
+    return f"choose among {', '.join(str(user) for user in index.values[:5])}, ..."
 
 
 @dataclass(frozen=True)
@@ -160,11 +157,11 @@ class CaseStudy:
     fingerprint: str
 
     def to_frame(self) -> pl.DataFrame:
-        """The lists."""
+        """Return the lists."""
         return self.lists
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values; the lists by normalization."""
+        """Return all values as a plain dict, with the lists by normalization."""
         lists = {
             name: self.lists.filter(normalization=name).drop("normalization").to_dicts()
             for name in self.settings
@@ -197,33 +194,33 @@ def case_study(
     """Recommend to one user under four normalizations of the same linear autoencoder.
 
     As in the paper's appendix: LAE without normalization (W/O), with random-walk (RW), symmetric
-    (Sym) and data-adaptive normalization (DAN). The models are fitted on all other users. RW and
-    Sym read their lists off the same solve.
+    (Sym) and data-adaptive normalization (DAN). The models are fitted on all other users; RW and
+    Sym share a solve.
 
     Parameters
     ----------
     data
         The interactions of all users, this one among them.
     user
-        Whose lists to show.
+        Id of the user.
     k
         Length of the lists.
     l2
-        For W/O; "auto" takes it from the data, as the settings of DAN are.
+        Ridge penalty of W/O; "auto" derives it from the data, as for DAN.
     dtype
         Precision of the solves.
     """
     if user not in data.user_index:
-        raise UnknownIdError(f"the data have no user {user!r}; {_some(data.user_index)}")
+        raise UnknownIdError(f"the data have no user {user!r}; {_first_ids(data.user_index)}")
     cutoff("k", k)
     row = data.user_index.position(user)
-    others = data.rows(np.arange(data.n_users) != row)
-    train = others.columns(others.item_counts > 0)
+    other_users = data.rows(np.arange(data.n_users) != row)
+    train = other_users.columns(other_users.item_counts > 0)
     one = data.rows([row]).with_items(train.item_index, unknown="skip")
     if not one.n_interactions:
         raise DataError(f"no other user has an item of user {user!r}; choose another user")
     models = _models(train, l2, dtype)
-    tail, known = tail_lookup(models["W/O"]), remembered(one)
+    tail, known = tail_lookup(models["W/O"]), history_items(one)
 
     def row_of(item: Any) -> dict[str, Any]:
         count = int(train.item_counts[train.item_index.position(item)])
@@ -254,7 +251,7 @@ def case_study(
 def _models(train: Interactions, l2: Any, dtype: str) -> dict[str, LAE]:
     """Fit the four models in the order of the paper's figure; three solves."""
     plain = LAE(l2=l2, dropout=0.0, normalizer=NoNorm()).fit(train, dtype=dtype)
-    walk = LAE(l2=0.0, dropout=ODDS, normalizer=RandomWalk()).fit(train, dtype=dtype)
-    symmetric = LAE(l2=0.0, dropout=ODDS, normalizer=Symmetric()).reuse(walk)
+    walk = LAE(l2=0.0, dropout=HALF, normalizer=RandomWalk()).fit(train, dtype=dtype)
+    symmetric = LAE(l2=0.0, dropout=HALF, normalizer=Symmetric()).reuse(walk)
     adaptive = LAE(dropout="auto", normalizer=DAN()).fit(train, dtype=dtype)
     return {"W/O": plain, "RW": walk, "DAN": adaptive, "Sym": symmetric}
