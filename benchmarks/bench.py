@@ -67,10 +67,10 @@ METRICS = ("ndcg", "tail_ndcg", "coverage")
 class Bench:
     """One run: where its files are, and which sets and libraries it covers."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked, self.folder = asked, asked.folder.resolve()
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, options.folder.resolve()
         self.environments = self.folder / "env"
-        self.models = [each for each in MODELS if each.peer in ("equipoise", *asked.peers)]
+        self.models = [model for model in MODELS if model.peer in ("equipoise", *options.peers)]
 
     def cells(self, name: str) -> Iterator[Model]:
         """Yield the models that are measured on a set and can be run here."""
@@ -84,7 +84,7 @@ class Bench:
         folder = self.folder / name
         if (folder / "users-test.npy").exists():
             return
-        data = sources(self.asked.data)[name.removesuffix("-all")]()
+        data = sources(self.options.data)[name.removesuffix("-all")]()
         data = most_used(data, SETS[name]) if SETS[name] else data.filter(min_user=3)
         pairs = eq.Interactions((data.matrix > 0).astype(np.float32))
         split = eq.split.weak(pairs, valid=0.1, test=0.2, seed=0)
@@ -94,8 +94,8 @@ class Bench:
         for part, most in ((split.valid, VALID_USERS), (split.test, USERS)):
             assert part is not None
             users = part.history.users
-            some = np.random.default_rng(0).permutation(len(users))[:most]
-            np.save(folder / f"users-{part.name}.npy", np.sort(users[some]))
+            drawn = np.random.default_rng(0).permutation(len(users))[:most]
+            np.save(folder / f"users-{part.name}.npy", np.sort(users[drawn]))
 
     def run(self, name: str, model: Model, part: str, out: Path, **more: Any) -> str:
         """Run a job in the model's environment; return its error, or nothing."""
@@ -111,13 +111,17 @@ class Bench:
         environment = {**os.environ, "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
         if not ours:
             environment.pop("PYTHONPATH", None)
-        how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": folder}
-        most = int(self.asked.memory * 1e9)
-        how["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        process_options: dict[str, Any] = {"capture_output": True, "text": True, "cwd": folder}
+        most = int(self.options.memory * 1e9)
+        process_options["preexec_fn"] = lambda: resource.setrlimit(
+            resource.RLIMIT_AS, (most, most)
+        )
         try:
-            done = subprocess.run(command, timeout=self.asked.limit, env=environment, **how)
+            done = subprocess.run(
+                command, timeout=self.options.limit, env=environment, **process_options
+            )
         except subprocess.TimeoutExpired:
-            return f"over {self.asked.limit} s"
+            return f"over {self.options.limit} s"
         return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
 
     def search(self, name: str, model: Model) -> None:
@@ -133,28 +137,32 @@ class Bench:
             lists = out.with_name(f"{out.name}-{number}.npy")
             if lists.exists():
                 tried.append((self.judge(name, "valid", lists)["ndcg"], settings))
-        found: dict[str, Any] = {"error": error, "tried": tried}
+        choice: dict[str, Any] = {"error": error, "tried": tried}
         if tried:
-            found["settings"] = max(tried, key=lambda each: each[0])[1]
+            choice["settings"] = max(tried, key=lambda trial: trial[0])[1]
         if error:
-            found["note"] = f"{len(tried)} of {len(model.grid)} settings tried: {error}"
-        chosen.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            choice["note"] = f"{len(tried)} of {len(model.grid)} settings tried: {error}"
+        chosen.write_text(json.dumps(choice, indent=1), encoding="utf-8")
         seconds = time.perf_counter() - start
-        print(f"{name}, {model.key}: {seconds:.0f} s, {found.get('settings')} {error}", flush=True)
+        print(
+            f"{name}, {model.key}: {seconds:.0f} s, {choice.get('settings')} {error}", flush=True
+        )
 
     def judge(self, name: str, part: str, lists: Path) -> dict[str, float]:
         """Return the quality of lists, whoever made them."""
         split, users, items = self.split(name), self.users(name, part), np.load(lists)
         side = split.valid if part == "valid" else split.test
         assert side is not None
-        kept = np.isin(side.history.users, users)
-        asked = eq.split.Part(side.history.rows(kept), side.target.rows(kept), "weak", part)
+        has_user = np.isin(side.history.users, users)
+        judged_part = eq.split.Part(
+            side.history.rows(has_user), side.target.rows(has_user), "weak", part
+        )
         ranks = np.tile(np.arange(1, items.shape[1] + 1), len(items))
         user = np.repeat(users, items.shape[1])
         frame = pl.DataFrame({"user": user, "item": items.ravel(), "rank": ranks})
         frame = frame.filter(pl.col("item") >= 0)
-        found = eq.evaluate(frame, asked, train=split.train, metrics=METRICS, bootstrap=0)
-        return {metric: found[f"{metric}@20"] for metric in METRICS}
+        result = eq.evaluate(frame, judged_part, train=split.train, metrics=METRICS, bootstrap=0)
+        return {metric: result[f"{metric}@20"] for metric in METRICS}
 
     def split(self, name: str) -> eq.Split:
         """Return the split of a set."""
@@ -169,20 +177,20 @@ class Bench:
         out = self.folder / name / "measured" / model.key
         ways: dict[str, Any] = {"default": {}}
         search = self.folder / name / "search" / f"{model.key}.json"
-        found = json.loads(search.read_text(encoding="utf-8")) if search.exists() else {}
-        ways |= {"searched": found["settings"]} if "settings" in found else {}
+        choice = json.loads(search.read_text(encoding="utf-8")) if search.exists() else {}
+        ways |= {"searched": choice["settings"]} if "settings" in choice else {}
         done = {way: out.with_name(f"{model.key}-{way}.json") for way in WAYS}
         ways = {way: settings for way, settings in ways.items() if not done[way].exists()}
-        if "note" in found and "settings" not in found and not done["searched"].exists():
-            none = {"settings": {}, "date": f"{datetime.date.today()}", "error": found["note"]}
+        if "note" in choice and "settings" not in choice and not done["searched"].exists():
+            none = {"settings": {}, "date": f"{datetime.date.today()}", "error": choice["note"]}
             done["searched"].write_text(json.dumps(none, indent=1), encoding="utf-8")
         if not ways:
             return
         error = self.run(name, model, "test", out, ways=ways)
         for way, settings in ways.items():
             row: dict[str, Any] = {"settings": settings, "date": f"{datetime.date.today()}"}
-            if way == "searched" and "note" in found:
-                row["note"] = found["note"]
+            if way == "searched" and "note" in choice:
+                row["note"] = choice["note"]
             figures = out.with_name(f"{model.key}-{way}.figures.json")
             if figures.exists():
                 row |= json.loads(figures.read_text())
@@ -190,7 +198,9 @@ class Bench:
             else:
                 row["error"] = error
             done[way].write_text(json.dumps(row, indent=1), encoding="utf-8")
-            shown = {key: round(each, 4) for key, each in row.items() if isinstance(each, float)}
+            shown = {
+                key: round(figure, 4) for key, figure in row.items() if isinstance(figure, float)
+            }
             print(f"{name}, {model.key}, {way}: {shown} {row.get('error', '')}", flush=True)
 
     def floor(self, name: str) -> None:
@@ -258,12 +268,12 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES)
     parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
     parser.add_argument("--memory", type=float, default=12, help="GB for a process")
-    bench = Bench(asked := parser.parse_args())
-    if "environments" in asked.stages:
-        for name, error in make_all(bench.environments, asked.peers).items():
+    bench = Bench(options := parser.parse_args())
+    if "environments" in options.stages:
+        for name, error in make_all(bench.environments, options.peers).items():
             print(f"{name}: {error or 'ready'}", flush=True)
     for stage in ("prepare", "search", "measure"):
-        for name in asked.sets if stage in asked.stages else ():
+        for name in options.sets if stage in options.stages else ():
             if stage == "prepare":
                 bench.prepare(name)
                 continue
@@ -274,13 +284,13 @@ def main() -> None:
                     bench.search(name, model)
                 else:
                     bench.measure(name, model)
-    if "table" in asked.stages:
+    if "table" in options.stages:
         errors = {
             name: file.read_text(encoding="utf-8")
             for name in ENVIRONMENTS
             if (file := bench.environments / f"{name}.error").exists()
         }
-        rows = [row for name in asked.sets for row in bench.rows(name)]
+        rows = [row for name in options.sets for row in bench.rows(name)]
         write(HERE / "results", rows, errors, machine())
 
 

@@ -46,18 +46,18 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    given = parser.parse_args()
-    users = given.users or max(given.interactions // 50, 100)
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
+    options = parser.parse_args()
+    users = options.users or max(options.interactions // 50, 100)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
-        parts = made(folder / "events", given.interactions, users, given.items)
-        Comparison(folder, parts).run(given.phases)
+        parts = write_events(folder / "events", options.interactions, users, options.items)
+        Comparison(folder, parts).run(options.phases)
     finally:
-        if given.folder is None:
+        if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def made(folder: Path, n_rows: int, n_users: int, n_items: int) -> Path:
+def write_events(folder: Path, n_rows: int, n_users: int, n_items: int) -> Path:
     """Write interactions in files; popularity falls with a power of the rank of an item."""
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -93,7 +93,7 @@ def task_seconds(client: Any, since: float) -> float:
     """Return how long tasks ran, all workers together: more beside one another than alone."""
     if client is None:
         return 0.0
-    ran = [each["startstops"] for each in client.get_task_stream(start=since)]
+    ran = [task["startstops"] for task in client.get_task_stream(start=since)]
     return float(
         sum(part["stop"] - part["start"] for parts in ran for part in parts if computes(part))
     )
@@ -152,22 +152,22 @@ class Comparison:
             getattr(self, phase)()
         self.ratios()
 
-    def timed(self, what: str, work: Callable[[], Any], client: Any = None) -> Any:
+    def timed(self, label: str, work: Callable[[], Any], client: Any = None) -> Any:
         """Do something and keep how long it took, here and on the workers of a client."""
         before, start, since = processor_seconds(client), time.perf_counter(), time.time()
-        found = work()
+        result = work()
         seconds = time.perf_counter() - start
         tasks = task_seconds(client, since)
-        used, kernel = (float(each) for each in processor_seconds(client) - before)
+        used, kernel = (float(seconds_used) for seconds_used in processor_seconds(client) - before)
         there = "" if client is None else f", tasks of {tasks:.1f} s"
         work = f"{used:.1f} s of processors ({kernel:.1f} in the kernel)"
-        say(f"  {what}: {seconds:.1f} s, {work}{there}")
-        self.keep(what, (seconds, used, tasks, kernel))
-        return found
+        say(f"  {label}: {seconds:.1f} s, {work}{there}")
+        self.keep(label, (seconds, used, tasks, kernel))
+        return result
 
-    def keep(self, what: str, value: Any) -> None:
+    def keep(self, label: str, measurement: Any) -> None:
         """Write down what was measured."""
-        self.times[what] = value
+        self.times[label] = measurement
         self.file.write_text(json.dumps(self.times, indent=1))
 
     def split(self) -> Any:
@@ -241,30 +241,30 @@ class Comparison:
         """Evaluate here and on two workers."""
         home, split = self.model(), self.split()
         fitted = eq.load(home)
-        wanted = self.timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
+        local_result = self.timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
         with workers(2) as client:
-            found = self.timed(
+            cluster_result = self.timed(
                 "2 workers: evaluate",
                 lambda: eq.cluster.evaluate(home, split.test, client=client, bootstrap=0),
                 client,
             )
-        assert found.table.equals(wanted.table)
-        say(f"  the same metrics: ndcg@20 {found['ndcg@20']:.4f}")
+        assert cluster_result.table.equals(local_result.table)
+        say(f"  the same metrics: ndcg@20 {cluster_result['ndcg@20']:.4f}")
 
     def neighbourhood(self) -> None:
         """Fit neighbourhoods here and on two workers."""
         near = {"engine": "neighbourhood", "neighbours": NEIGHBOURS}
         model, data = eq.EASE(l2=100.0), eq.read(self.parts)
-        wanted = self.timed("neighbourhood", lambda: model.fit(data, **near))
-        columns = wanted.inverse_
+        local_model = self.timed("neighbourhood", lambda: model.fit(data, **near))
+        columns = local_model.inverse_
         with workers(2) as client:
             there = eq.cluster.read(self.parts, client=client)
-            found = self.timed(
+            cluster_model = self.timed(
                 "2 workers: neighbourhood",
                 lambda: eq.cluster.fit(model, there, **near),
                 client,
             )
-        same = np.array_equal(found.inverse_.data, columns.data)
+        same = np.array_equal(cluster_model.inverse_.data, columns.data)
         say(f"  {'the same' if same else 'other'} bits")
 
     def solve(self) -> None:
@@ -272,12 +272,14 @@ class Comparison:
         train = self.split().train
         penalty, weights = np.full(train.n_items, 100.0), np.ones(train.n_users)
         gram = dense.Gram(train.matrix, weights)
-        wanted, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
-        with workers(2) as client, most_held(client) as held:
+        dense_inverse, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
+        with workers(2) as client, most_held(client) as tile_bytes:
             solver = WorkerSolver(Spread.of(client, train), train)
-            found = self.timed("2 workers: exact", lambda: solver.solve(weights, penalty), client)
-        apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
-        share = held[0] / wanted.nbytes
+            solution = self.timed(
+                "2 workers: exact", lambda: solver.solve(weights, penalty), client
+            )
+        apart = float(np.abs(solution.P - dense_inverse).max() / np.abs(dense_inverse).max())
+        share = tile_bytes[0] / dense_inverse.nbytes
         self.keep("exact, tiles of a worker", share)
         say(
             f"  {train.n_items:,} items: largest difference {apart:.1e} of the largest number; "
@@ -286,9 +288,9 @@ class Comparison:
 
     def kill(self) -> None:
         """Kill a worker while it reads."""
-        whole = self.times.get("2 workers: read", (4.0, 0.0))[0]
+        read_seconds = self.times.get("2 workers: read", (4.0, 0.0))[0]
         with workers(2) as client:
-            timer = kill_soon(client, whole / 4)
+            timer = kill_soon(client, read_seconds / 4)
             data = self.timed(
                 "2 workers, one is killed: read",
                 lambda: eq.cluster.read(self.parts, client=client),
@@ -315,7 +317,7 @@ class Comparison:
             ["2 workers: read"],
         )
 
-    def ratio(self, what: str, above: list[str], below: list[str]) -> None:
+    def ratio(self, label: str, above: list[str], below: list[str]) -> None:
         """Print a ratio of sums, where all of them were measured."""
         if not set(above) | set(below) <= set(self.times):
             return
@@ -324,7 +326,7 @@ class Comparison:
             / sum(self.times[name][at] for name in below)
             for at in (0, 1)
         )
-        say(f"{what}: {clock:.2f} of the time, {work:.2f} of the work")
+        say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
 @contextmanager
@@ -336,8 +338,8 @@ def most_held(client: Any) -> Iterator[list[int]]:
     def watch() -> None:
         while not done.wait(0.05):
             for worker in list(scheduler.workers.values()):
-                tasks = [each for each in list(worker.has_what) if each.prefix.name in TILES]
-                most[0] = max(most[0], sum(max(each.nbytes, 0) for each in tasks))
+                tasks = [task for task in list(worker.has_what) if task.prefix.name in TILES]
+                most[0] = max(most[0], sum(max(task.nbytes, 0) for task in tasks))
 
     thread = threading.Thread(target=watch)
     thread.start()

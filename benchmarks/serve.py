@@ -92,7 +92,7 @@ class Running:
     def workers(self) -> list[int]:
         """Process ids of the workers."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(each) for each in text.split()]
+        return [int(pid) for pid in text.split()]
 
     def cpu(self) -> float:
         """Seconds of processor time of the server and its workers."""
@@ -104,11 +104,11 @@ class Running:
 
     def memory(self) -> int:
         """Bytes of memory that the workers have for themselves."""
-        found = 0
+        private_bytes = 0
         for process in self.workers():
             text = Path(f"/proc/{process}/smaps_rollup").read_text()
-            found += sum(1024 * int(n) for n in re.findall(r"Private_Dirty: +(\d+)", text))
-        return found
+            private_bytes += sum(1024 * int(n) for n in re.findall(r"Private_Dirty: +(\d+)", text))
+        return private_bytes
 
     def end(self) -> None:
         """Stop it."""
@@ -117,18 +117,18 @@ class Running:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def wait_for(port: int, path: str = "/healthz") -> None:
     end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
-            with socket.create_connection(("127.0.0.1", port)) as asked:
-                asked.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-                if asked.recv(64).startswith(b"HTTP/1.1"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+                if connection.recv(64).startswith(b"HTTP/1.1"):
                     return
         except OSError:
             pass
@@ -137,20 +137,20 @@ def wait_for(port: int, path: str = "/healthz") -> None:
 
 
 @contextlib.contextmanager
-def service(model: Path, store: str, *more: object) -> Iterator[Running]:
+def service(model: Path, store: str, *options: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
-    command += ["--no-access-log", *more]
+    command += ["--no-access-log", *options]
     # compiled modules are kept, as an installed package has them
-    kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-    words = [str(each) for each in command]
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=kept)
-    made = Running(process, port)
+    environment = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    arguments = [str(word) for word in command]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=environment)
+    running = Running(process, port)
     try:
         wait_for(port)
-        yield made
+        yield running
     finally:
-        made.end()
+        running.end()
 
 
 @contextlib.contextmanager
@@ -159,14 +159,14 @@ def bare(answer: dict[str, Any], server: str = "uvicorn") -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "answer.json").write_text(json.dumps(answer))
         (Path(folder) / "bare.py").write_text(BARE)
-        words = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
-        command = [sys.executable, "-m", server, *words]
-        made = Running(subprocess.Popen(command, cwd=folder), port)
+        arguments = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
+        command = [sys.executable, "-m", server, *arguments]
+        running = Running(subprocess.Popen(command, cwd=folder), port)
         try:
             wait_for(port)
-            yield made
+            yield running
         finally:
-            made.end()
+            running.end()
 
 
 def request(user: object, k: int = 20) -> bytes:
@@ -175,11 +175,11 @@ def request(user: object, k: int = 20) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def whole(received: bytes) -> bytes | None:
+def complete_body(received: bytes) -> bytes | None:
     """Return the body of an answer once all of it is there."""
     head, mark, body = received.partition(b"\r\n\r\n")
-    found = LENGTH.search(head) if mark else None
-    return body if found and len(body) >= int(found[1]) else None
+    length = LENGTH.search(head) if mark else None
+    return body if length and len(body) >= int(length[1]) else None
 
 
 class Load:
@@ -201,16 +201,16 @@ class Load:
         self.times, self.failed, self.broken = [], 0, 0
         while now - start < seconds and len(self.times) < most:
             while idle and (rate is None or sent < rate * (now - start)):
-                asked = idle.pop()
+                connection = idle.pop()
                 due = now if rate is None else start + sent / rate
                 try:
-                    asked.sendall(self.requests[sent % len(self.requests)])
+                    connection.sendall(self.requests[sent % len(self.requests)])
                 except OSError:
                     self.broken += 1
-                    ready.unregister(asked)
-                    asked = self._connect(ready)
-                    asked.sendall(self.requests[sent % len(self.requests)])
-                open_since[asked] = due, b""
+                    ready.unregister(connection)
+                    connection = self._connect(ready)
+                    connection.sendall(self.requests[sent % len(self.requests)])
+                open_since[connection] = due, b""
                 sent += 1
             for key, _ in ready.select(0.05 if rate is None else 0.001):
                 self._receive(key.fileobj, open_since, idle, ready)  # type: ignore[arg-type]
@@ -221,44 +221,44 @@ class Load:
         return len(self.times) / (now - start)
 
     def _connect(self, ready: selectors.BaseSelector) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ready.register(made, selectors.EVENT_READ)
-        return made
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ready.register(connection, selectors.EVENT_READ)
+        return connection
 
     def _receive(
         self,
-        asked: socket.socket,
+        connection: socket.socket,
         open_since: dict[socket.socket, tuple[float, bytes]],
         idle: list[socket.socket],
         ready: selectors.BaseSelector,
     ) -> None:
         try:
-            chunk = asked.recv(1 << 16)
+            chunk = connection.recv(1 << 16)
         except OSError:
             chunk = b""
         if not chunk:  # the worker is gone
-            self.broken += asked in open_since
-            open_since.pop(asked, None)
-            if asked in idle:
-                idle.remove(asked)
-            ready.unregister(asked)
-            asked.close()
+            self.broken += connection in open_since
+            open_since.pop(connection, None)
+            if connection in idle:
+                idle.remove(connection)
+            ready.unregister(connection)
+            connection.close()
             idle.append(self._connect(ready))
             return
-        since, received = open_since[asked]
+        since, received = open_since[connection]
         received += chunk
-        body = whole(received)
+        body = complete_body(received)
         if body is None:
-            open_since[asked] = since, received
+            open_since[connection] = since, received
             return
-        del open_since[asked]
+        del open_since[connection]
         self.times.append(time.perf_counter() - since)
         if not received.startswith(b"HTTP/1.1 200"):
             self.failed += 1
         elif self.check is not None:
             self.check(body)
-        idle.append(asked)
+        idle.append(connection)
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the times in milliseconds."""
@@ -271,19 +271,19 @@ def users_of(model: Path) -> list[Any]:
     return [data.users[n] for n in rng.permutation(data.n_users)[:2000]]
 
 
-def first_answer(running: Running, asked: bytes) -> dict[str, Any]:
+def first_answer(running: Running, http_request: bytes) -> dict[str, Any]:
     with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
-        connection.sendall(asked)
+        connection.sendall(http_request)
         received = b""
-        while (body := whole(received)) is None:
+        while (body := complete_body(received)) is None:
             received += connection.recv(1 << 16)
-    found: dict[str, Any] = json.loads(body)
-    return found
+    answer: dict[str, Any] = json.loads(body)
+    return answer
 
 
-def measured(running: Running, asked: list[bytes], seconds: float) -> tuple[float, float]:
+def measure_load(running: Running, requests: list[bytes], seconds: float) -> tuple[float, float]:
     """Return requests per second and microseconds of processor time a request."""
-    load, before = Load(running.port, asked), running.cpu()
+    load, before = Load(running.port, requests), running.cpu()
     rate = load.run(seconds)
     assert not load.failed, f"{load.failed} requests failed"
     return rate, 1e6 * (running.cpu() - before) / max(len(load.times), 1)
@@ -292,32 +292,32 @@ def measured(running: Running, asked: list[bytes], seconds: float) -> tuple[floa
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
     """Saturation beside a bare route, in turns; with writes beside it; p99 at half of it."""
     model = model_folder(options.folder, options.model)
-    asked = [request(user) for user in users_of(model)]
+    requests = [request(user) for user in users_of(model)]
     store = f"sqlite:///{options.folder}/bench.db"
-    for each in options.folder.glob("bench.db*"):
-        each.unlink()
+    for old_file in options.folder.glob("bench.db*"):
+        old_file.unlink()
     with service(model, store) as ours:
-        answer = first_answer(ours, asked[0])
+        answer = first_answer(ours, requests[0])
         assert len(answer["items"]) == 20
         with bare(answer) as floor:
-            measured(ours, asked, 1)
-            measured(floor, asked, 1)
+            measure_load(ours, requests, 1)
+            measure_load(floor, requests, 1)
             rounds: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "writes": []}
             for _ in range(options.rounds):
-                rounds["bare"].append(measured(floor, asked, options.seconds))
-                rounds["ours"].append(measured(ours, asked, options.seconds))
+                rounds["bare"].append(measure_load(floor, requests, options.seconds))
+                rounds["ours"].append(measure_load(ours, requests, options.seconds))
                 stop = threading.Event()
                 writer = threading.Thread(target=_write, args=(ours.port, stop))
                 writer.start()
-                rounds["writes"].append(measured(ours, asked, options.seconds))
+                rounds["writes"].append(measure_load(ours, requests, options.seconds))
                 stop.set()
                 writer.join()
-            best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
-            cost = {name: min(each for _, each in found) for name, found in rounds.items()}
+            best = {name: max(rate for rate, _ in pairs) for name, pairs in rounds.items()}
+            cost = {name: min(cpu_us for _, cpu_us in pairs) for name, pairs in rounds.items()}
             half: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
             for _ in range(options.rounds):
                 for name, running in (("bare", floor), ("ours", ours)):
-                    load = Load(running.port, asked, 16)
+                    load = Load(running.port, requests, 16)
                     load.run(options.seconds, rate=best[name] / 2)
                     half[name].append({f"p{n}_ms": load.quantile(n / 100) for n in (50, 99)})
     return {
@@ -336,16 +336,19 @@ def part_servers(options: argparse.Namespace) -> dict[str, Any]:
     """The bare route on each server, in turns; granian has to be installed for it."""
     item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
     answer = {"items": [item] * 20}
-    asked = [request(1)]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    requests = [request(1)]
+    rounds_by_server: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
     for _ in range(options.rounds):
-        for name, rounds in found.items():
+        for name, rounds in rounds_by_server.items():
             with bare(answer, name) as running:
-                measured(running, asked, 1)
-                rounds.append(measured(running, asked, options.seconds))
+                measure_load(running, requests, 1)
+                rounds.append(measure_load(running, requests, options.seconds))
     return {
-        name: {"requests_per_second": [r for r, _ in each], "cpu_us": [c for _, c in each]}
-        for name, each in found.items()
+        name: {
+            "requests_per_second": [rate for rate, _ in rounds],
+            "cpu_us": [cpu_us for _, cpu_us in rounds],
+        }
+        for name, rounds in rounds_by_server.items()
     }
 
 
@@ -406,9 +409,9 @@ def _new(user: Any) -> Any:
 def part_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Private memory of a worker after a warm-up, and after many requests more."""
     model = model_folder(options.folder, options.model)
-    asked = [request(user) for user in users_of(model)]
+    requests = [request(user) for user in users_of(model)]
     with service(model, f"sqlite:///{options.folder}/memory.db") as ours:
-        load = Load(ours.port, asked)
+        load = Load(ours.port, requests)
         load.run(options.seconds, most=5000)
         before, done = ours.memory(), 0
         end = time.monotonic() + 10 * options.seconds  # what was reached by then is said
@@ -440,7 +443,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
     run = os.urandom(4).hex()
     accepted: list[str] = []
     lock = threading.Lock()
-    each = options.events // 8
+    events_per_writer = options.events // 8
 
     def write(port: int, writer: int, done: list[int], until: int) -> None:
         with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}", timeout=20)) as client:
@@ -456,12 +459,17 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
                 done[writer] += 25
 
     done, kills, end = [0] * 8, 0, time.monotonic() + options.limit
-    while min(done) < each and time.monotonic() < end:
+    while min(done) < events_per_writer and time.monotonic() < end:
         with service(model, url) as ours:
             last = kills >= options.kills
-            until = [each if last else each * (kills + 1) // (options.kills + 1) + 1] * 8
+            until = [
+                events_per_writer
+                if last
+                else events_per_writer * (kills + 1) // (options.kills + 1) + 1
+            ] * 8
             threads = [
-                threading.Thread(target=write, args=(ours.port, n, done, each)) for n in range(8)
+                threading.Thread(target=write, args=(ours.port, n, done, events_per_writer))
+                for n in range(8)
             ]
             for thread in threads:
                 thread.start()
@@ -474,10 +482,10 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
             for thread in threads:
                 thread.join()
     store = Store(url)
-    kept = [event.id for event in store.since("default", "none").events if run in event.id]
+    stored_ids = [event.id for event in store.since("default", "none").events if run in event.id]
     store.close()
-    lost, doubled = len(set(accepted) - set(kept)), len(kept) - len(set(kept))
-    counts = {"accepted": len(set(accepted)), "kept": len(kept), "kills": kills}
+    lost, doubled = len(set(accepted) - set(stored_ids)), len(stored_ids) - len(set(stored_ids))
+    counts = {"accepted": len(set(accepted)), "kept": len(stored_ids), "kills": kills}
     return {"store": url.split(":")[0], **counts, "lost": lost, "doubled": doubled}
 
 
