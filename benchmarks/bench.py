@@ -1,33 +1,32 @@
-"""equipoise beside other libraries, on the same data: `make bench`.
+"""Compare equipoise with other libraries on the same data: `make bench`.
 
     python benchmarks/bench.py [--data FOLDER] [--folder .bench] [--sets movielens-1m ...]
         [--peers implicit ...] [--stages environments prepare search measure table] [--limit 300]
         [--memory 12]
 
-Stages, each of which goes on where it was interrupted, in a search setting by setting:
+An interrupted stage continues where it stopped. The stages are:
 
 environments
-    a virtual environment for each library (`peers/environments.py`);
+    create a virtual environment for each library (`peers/environments.py`);
 prepare
-    pairs of every user are hidden (`eq.split.weak`, seed 0), since half of the libraries cannot
-    rank for a user they were not fitted on; all fit the same train part;
+    split the data by hiding pairs of every user (`eq.split.weak`, seed 0), since half of the
+    libraries cannot rank for a user outside the training data; all models use the same train part;
 search
-    each model with each of at most six settings; the one with the best NDCG@20 for 1,000 users of
-    the valid part is taken. Times play no part, so it may run beside other work; a model that runs
-    past `--limit` is searched no further, and the table says how many settings it had tried;
+    try at most six settings per model and choose the one with the best NDCG@20 on 1,000 users of
+    the valid part. Times are not measured, so other work may run at the same time. The search of a
+    model ends at `--limit` seconds, and the table says how many settings were tried;
 measure
-    each model with its own defaults and with the settings found, alone on the machine: the least
-    time of up to three fits, the most memory they took, the time of lists of 20 for up to 3,000
-    users. Turning the matrix into what a library takes is not counted, imports and compiling
-    neither;
+    time each model with its defaults and with the chosen settings, alone on the machine: the
+    fastest of up to three fits, their peak memory, and the time of lists of 20 for up to 3,000
+    users. Converting the data for a library, imports and compilation are not counted;
 table
-    every list judged by `eq.evaluate`; benchmarks/results/peers.csv, drawings, and peers.md. Rows
-    that this run did not measure stay as they are in peers.csv.
+    evaluate all lists with `eq.evaluate` and write benchmarks/results/peers.csv, the plots and
+    peers.md. Rows of peers.csv that this run did not measure stay unchanged.
 
-A process may take `--memory` GB of addresses; one that asks for more ends in an error, which the
-table shows. Of gowalla the 5,000 most used items are taken; `--sets gowalla-all`, which is asked
-for by name, has all 40,981, for models that invert nothing of that size. The floor of a fit is
-n^3 operations, those of a Cholesky factor and an inverse from it, at the rate of a
+The address space of a process is limited to `--memory` GB; beyond that it fails, and the table
+shows the error. `gowalla` has its 5,000 most used items; `gowalla-all` (not a default of `--sets`)
+has all 40,981, for models that do not invert an items x items matrix. The lower bound ("floor") of
+a fit is n^3 operations, the cost of a Cholesky factor and the inverse from it, at the speed of a
 single-precision matrix product on this machine.
 """
 
@@ -57,7 +56,8 @@ from real import SHARED, most_used, sources
 import equipoise as eq
 
 HERE = Path(__file__).resolve().parent
-SETS = {"movielens-1m": 0, "online-retail": 0, "gowalla": 5_000, "gowalla-all": 0}  # items kept
+# number of most used items, 0 for all
+SETS = {"movielens-1m": 0, "online-retail": 0, "gowalla": 5_000, "gowalla-all": 0}
 STAGES = ("environments", "prepare", "search", "measure", "table")
 WAYS = ("default", "searched")
 USERS, VALID_USERS = 3_000, 1_000
@@ -65,7 +65,7 @@ METRICS = ("ndcg", "tail_ndcg", "coverage")
 
 
 class Bench:
-    """One run: where its files are, and which sets and libraries it covers."""
+    """One benchmark run: its folders, data sets and libraries."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.folder = options, options.folder.resolve()
@@ -73,14 +73,14 @@ class Bench:
         self.models = [model for model in MODELS if model.peer in ("equipoise", *options.peers)]
 
     def cells(self, name: str) -> Iterator[Model]:
-        """Yield the models that are measured on a set and can be run here."""
+        """Yield the models to measure on a data set whose library is installed."""
         for model in self.models:
             there = model.peer == "equipoise" or python_of(self.environments, model.peer).exists()
             if there and not (model.inverts and name == "gowalla-all"):
                 yield model
 
     def prepare(self, name: str) -> None:
-        """Write the split, the matrix and the users of both parts."""
+        """Write the split, the training matrix and the users of the valid and test parts."""
         folder = self.folder / name
         if (folder / "users-test.npy").exists():
             return
@@ -98,7 +98,7 @@ class Bench:
             np.save(folder / f"users-{part.name}.npy", np.sort(users[drawn]))
 
     def run(self, name: str, model: Model, part: str, out: Path, **more: Any) -> str:
-        """Run a job in the model's environment; return its error, or nothing."""
+        """Run a job in the model's environment; return its error, "" on success."""
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = self.folder / name
         files = {"train": folder / "train.npz", "users": folder / f"users-{part}.npy", "out": out}
@@ -125,7 +125,7 @@ class Bench:
         return done.stderr.strip().splitlines()[-1][:200] if done.returncode else ""
 
     def search(self, name: str, model: Model) -> None:
-        """Choose settings on the valid part."""
+        """Choose the settings of a model on the valid part."""
         out = self.folder / name / "search" / model.key
         chosen = out.with_name(out.name + ".json")
         if chosen.exists() or not model.grid:
@@ -149,7 +149,7 @@ class Bench:
         )
 
     def judge(self, name: str, part: str, lists: Path) -> dict[str, float]:
-        """Return the quality of lists, whoever made them."""
+        """Return the metrics of lists of items that a library wrote."""
         split, users, items = self.split(name), self.users(name, part), np.load(lists)
         side = split.valid if part == "valid" else split.test
         assert side is not None
@@ -165,15 +165,15 @@ class Bench:
         return {metric: result[f"{metric}@20"] for metric in METRICS}
 
     def split(self, name: str) -> eq.Split:
-        """Return the split of a set."""
+        """Return the split of a data set."""
         return eq.Split.load(self.folder / name / "split")
 
     def users(self, name: str, part: str) -> np.ndarray:
-        """Return the users that are asked for."""
+        """Return the users to rank for."""
         return np.load(self.folder / name / f"users-{part}.npy")
 
     def measure(self, name: str, model: Model) -> None:
-        """Time one model with its defaults and with what the search found; judge its lists."""
+        """Time and evaluate a model with its defaults and with the settings of the search."""
         out = self.folder / name / "measured" / model.key
         ways: dict[str, Any] = {"default": {}}
         search = self.folder / name / "search" / f"{model.key}.json"
@@ -204,7 +204,7 @@ class Bench:
             print(f"{name}, {model.key}, {way}: {shown} {row.get('error', '')}", flush=True)
 
     def floor(self, name: str) -> None:
-        """Measure the rate of a product, once for each set."""
+        """Measure the speed of a matrix product, once for each data set."""
         out = self.folder / name / "measured" / "floor.json"
         if out.exists():
             return
@@ -220,7 +220,7 @@ class Bench:
         out.write_text(json.dumps({"gflops": rate / 1e9, "seconds": items**3 / rate}))
 
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield a row of the table for each model and way that was measured."""
+        """Yield a row of the table for each measured model, by default or searched settings."""
         file = self.folder / name / "measured" / "floor.json"
         if not file.exists():
             return
@@ -248,7 +248,7 @@ class Bench:
 
 
 def machine() -> str:
-    """Return the processor, cores and memory."""
+    """Return processor, cores, memory and Python version as text."""
     names = [
         line.split(":")[1].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()

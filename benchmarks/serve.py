@@ -1,9 +1,10 @@
-"""The service under load: ratios to a bare FastAPI route, reloads, kills, memory, durable events.
+"""Measure the service under load: throughput, reloads, killed workers, memory, durable events.
 
-``python benchmarks/serve.py load`` and so on; each part is bounded in time. The load comes from
-this process over loopback, on the same cores as the service, so what counts are ratios of two
-services measured in turns. Beside requests per second stands the processor time a request takes in
-the service, which other work on the machine disturbs less.
+Run one part with ``python benchmarks/serve.py load`` (or servers, reload, memory, start, durable);
+each part has a time limit. This process generates the load over loopback, on the same cores as the
+service. Compare therefore only ratios: throughput is measured in turns with that of a bare FastAPI
+route. The processor time per request is reported as well; other work on the machine affects it
+less than it affects requests per second.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 def model_folder(root: Path, kind: str) -> Path:
-    """Return a saved model, fitted on the first use."""
+    """Return the folder of a saved model, which is fitted on first use."""
     path = root / kind
     if (path / "manifest.json").is_file():
         return path
     if kind == "movielens-1m":
         data = eq.datasets.load("movielens-1m", min_rating=4)
         model = eq.EASE(l2=20.0, dropout=0.7, normalizer=eq.DAN(0.3, 0.2)).fit(data)
-    else:  # 20,000 items; an update of low rank equals the fit and takes seconds, not minutes
+    else:  # 20,000 items: a low-rank update gives the same model as a fit, in seconds
         rng = np.random.default_rng(0)
         weight = 1 / np.arange(1, 20_001) ** 0.8
         rows = [rng.choice(20_000, 60, replace=False, p=weight / weight.sum()) for _ in range(400)]
@@ -84,18 +85,18 @@ def model_folder(root: Path, kind: str) -> Path:
 
 
 class Running:
-    """A server in processes of its own."""
+    """A running server process and its workers."""
 
     def __init__(self, process: subprocess.Popen[Any], port: int) -> None:
         self.process, self.port = process, port
 
     def workers(self) -> list[int]:
-        """Process ids of the workers."""
+        """Return the process ids of the workers."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in text.split()]
 
     def cpu(self) -> float:
-        """Seconds of processor time of the server and its workers."""
+        """Return the processor time of the server and its workers in seconds."""
         total = 0
         for process in (self.process.pid, *self.workers()):
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -103,7 +104,7 @@ class Running:
         return total / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        """Bytes of memory that the workers have for themselves."""
+        """Return the private memory of the workers in bytes."""
         private_bytes = 0
         for process in self.workers():
             text = Path(f"/proc/{process}/smaps_rollup").read_text()
@@ -111,7 +112,7 @@ class Running:
         return private_bytes
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.process.terminate()
         self.process.wait()
 
@@ -141,7 +142,7 @@ def service(model: Path, store: str, *options: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
     command += ["--no-access-log", *options]
-    # compiled modules are kept, as an installed package has them
+    # let Python write bytecode files, as for an installed package
     environment = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     arguments = [str(word) for word in command]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=environment)
@@ -176,14 +177,17 @@ def request(user: object, k: int = 20) -> bytes:
 
 
 def complete_body(received: bytes) -> bytes | None:
-    """Return the body of an answer once all of it is there."""
+    """Return the body of a response, or None while it is incomplete."""
     head, mark, body = received.partition(b"\r\n\r\n")
     length = LENGTH.search(head) if mark else None
     return body if length and len(body) >= int(length[1]) else None
 
 
 class Load:
-    """Connections that ask one request after the other, at a rate or as fast as they can."""
+    """A load generator: each connection sends one request after the other.
+
+    Requests are sent at a fixed rate, or as fast as responses arrive.
+    """
 
     def __init__(self, port: int, requests: list[bytes], connections: int = 8) -> None:
         self.port, self.requests, self.connections = port, requests, connections
@@ -192,7 +196,10 @@ class Load:
         self.check: Any = None
 
     def run(self, seconds: float, rate: float | None = None, most: int = 10**9) -> float:
-        """Ask for this long; return answers per second. With a rate, waiting counts too."""
+        """Send requests for this many seconds; return responses per second.
+
+        With a rate, the time that a request waits for a free connection counts too.
+        """
         ready = selectors.DefaultSelector()
         idle = [self._connect(ready) for _ in range(self.connections)]
         open_since: dict[socket.socket, tuple[float, bytes]] = {}
@@ -237,7 +244,7 @@ class Load:
             chunk = connection.recv(1 << 16)
         except OSError:
             chunk = b""
-        if not chunk:  # the worker is gone
+        if not chunk:  # the worker closed the connection
             self.broken += connection in open_since
             open_since.pop(connection, None)
             if connection in idle:
@@ -261,7 +268,7 @@ class Load:
         idle.append(connection)
 
     def quantile(self, share: float) -> float:
-        """Return a quantile of the times in milliseconds."""
+        """Return a quantile of the response times in milliseconds."""
         return 1000 * float(np.quantile(self.times, share)) if self.times else float("nan")
 
 
@@ -282,7 +289,7 @@ def first_answer(running: Running, http_request: bytes) -> dict[str, Any]:
 
 
 def measure_load(running: Running, requests: list[bytes], seconds: float) -> tuple[float, float]:
-    """Return requests per second and microseconds of processor time a request."""
+    """Return requests per second, and processor time per request in microseconds."""
     load, before = Load(running.port, requests), running.cpu()
     rate = load.run(seconds)
     assert not load.failed, f"{load.failed} requests failed"
@@ -290,7 +297,10 @@ def measure_load(running: Running, requests: list[bytes], seconds: float) -> tup
 
 
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
-    """Saturation beside a bare route, in turns; with writes beside it; p99 at half of it."""
+    """Measure the highest throughput in turns with a bare route, and latency at half of it.
+
+    The throughput is also measured while another thread writes events.
+    """
     model = model_folder(options.folder, options.model)
     requests = [request(user) for user in users_of(model)]
     store = f"sqlite:///{options.folder}/bench.db"
@@ -333,7 +343,7 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_servers(options: argparse.Namespace) -> dict[str, Any]:
-    """The bare route on each server, in turns; granian has to be installed for it."""
+    """Measure the bare route on each server in turns; requires granian to be installed."""
     item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
     answer = {"items": [item] * 20}
     requests = [request(1)]
@@ -353,7 +363,7 @@ def part_servers(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(port: int, stop: threading.Event) -> None:
-    """Send 200 events a second, ten in a request."""
+    """Send 200 events per second, ten per request."""
     with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}")) as client:
         number, start = 0, time.monotonic()
         while not stop.is_set():
@@ -364,7 +374,7 @@ def _write(port: int, stop: threading.Event) -> None:
 
 
 def part_reload(options: argparse.Namespace) -> dict[str, Any]:
-    """Load with a reload in the middle and a worker killed: wrong, failed and broken answers."""
+    """Count wrong, failed and broken responses while a worker is killed and the model reloaded."""
     model = model_folder(options.folder, options.model)
     copy = options.folder / "reloaded"
     shutil.rmtree(copy, ignore_errors=True)
@@ -407,14 +417,14 @@ def _new(user: Any) -> Any:
 
 
 def part_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Private memory of a worker after a warm-up, and after many requests more."""
+    """Measure the private memory of a worker after a warm-up and after many more requests."""
     model = model_folder(options.folder, options.model)
     requests = [request(user) for user in users_of(model)]
     with service(model, f"sqlite:///{options.folder}/memory.db") as ours:
         load = Load(ours.port, requests)
         load.run(options.seconds, most=5000)
         before, done = ours.memory(), 0
-        end = time.monotonic() + 10 * options.seconds  # what was reached by then is said
+        end = time.monotonic() + 10 * options.seconds  # reports the number of requests reached
         while done < options.requests and time.monotonic() < end:
             load.run(options.seconds, most=options.requests - done)
             done += len(load.times)
@@ -423,7 +433,7 @@ def part_memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_start(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds from the command to the first answer."""
+    """Measure the seconds from starting the command to the first response."""
     model = model_folder(options.folder, options.model)
     times = []
     for _ in range(options.rounds):
@@ -435,7 +445,7 @@ def part_start(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_durable(options: argparse.Namespace) -> dict[str, Any]:
-    """Events from 8 writers with kills of all processes between: lost and doubled ones."""
+    """Count lost and duplicate events of 8 writers while all processes are killed repeatedly."""
     from equipoise.serve.store import Store
 
     model = model_folder(options.folder, options.model)
@@ -453,7 +463,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
                     events = [{"user": f"w{writer}", "item": 1, "id": name} for name in ids]
                     client.add(events)
                 except eq.EquipoiseError:
-                    return  # the same events are sent again to the next service
+                    return  # the next service gets the same events again
                 with lock:
                     accepted.extend(ids)
                 done[writer] += 25
@@ -510,10 +520,10 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--limit", type=float, default=280.0, help="seconds, for durable")
-    parser.add_argument("--store", help="URL of a PostgreSQL, for durable")
+    parser.add_argument("--store", help="URL of a PostgreSQL database, for durable")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    gc.freeze()  # a collection here would be a pause of the service's times
+    gc.freeze()  # garbage collection here would add pauses to the measured times
     gc.disable()
     print(json.dumps(PARTS[options.part](options), indent=1))
 
