@@ -25,20 +25,20 @@ def dist() -> Path:
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
     """Build wheel and sdist twice, at the time of the last commit, and compare every byte."""
-    when = subprocess.run(
+    commit_time = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
-    env = {**os.environ, "SOURCE_DATE_EPOCH": when}
-    found = []
+    env = {**os.environ, "SOURCE_DATE_EPOCH": commit_time}
+    hashes = []
     for folder in (ROOT / "dist", Path(session.create_tmp()) / "again"):
         for old in folder.glob("equipoise-*"):
             old.unlink()
         session.run(sys.executable, *BUILD, str(folder), env=env, external=True)
-        made = {path.name: path.read_bytes() for path in folder.glob("equipoise-*")}
-        found.append({name: hashlib.sha256(data).hexdigest() for name, data in made.items()})
-    if found[0] != found[1] or len(found[0]) != 2:
-        session.error(f"two builds differ: {found}")
-    session.log(f"two builds are equal: {found[0]}")
+        contents = {path.name: path.read_bytes() for path in folder.glob("equipoise-*")}
+        hashes.append({name: hashlib.sha256(data).hexdigest() for name, data in contents.items()})
+    if hashes[0] != hashes[1] or len(hashes[0]) != 2:
+        session.error(f"two builds differ: {hashes}")
+    session.log(f"two builds are equal: {hashes[0]}")
 
 
 @nox.session(python=PYTHONS)

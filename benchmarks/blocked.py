@@ -95,14 +95,14 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=12_301)
     parser.add_argument("--ways", nargs="+", default=["LAPACK", "plain", "1024,512"])
     parser.add_argument("--rounds", type=int, default=2)
-    asked = parser.parse_args()
-    n = asked.items
+    options = parser.parse_args()
+    n = options.items
     rng = np.random.default_rng(0)
     T, V = rng.standard_normal((n, 300), np.float32), rng.standard_normal((n, 2), np.float32)
     A = np.empty((n, n), np.float32)
-    found: dict[str, tuple[float, float, float, float]] = {}
-    for _ in range(asked.rounds):
-        for way in asked.ways:
+    best_by_way: dict[str, tuple[float, float, float, float]] = {}
+    for _ in range(options.rounds):
+        for way in options.ways:
             for low in range(0, n, 4096):  # OpenBLAS crashes in one product of this size
                 np.matmul(T[low : low + 4096], T.T, out=A[low : low + 4096])
             A.flat[:: n + 1] += 300
@@ -119,12 +119,12 @@ def main() -> None:
             product = float(np.mean(rate.seconds))
             ratio = seconds / (product * n**3 / (2 * PRODUCT**3))
             measured = (seconds, ratio, 2e-9 * PRODUCT**3 / product, error)
-            found[way] = min(found.get(way, (np.inf,) * 4), measured)
+            best_by_way[way] = min(best_by_way.get(way, (np.inf,) * 4), measured)
             print(f"{way}: {seconds:.2f} s, {ratio:.3f}, {len(rate.seconds)} rates", flush=True)
-    print(f"\n{n:,} items, float32, {machine.count()} threads, best of {asked.rounds} rounds\n")
+    print(f"\n{n:,} items, float32, {machine.count()} threads, best of {options.rounds} rounds\n")
     print("| way | s | sgemm, GFLOP/s | to n^3 at its rate | operations / n^3 | error |")
     print("|---|---|---|---|---|---|")
-    for way, (seconds, ratio, speed, error) in found.items():
+    for way, (seconds, ratio, speed, error) in best_by_way.items():
         counted = f"{operations(n, *map(int, way.split(','))):.3f}" if "," in way else ""
         print(f"| {way} | {seconds:.2f} | {speed:.0f} | {ratio:.3f} | {counted} | {error:.0e} |")
 

@@ -136,10 +136,12 @@ def gains(cases: list[Case]) -> dict[str, npt.NDArray[np.float64]]:
     choices = every_choice()
     out: dict[str, npt.NDArray[np.float64]] = {}
     for name in dict.fromkeys(case.name for case in cases):
-        own = [case for case in cases if case.name == name]
-        grid = [np.mean([each.surfaces[n].values for each in own], 0).ravel() for n in (0, 1)]
+        set_cases = [case for case in cases if case.name == name]
+        grid = [
+            np.mean([case.surfaces[n].values for case in set_cases], 0).ravel() for n in (0, 1)
+        ]
         best = int(np.argmax(grid[0]))
-        ndcg, tail = np.mean([each.at(choices) for each in own], 0).T
+        ndcg, tail = np.mean([case.at(choices) for case in set_cases], 0).T
         out[name] = np.minimum(ndcg / grid[0][best], 1)
         out[name] += TAIL * np.minimum(tail / max(grid[1][best], 1e-9), 1)
     return out
@@ -201,8 +203,8 @@ def judged(case: Case, constants: dict[str, float]) -> tuple[Row, pl.DataFrame]:
     without = eq.EASE(l2="auto", dropout="auto").fit(split.train)
     (row["plain_auto"], row["plain_auto_tail"]), _ = on_test(without, split)
     for name, model in peers.items():
-        (row[name], row[f"{name}_tail"]), theirs = on_test(model, split)
-        users = users.with_columns((users[METRICS[0]] - theirs[METRICS[0]]).alias(name))
+        (row[name], row[f"{name}_tail"]), peer_users = on_test(model, split)
+        users = users.with_columns((users[METRICS[0]] - peer_users[METRICS[0]]).alias(name))
     return row, users.with_columns(data=pl.lit(case.name)).select("data", "user", *PEERS)
 
 
@@ -237,12 +239,12 @@ def lead(row: Row) -> str:
     return f"{ahead:+.4f} ± {float(row[f'{name}_error']):.4f}"
 
 
-def made(name: str, seed: int, args: argparse.Namespace) -> Case:
+def make_case(name: str, seed: int, args: argparse.Namespace) -> Case:
     split = eq.split.strong(cut(args.data, name, args.items), seed=seed)
     grid = {**GRID, "l2": l2_values(split.train)}
     storage = args.cache / f"{name}-{args.items}-{seed}.jsonl"
-    how = {"device": args.device, "threads": args.threads}
-    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage, **how)
+    options = {"device": args.device, "threads": args.threads}
+    tuned = eq.tune(eq.EASE, split, grid=grid, storage=storage, **options)
     case = Case(name, split, tuned)
     logging.info("%s, seed %d: %.0f s, best %s", name, seed, tuned.seconds, tuned.best)
     return case
@@ -250,7 +252,7 @@ def made(name: str, seed: int, args: argparse.Namespace) -> Case:
 
 def fill(name: str, seed: int, args: argparse.Namespace) -> None:
     """Make a grid for the cache alone."""
-    made(name, seed, args)
+    make_case(name, seed, args)
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
@@ -278,7 +280,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("equipoise").setLevel(logging.WARNING)
     args.cache.mkdir(parents=True, exist_ok=True)
-    return [made(*task) for task in tasks_of(args)]
+    return [make_case(*task) for task in tasks_of(args)]
 
 
 def main() -> None:
@@ -293,13 +295,13 @@ def main() -> None:
     cases = cases_of(args)
     worth = gains(cases)
     print("constants fitted to all:", best_choice(worth))
-    found = table(cases, worth)
+    results = table(cases, worth)
     OUT.parent.mkdir(exist_ok=True)
-    found.write_csv(OUT, float_precision=4)
+    results.write_csv(OUT, float_precision=4)
     heads = ("data", "gini", "homophily", "alpha", "beta", "l2", "dropout", "auto", "tuned")
     heads += ("share", "tail_share", *PEERS)
     print("| " + " | ".join(heads) + " | lead |\n|" + "---|" * (len(heads) + 1))
-    for row in found.iter_rows(named=True):
+    for row in results.iter_rows(named=True):
         cells = [row["data"], *(f"{row[head]:.4g}" for head in heads[1:]), lead(row)]
         print("| " + " | ".join(cells) + " |")
 

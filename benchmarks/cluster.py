@@ -1,8 +1,9 @@
-"""A cluster of this machine's processors against one worker and against the plain library.
+"""Compare two local cluster workers with one worker and with the in-memory library.
 
-Makes interactions, reads, counts and sums them on one worker and on two, solves over the workers,
-evaluates, writes lists, and kills a worker on the way; prints what it did and the ratios. With a
-folder the phases can be run one by one, and what was measured stays there in `times.json`.
+Generates interactions, then reads and counts them and computes the Gram matrix on one worker and
+on two; solves on the workers, evaluates, writes lists, and kills a worker during a read. Prints
+the times and their ratios. With `--folder` the phases can be run one at a time; the measurements
+are stored there in `times.json`.
 
     python benchmarks/cluster.py                            # 50 million interactions
     python benchmarks/cluster.py --interactions 2000000     # a minute or two
@@ -46,19 +47,19 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    given = parser.parse_args()
-    users = given.users or max(given.interactions // 50, 100)
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
+    options = parser.parse_args()
+    users = options.users or max(options.interactions // 50, 100)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
-        parts = made(folder / "events", given.interactions, users, given.items)
-        Comparison(folder, parts).run(given.phases)
+        parts = write_events(folder / "events", options.interactions, users, options.items)
+        Comparison(folder, parts).run(options.phases)
     finally:
-        if given.folder is None:
+        if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def made(folder: Path, n_rows: int, n_users: int, n_items: int) -> Path:
-    """Write interactions in files; popularity falls with a power of the rank of an item."""
+def write_events(folder: Path, n_rows: int, n_users: int, n_items: int) -> Path:
+    """Write Parquet files of interactions whose item popularity follows a power law."""
     if not folder.exists():
         folder.mkdir(parents=True)
         weight = np.arange(1, n_items + 1) ** -0.9
@@ -79,7 +80,7 @@ def say(text: str) -> None:
 
 
 def processor_seconds(client: Any) -> Any:
-    """Return seconds of processors, here and on all workers: all, and those in the kernel."""
+    """Return total and kernel processor seconds, summed over this process and all workers."""
     there = [] if client is None else list(client.run(own_seconds).values())
     return np.sum([own_seconds(), *there], axis=0)
 
@@ -90,34 +91,34 @@ def own_seconds() -> tuple[float, float]:
 
 
 def task_seconds(client: Any, since: float) -> float:
-    """Return how long tasks ran, all workers together: more beside one another than alone."""
+    """Return the summed run time of tasks; parallel tasks on a busy machine take longer."""
     if client is None:
         return 0.0
-    ran = [each["startstops"] for each in client.get_task_stream(start=since)]
+    ran = [task["startstops"] for task in client.get_task_stream(start=since)]
     return float(
         sum(part["stop"] - part["start"] for parts in ran for part in parts if computes(part))
     )
 
 
 def computes(part: dict[str, Any]) -> bool:
-    """Whether this part of a task is its work, and not the way of its inputs."""
+    """Tell whether this part of a task is computation, not the transfer of its inputs."""
     return part["action"] == "compute"
 
 
 @contextmanager
 def workers(number: int) -> Iterator[Any]:
-    """Start worker processes of one thread each, whose code is compiled already."""
+    """Start worker processes with one thread each and compile their kernels."""
     from distributed import Client
 
     with start_local(number, dashboard_address=":0") as cluster, Client(cluster) as client:
         say(f"{number} worker{'s' if number > 1 else ''}; dashboard at {cluster.dashboard_link}")
         client.run(compile_kernels)
-        client.get_task_stream()  # from now on
+        client.get_task_stream()  # starts recording
         yield client
 
 
 def compile_kernels() -> None:
-    """Do a little of everything once."""
+    """Run every measured operation once on small data, so that its kernels are compiled."""
     data = eq.Interactions((np.random.default_rng(0).random((40, 12)) < 0.4).astype(np.float32))
     with limited(1):
         eq.read(data.to_frame().select("user", "item"))
@@ -126,7 +127,7 @@ def compile_kernels() -> None:
 
 
 def kill_soon(client: Any, seconds: float) -> threading.Timer:
-    """Kill a worker process in a while; its nanny starts another one."""
+    """Kill a worker process after some seconds; its nanny starts a new one."""
     pid = next(iter(client.run(os.getpid).values()))
     timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
     timer.start()
@@ -134,7 +135,7 @@ def kill_soon(client: Any, seconds: float) -> threading.Timer:
 
 
 class Comparison:
-    """The phases, and what was measured: seconds on the clock and of processors."""
+    """The phases of the benchmark and their measurements in clock and processor seconds."""
 
     def __init__(self, folder: Path, parts: Path) -> None:
         self.folder, self.parts = folder, parts
@@ -145,33 +146,33 @@ class Comparison:
         self._split: Any = None
 
     def run(self, phases: Any) -> None:
-        """Go through some phases, and print the ratios of all that were measured."""
+        """Run the phases and print the ratios of all measurements."""
         compile_kernels()
         for phase in phases:
             say(phase)
             getattr(self, phase)()
         self.ratios()
 
-    def timed(self, what: str, work: Callable[[], Any], client: Any = None) -> Any:
-        """Do something and keep how long it took, here and on the workers of a client."""
+    def timed(self, label: str, work: Callable[[], Any], client: Any = None) -> Any:
+        """Run `work`, store its time here and on the workers, and return its result."""
         before, start, since = processor_seconds(client), time.perf_counter(), time.time()
-        found = work()
+        result = work()
         seconds = time.perf_counter() - start
         tasks = task_seconds(client, since)
-        used, kernel = (float(each) for each in processor_seconds(client) - before)
+        used, kernel = (float(seconds_used) for seconds_used in processor_seconds(client) - before)
         there = "" if client is None else f", tasks of {tasks:.1f} s"
         work = f"{used:.1f} s of processors ({kernel:.1f} in the kernel)"
-        say(f"  {what}: {seconds:.1f} s, {work}{there}")
-        self.keep(what, (seconds, used, tasks, kernel))
-        return found
+        say(f"  {label}: {seconds:.1f} s, {work}{there}")
+        self.keep(label, (seconds, used, tasks, kernel))
+        return result
 
-    def keep(self, what: str, value: Any) -> None:
-        """Write down what was measured."""
-        self.times[what] = value
+    def keep(self, label: str, measurement: Any) -> None:
+        """Store a measurement in times.json."""
+        self.times[label] = measurement
         self.file.write_text(json.dumps(self.times, indent=1))
 
     def split(self) -> Any:
-        """Return a split of all interactions, made once."""
+        """Return a cached split of all interactions."""
         if self._split is None:
             data = eq.read(self.parts)
             test = min(0.1, 20_000 / data.n_users)
@@ -179,7 +180,7 @@ class Comparison:
         return self._split
 
     def model(self) -> Path:
-        """Return the folder of a model of all users but those of the test part."""
+        """Return the folder of a model that was fitted on the train part."""
         home = self.folder / "model"
         if not home.exists():
             train = self.split().train
@@ -187,7 +188,7 @@ class Comparison:
         return home
 
     def plain(self) -> None:
-        """Read and sum with the library on two threads."""
+        """Read the data and compute the Gram matrix in this process."""
         data = self.timed("plain read", lambda: eq.read(self.parts))
         room = np.empty((data.n_items,) * 2, np.float32)
         ones = np.ones(data.n_users)
@@ -195,7 +196,7 @@ class Comparison:
         self.keep("fingerprint", data.fingerprint)
 
     def ingest(self) -> None:
-        """Read, count, and sum the Gram matrix, on one worker and on two."""
+        """Read and count the data and compute the Gram matrix on one worker and on two."""
         from distributed import wait
 
         for number in (1, 2):
@@ -220,7 +221,7 @@ class Comparison:
                     say("  the data have the same bits")
 
     def lists(self) -> None:
-        """Write twenty items for each training user, on one worker and on two."""
+        """Write 20 items for each training user, on one worker and on two."""
         home = self.model()
         for number in (1, 2):
             out = self.folder / f"lists-{number}"
@@ -238,46 +239,48 @@ class Comparison:
                 self.keep(f"{number} workers: lists, peak bytes", peak)
 
     def evaluate(self) -> None:
-        """Evaluate here and on two workers."""
+        """Evaluate in this process and on two workers."""
         home, split = self.model(), self.split()
         fitted = eq.load(home)
-        wanted = self.timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
+        local_result = self.timed("evaluate", lambda: eq.evaluate(fitted, split.test, bootstrap=0))
         with workers(2) as client:
-            found = self.timed(
+            cluster_result = self.timed(
                 "2 workers: evaluate",
                 lambda: eq.cluster.evaluate(home, split.test, client=client, bootstrap=0),
                 client,
             )
-        assert found.table.equals(wanted.table)
-        say(f"  the same metrics: ndcg@20 {found['ndcg@20']:.4f}")
+        assert cluster_result.table.equals(local_result.table)
+        say(f"  the same metrics: ndcg@20 {cluster_result['ndcg@20']:.4f}")
 
     def neighbourhood(self) -> None:
-        """Fit neighbourhoods here and on two workers."""
+        """Fit with the neighbourhood engine in this process and on two workers."""
         near = {"engine": "neighbourhood", "neighbours": NEIGHBOURS}
         model, data = eq.EASE(l2=100.0), eq.read(self.parts)
-        wanted = self.timed("neighbourhood", lambda: model.fit(data, **near))
-        columns = wanted.inverse_
+        local_model = self.timed("neighbourhood", lambda: model.fit(data, **near))
+        columns = local_model.inverse_
         with workers(2) as client:
             there = eq.cluster.read(self.parts, client=client)
-            found = self.timed(
+            cluster_model = self.timed(
                 "2 workers: neighbourhood",
                 lambda: eq.cluster.fit(model, there, **near),
                 client,
             )
-        same = np.array_equal(found.inverse_.data, columns.data)
+        same = np.array_equal(cluster_model.inverse_.data, columns.data)
         say(f"  {'the same' if same else 'other'} bits")
 
     def solve(self) -> None:
-        """Solve over two workers and with the dense engine, and compare."""
+        """Solve on two workers and with the dense engine, and compare the inverses."""
         train = self.split().train
         penalty, weights = np.full(train.n_items, 100.0), np.ones(train.n_users)
         gram = dense.Gram(train.matrix, weights)
-        wanted, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
-        with workers(2) as client, most_held(client) as held:
+        dense_inverse, _ = self.timed("dense engine", lambda: gram.inverse(penalty))
+        with workers(2) as client, most_held(client) as tile_bytes:
             solver = WorkerSolver(Spread(client, train), train)
-            found = self.timed("2 workers: exact", lambda: solver.solve(weights, penalty), client)
-        apart = float(np.abs(found.P - wanted).max() / np.abs(wanted).max())
-        share = held[0] / wanted.nbytes
+            solution = self.timed(
+                "2 workers: exact", lambda: solver.solve(weights, penalty), client
+            )
+        apart = float(np.abs(solution.P - dense_inverse).max() / np.abs(dense_inverse).max())
+        share = tile_bytes[0] / dense_inverse.nbytes
         self.keep("exact, tiles of a worker", share)
         say(
             f"  {train.n_items:,} items: largest difference {apart:.1e} of the largest number; "
@@ -286,9 +289,9 @@ class Comparison:
 
     def kill(self) -> None:
         """Kill a worker while it reads."""
-        whole = self.times.get("2 workers: read", (4.0, 0.0))[0]
+        read_seconds = self.times.get("2 workers: read", (4.0, 0.0))[0]
         with workers(2) as client:
-            timer = kill_soon(client, whole / 4)
+            timer = kill_soon(client, read_seconds / 4)
             data = self.timed(
                 "2 workers, one is killed: read",
                 lambda: eq.cluster.read(self.parts, client=client),
@@ -299,7 +302,7 @@ class Comparison:
                 say("  the same bits")
 
     def ratios(self) -> None:
-        """Print what a cluster is judged by."""
+        """Print the ratios of the measured times."""
         steps = ("read", "counts", "Gram")
         one, two = ([f"{number} workers: {step}" for step in steps] for number in (1, 2))
         plain = ["plain read", "plain Gram"]
@@ -315,8 +318,8 @@ class Comparison:
             ["2 workers: read"],
         )
 
-    def ratio(self, what: str, above: list[str], below: list[str]) -> None:
-        """Print a ratio of sums, where all of them were measured."""
+    def ratio(self, label: str, above: list[str], below: list[str]) -> None:
+        """Print the ratio of two sums of measurements, if all of them exist."""
         if not set(above) | set(below) <= set(self.times):
             return
         clock, work = (
@@ -324,20 +327,20 @@ class Comparison:
             / sum(self.times[name][at] for name in below)
             for at in (0, 1)
         )
-        say(f"{what}: {clock:.2f} of the time, {work:.2f} of the work")
+        say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
 @contextmanager
 def most_held(client: Any) -> Iterator[list[int]]:
-    """Watch how many bytes of tiles a worker holds, copies for its next tasks included."""
+    """Record the most bytes of tiles on a worker, including copies for its next tasks."""
     scheduler = client.cluster.scheduler
     most, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.05):
             for worker in list(scheduler.workers.values()):
-                tasks = [each for each in list(worker.has_what) if each.prefix.name in TILES]
-                most[0] = max(most[0], sum(max(each.nbytes, 0) for each in tasks))
+                tasks = [task for task in list(worker.has_what) if task.prefix.name in TILES]
+                most[0] = max(most[0], sum(max(task.nbytes, 0) for task in tasks))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -352,7 +355,7 @@ TILES = ("changed", "tile_of")
 
 
 def peak_bytes() -> int:
-    # VmHWM, because ru_maxrss of a child starts at the peak of its parent
+    # VmHWM, because the ru_maxrss of a child process starts at its parent's peak
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 

@@ -47,13 +47,13 @@ def floor(data: eq.Interactions) -> tuple[float, float]:
 
 def fitted(data: eq.Interactions, engine: str) -> tuple[eq.EASE, float]:
     start = time.perf_counter()
-    found = model().fit(data, engine=engine)
-    return found, time.perf_counter() - start
+    fitted_model = model().fit(data, engine=engine)
+    return fitted_model, time.perf_counter() - start
 
 
-def listed(found: eq.EASE, data: eq.Interactions) -> float:
+def listed(fitted_model: eq.EASE, data: eq.Interactions) -> float:
     start = time.perf_counter()
-    found.rank(data, 20)
+    fitted_model.rank(data, 20)
     return time.perf_counter() - start
 
 
@@ -69,9 +69,9 @@ def child(part: str, args: argparse.Namespace) -> None:
     warm_up()
     data = long_tailed(args.users, args.items, args.pairs)
     if part != "data":
-        found, _ = fitted(data, "dual")
+        fitted_model, _ = fitted(data, "dual")
         if part == "rank":
-            listed(found, data.rows(np.arange(500)))
+            listed(fitted_model, data.rows(np.arange(500)))
     # VmHWM, because ru_maxrss of a child starts at the peak of its parent
     status = Path("/proc/self/status").read_text()
     print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
@@ -90,10 +90,10 @@ def against_its_floor(args: argparse.Namespace) -> None:
     rows = [(*floor(data), fitted(data, "auto")[1]) for _ in range(args.repeats)]
     gram, solve, fit = (statistics.median(column) for column in zip(*rows, strict=True))
     ratio = statistics.median(three / (one + two) for one, two, three in rows)
-    found, _ = fitted(data, "auto")
-    assert found.solution_.kind == "dual", found.solution_.kind
-    asked = data.rows(np.arange(min(500, data.n_users)))
-    speed = asked.n_users / listed(found, asked)
+    fitted_model, _ = fitted(data, "auto")
+    assert fitted_model.solution_.kind == "dual", fitted_model.solution_.kind
+    histories = data.rows(np.arange(min(500, data.n_users)))
+    speed = histories.n_users / listed(fitted_model, histories)
     print(f"{data}\n")
     print("| product s | inverse s | fit s | fit / both | fit / inverse | lists of 20 a second |")
     print("|---|---|---|---|---|---|")
@@ -117,8 +117,8 @@ def break_even(args: argparse.Namespace) -> None:
             data = long_tailed(n_users, n_items, 40 * n_users)
             times = []
             for engine in ("dense", "dual"):
-                found, fit = fitted(data, engine)
-                times.append((fit, listed(found, data)))
+                fitted_model, fit = fitted(data, engine)
+                times.append((fit, listed(fitted_model, data)))
             (one, rank), (two, other) = times
             ratios = [(one + lists * rank) / (two + lists * other) for lists in (0, 1, 4)]
             cells = [f"{n_items:,}", f"{n_users:,} (1/{share})"]

@@ -56,9 +56,11 @@ def synthetic(
     hidden = rng.random(len(cells)) < 0.2
     hidden[np.unique(cells // n_items, return_index=True)[1]] = True  # one target at least
     parts = []
-    for some in (cells[~hidden], cells[hidden]):
-        place = (some // n_items, some % n_items)
-        matrix = sp.csr_array((np.ones(len(some), np.float32), place), shape=(n_users, n_items))
+    for part_cells in (cells[~hidden], cells[hidden]):
+        place = (part_cells // n_items, part_cells % n_items)
+        matrix = sp.csr_array(
+            (np.ones(len(part_cells), np.float32), place), shape=(n_users, n_items)
+        )
         parts.append(Interactions(matrix))
     return parts[0], parts[1]
 
@@ -69,23 +71,23 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=40_000)
     parser.add_argument("--bootstrap", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
-    history, target = synthetic(asked.users, asked.items, rng)
+    history, target = synthetic(options.users, options.items, rng)
     model = Random(history, rng)
-    few = np.arange(min(50, asked.users))
+    few = np.arange(min(50, options.users))
     evaluate(model, (history.rows(few), target.rows(few)), CUTOFFS)  # compiles
     runs = [
-        evaluate(model, (history, target), CUTOFFS, bootstrap=asked.bootstrap).seconds
-        for _ in range(asked.runs)
+        evaluate(model, (history, target), CUTOFFS, bootstrap=options.bootstrap).seconds
+        for _ in range(options.runs)
     ]
     names = {
         "rank": f"ranking, top {max(CUTOFFS)}",
         "metrics": f"all metrics at {len(CUTOFFS)} cut-offs",
-        "bootstrap": f"{asked.bootstrap:,} bootstrap resamples of all metrics",
+        "bootstrap": f"{options.bootstrap:,} bootstrap resamples of all metrics",
     }
     best = {step: min(run[step] for run in runs) for step in names}
-    print(f"{asked.users:,} users, {asked.items:,} items, best of {asked.runs} runs\n")
+    print(f"{options.users:,} users, {options.items:,} items, best of {options.runs} runs\n")
     print("| what | seconds | share of ranking |")
     print("|---|---:|---:|")
     for step, name in names.items():

@@ -168,13 +168,15 @@ class Bench:
         ranked, row["rank_seconds"] = self.timed(lambda: top_k(terms, users, 20))
         row["listed"] = int((ranked.items >= 0).sum())
         worst = 0.0
-        some = users[:8]
-        scores = np.zeros(some.shape, np.float32)
-        terms[0].adder(Rows(some.indptr, some.indices, some.data))(scores, 0)
-        for user, found in enumerate(scores):
-            mine = torch.from_numpy(users[[user]].indices.astype(np.int64)).to(self.device)
-            plain = matrix.values[mine].double().sum(dim=0).cpu().numpy() * target
-            worst = max(worst, float(np.abs(found - plain).max() / np.abs(plain).max()))
+        few_users = users[:8]
+        scores = np.zeros(few_users.shape, np.float32)
+        terms[0].adder(Rows(few_users.indptr, few_users.indices, few_users.data))(scores, 0)
+        for user, user_scores in enumerate(scores):
+            history_items = torch.from_numpy(users[[user]].indices.astype(np.int64)).to(
+                self.device
+            )
+            plain = matrix.values[history_items].double().sum(dim=0).cpu().numpy() * target
+            worst = max(worst, float(np.abs(user_scores - plain).max() / np.abs(plain).max()))
         row["rank_error"] = worst
 
     def capped(self, size: float) -> None:

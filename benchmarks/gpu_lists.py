@@ -52,9 +52,9 @@ def compared(folder: Path, name: str, device: str) -> dict[str, Any]:
         model.fit(split.train, device=device, precision=precision)
         row[f"fit_seconds_{precision}"] = time.perf_counter() - start
         row[f"residual_{precision}"] = model.residual_
-        found = model.recommend(split.test.history, k=20)
-        lists.append(np.array(found.items))
-        scores.append(np.array(found.scores))
+        recommended = model.recommend(split.test.history, k=20)
+        lists.append(np.array(recommended.items))
+        scores.append(np.array(recommended.scores))
         result = eq.evaluate(model, split.test, k=20, metrics=["ndcg", "recall"])
         row |= {f"{key}_{precision}": result[key] for key in ("ndcg@20", "recall@20")}
         del model
@@ -80,7 +80,7 @@ def many_users(folder: Path, n_users: int, device: str) -> dict[str, Any]:
     histories = eq.Interactions(sp.csr_array(X[rows]), items=split.train.items)
     model.recommend(histories.rows(np.arange(100)), k=20)
     torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
+    bytes_before = torch.cuda.memory_allocated()
     start = time.perf_counter()
     model.recommend(histories, k=20)
     seconds = time.perf_counter() - start
@@ -88,7 +88,7 @@ def many_users(folder: Path, n_users: int, device: str) -> dict[str, Any]:
         "users": n_users,
         "items": split.train.n_items,
         "seconds": seconds,
-        "extra_gib": (torch.cuda.max_memory_allocated() - held) / 2**30,
+        "extra_gib": (torch.cuda.max_memory_allocated() - bytes_before) / 2**30,
     }
 
 

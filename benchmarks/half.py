@@ -61,24 +61,24 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--items", type=int, default=5_000)
     parser.add_argument("--users", type=int, default=2_000)
-    asked = parser.parse_args()
-    data = real.most_used(real.lightgcn(asked.data / "gowalla" / "weak"), asked.items)
+    options = parser.parse_args()
+    data = real.most_used(real.lightgcn(options.data / "gowalla" / "weak"), options.items)
     settings: dict[str, Any] = {"l2": 20.0, "dropout": 0.6, "normalizer": eq.DAN(0.2, 0.3)}
     model = eq.EASE(**settings).fit(data)
     (term,) = model.terms()
     assert isinstance(term, Dense)
     P = np.array(term.matrix)
     np.fill_diagonal(P, 0)
-    history = data.matrix[: asked.users]
-    ways = [Dense(each(P), term.source, term.target) for each in (bfloat16, float16)]
+    history = data.matrix[: options.users]
+    ways = [Dense(rounded(P), term.source, term.target) for rounded in (bfloat16, float16)]
     exact = top_k([term], history, 20).items
-    print(f"{asked.items:,} items, {len(exact):,} users\n\n| P in | overlap@20 | equal lists |")
+    print(f"{options.items:,} items, {len(exact):,} users\n\n| P in | overlap@20 | equal lists |")
     print("|---|---|---|")
     names = ("bfloat16", "float16, one scale", "`halve`")
     for name, way in zip(names, [*ways, *model.halve().terms()], strict=True):
-        found = top_k([way], history, 20).items
-        overlap = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(found, exact, strict=True)])
-        print(f"| {name} | {overlap:.4f} | {(found == exact).all(1).mean():.4f} |")
+        items = top_k([way], history, 20).items
+        overlap = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(items, exact, strict=True)])
+        print(f"| {name} | {overlap:.4f} | {(items == exact).all(1).mean():.4f} |")
     n = 20_000
     full = Inverse.of(np.random.default_rng(0).standard_normal((n, n), np.float32))
     ones = np.ones((2, n), np.float32)

@@ -31,32 +31,37 @@ GRID |= {"strength": [0.0, 0.1, 0.3], "exponent": [0.3, 0.5]}
 POINT = list(GRID)
 
 
-def hold_outs(folder: Path, whole: Split) -> Iterator[tuple[str, Split]]:
+def hold_outs(folder: Path, full_split: Split) -> Iterator[tuple[str, Split]]:
     """Yield splits to choose on: the test part itself, then hold-outs of train."""
-    yield "test", whole
-    held = read_weak(folder)["valid_subset_of_train"]
-    rest = whole.train.difference(held)
-    yield "published hold-out", eq.split.from_parts(rest, test=(rest, held), protocol="weak")
+    yield "test", full_split
+    hidden = read_weak(folder)["valid_subset_of_train"]
+    remaining = full_split.train.difference(hidden)
+    yield (
+        "published hold-out",
+        eq.split.from_parts(remaining, test=(remaining, hidden), protocol="weak"),
+    )
     for share in SHARES:
-        yield f"{share:.0%} of each user", eq.split.weak(whole.train, test=share, seed=0)
+        yield f"{share:.0%} of each user", eq.split.weak(full_split.train, test=share, seed=0)
     for least in (20, 50):
-        split = eq.split.weak(whole.train, test=0.2, seed=0)
+        split = eq.split.weak(full_split.train, test=0.2, seed=0)
         active = np.flatnonzero(split.test.history.user_counts >= least)
         name = f"20% of users with {least} items"
-        yield name, Split(split.train, None, some(split.test, active), "weak")
+        yield name, Split(split.train, None, select_users(split.test, active), "weak")
 
 
 def cut(split: Split, items: int | None) -> Split:
     """Return a split with the most used items of train alone."""
     if items is None:
         return split
-    kept = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
-    history, target = (each.columns(kept) for each in (split.test.history, split.test.target))
-    train = split.train.columns(kept)
+    popular_items = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
+    history, target = (
+        side.columns(popular_items) for side in (split.test.history, split.test.target)
+    )
+    train = split.train.columns(popular_items)
     return eq.split.from_parts(train, test=(history, target), protocol="weak")
 
 
-def some(part: Part, rows: np.ndarray) -> Part:
+def select_users(part: Part, rows: np.ndarray) -> Part:
     return Part(part.history.rows(rows), part.target.rows(rows), part.protocol, "valid")
 
 
@@ -64,10 +69,10 @@ def points(split: Split, users: int, device: str) -> pl.DataFrame:
     """Return NDCG@20 of every point of the grid on (a sample of) a split's test part."""
     part = split.test
     take = np.random.default_rng(0).permutation(part.n_users)[:users]
-    asked = Split(split.train, some(part, np.sort(take)), part, "weak")
+    tuning_split = Split(split.train, select_users(part, np.sort(take)), part, "weak")
     low = eq.LowPass(rank=512, user_exponent=0.4, item_exponent=0.4)
     model = eq.EASE(normalizer=eq.DAN(), lowpass=low)
-    return eq.tune(model, asked, grid=GRID, device=device).trials.select(*POINT, "ndcg@20")
+    return eq.tune(model, tuning_split, grid=GRID, device=device).trials.select(*POINT, "ndcg@20")
 
 
 def main() -> None:
@@ -81,14 +86,14 @@ def main() -> None:
     rows: list[dict[str, float | str]] = []
     test = None
     for name, split in hold_outs(args.data, published_split(args.data, "weak")):
-        found = points(cut(split, args.items), args.users, args.device)
+        grid_points = points(cut(split, args.items), args.users, args.device)
         if test is None:
-            test = found.rename({"ndcg@20": "test"})
+            test = grid_points.rename({"ndcg@20": "test"})
             plain = test.filter(strength=0.0)["test"].max()
             best = test["test"].max()
             rows.append({"points": len(test), "best": best, "best without companion": plain})
             continue
-        both = test.join(found, on=POINT)
+        both = test.join(grid_points, on=POINT)
         chosen = both["test"][both["ndcg@20"].arg_max()]
         correlation = float(spearmanr(both["test"], both["ndcg@20"]).statistic)
         facts = {"hold-out": name, "correlation": correlation, "test NDCG@20": chosen}

@@ -45,13 +45,13 @@ def measure(side: str, file: Path) -> dict[str, float]:
     place = (loaded["users"], loaded["items"])
     data = Interactions(sp.csr_array((np.ones(len(place[0]), np.float32), place)))
     SIDES[side](Interactions(np.eye(3)))  # compiles
-    held = peak_bytes()
+    bytes_before = peak_bytes()
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         result = SIDES[side](data)
         seconds.append(time.perf_counter() - start)
-    extra = peak_bytes() - held
+    extra = peak_bytes() - bytes_before
     return {"seconds": min(seconds), "extra": extra, "result": result}
 
 
@@ -59,20 +59,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?", default=DEFAULT)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.side:
-        print(json.dumps(measure(asked.side, asked.file)))
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(measure(options.side, options.file)))
         return
-    command = [sys.executable, __file__, str(asked.file), "--side"]
-    found = {side: json.loads(subprocess.check_output([*command, side])) for side in SIDES}
-    base = found["scipy"]["seconds"]
+    command = [sys.executable, __file__, str(options.file), "--side"]
+    rows_by_side = {side: json.loads(subprocess.check_output([*command, side])) for side in SIDES}
+    base = rows_by_side["scipy"]["seconds"]
     names = {"scipy": "scipy `X.T @ X`", "ours": "`equipoise.data.statistics.homophily`"}
     print("| what | seconds | ratio | extra memory |")
     print("|---|---|---|---|")
-    for side, row in found.items():
+    for side, row in rows_by_side.items():
         cells = f"{row['seconds']:.2f} | {row['seconds'] / base:.2f} | {row['extra'] / 1e6:.0f} MB"
         print(f"| {names[side]} | {cells} |")
-    print(f"\nhomophily {found['ours']['result']:.4f}, best of {REPEATS} runs each")
+    print(f"\nhomophily {rows_by_side['ours']['result']:.4f}, best of {REPEATS} runs each")
 
 
 if __name__ == "__main__":

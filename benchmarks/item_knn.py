@@ -46,11 +46,11 @@ def grid(split: eq.Split, train: eq.Interactions) -> None:
         alike = (common / (np.outer(root, root) + shrink)).astype(np.float32)
         order = np.argsort(-alike, axis=1, kind="stable")
         for neighbours in NEIGHBOURS:
-            kept = np.zeros_like(alike)
+            similarity = np.zeros_like(alike)
             near = order[:, :neighbours]
-            np.put_along_axis(kept, near, np.take_along_axis(alike, near, axis=1), axis=1)
+            np.put_along_axis(similarity, near, np.take_along_axis(alike, near, axis=1), axis=1)
             model = eq.ItemKNN(neighbours=neighbours, shrink=shrink)
-            model._keep(train, {"similarity": sp.csr_array(kept)})
+            model._keep(train, {"similarity": sp.csr_array(similarity)})
             table[neighbours, shrink] = ndcg(model, split)
     print("  shrink      " + "".join(f"{shrink:8g}" for shrink in SHRINK))
     for neighbours in NEIGHBOURS:
@@ -77,5 +77,5 @@ def measure(name: str, data: eq.Interactions) -> None:
 
 
 if __name__ == "__main__":
-    for source in (each for each in sys.argv[1:] if each != "--auto"):
+    for source in (argument for argument in sys.argv[1:] if argument != "--auto"):
         measure(source.rsplit("/", 1)[-1], load(source))

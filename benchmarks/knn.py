@@ -43,14 +43,14 @@ def before(X: Any, keep: int, shrink: float) -> Any:
 
 def measured(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
     """Return the least seconds and processor seconds of each way."""
-    found = dict.fromkeys(ways, (np.inf, np.inf))
+    least = dict.fromkeys(ways, (np.inf, np.inf))
     for _ in range(rounds):
         for name, way in ways.items():
             start = time.perf_counter(), time.process_time()
             way()
             spent = time.perf_counter() - start[0], time.process_time() - start[1]
-            found[name] = min(found[name][0], spent[0]), min(found[name][1], spent[1])
-    return found
+            least[name] = min(least[name][0], spent[0]), min(least[name][1], spent[1])
+    return least
 
 
 def main() -> None:
@@ -60,37 +60,37 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=5_000, help="users to rank for")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--before", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
-    pairs = np.load(asked.data)
+    pairs = np.load(options.data)
     users, items = pairs["users"], pairs["items"]
     X = sp.csr_matrix((np.ones(len(users), np.float32), (users, items)))
-    whole = sp.csr_array(X)
-    data = eq.read(whole)
-    some = np.arange(min(asked.users, X.shape[0]))
-    model = eq.ItemKNN(neighbours=asked.neighbours).fit(data)
+    matrix = sp.csr_array(X)
+    data = eq.read(matrix)
+    ranked_users = np.arange(min(options.users, X.shape[0]))
+    model = eq.ItemKNN(neighbours=options.neighbours).fit(data)
     fits: dict[str, Callable[[], Any]] = {
-        "equipoise": lambda: eq.ItemKNN(neighbours=asked.neighbours).fit(data),
-        "scipy X.T @ X alone": lambda: whole.T @ whole,
+        "equipoise": lambda: eq.ItemKNN(neighbours=options.neighbours).fit(data),
+        "scipy X.T @ X alone": lambda: matrix.T @ matrix,
     }
-    ranks: dict[str, Callable[[], Any]] = {"equipoise": lambda: model.recommend(some, K)}
-    if asked.before:
-        fits["equipoise before"] = lambda: before(whole, asked.neighbours, 10.0)
+    ranks: dict[str, Callable[[], Any]] = {"equipoise": lambda: model.recommend(ranked_users, K)}
+    if options.before:
+        fits["equipoise before"] = lambda: before(matrix, options.neighbours, 10.0)
     try:
         from implicit.nearest_neighbours import CosineRecommender
     except ImportError:
         print("implicit is not installed: left out\n")
     else:
         warnings.filterwarnings("ignore", message="Method expects CSR")
-        theirs = CosineRecommender(K=asked.neighbours)
-        theirs.fit(X, show_progress=False)
-        fits["implicit"] = lambda: theirs.fit(X, show_progress=False)
-        ranks["implicit"] = lambda: theirs.recommend(some, X[some], N=K)
+        implicit_model = CosineRecommender(K=options.neighbours)
+        implicit_model.fit(X, show_progress=False)
+        fits["implicit"] = lambda: implicit_model.fit(X, show_progress=False)
+        ranks["implicit"] = lambda: implicit_model.recommend(ranked_users, X[ranked_users], N=K)
     print("| step | way | s | processor s | times ours |\n|---|---|---|---|---|")
-    for step, ways in (("fit", fits), (f"top {K} of {len(some):,} users", ranks)):
-        found = measured(ways, asked.rounds)
-        ours = found["equipoise"]
-        for name, (seconds, processor) in found.items():
+    for step, ways in (("fit", fits), (f"top {K} of {len(ranked_users):,} users", ranks)):
+        times = measured(ways, options.rounds)
+        ours = times["equipoise"]
+        for name, (seconds, processor) in times.items():
             ratio = f"{seconds / ours[0]:.2f}, by processor {processor / ours[1]:.2f}"
             print(f"| {step} | {name} | {seconds:.2f} | {processor:.2f} | {ratio} |", flush=True)
 

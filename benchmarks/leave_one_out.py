@@ -81,7 +81,9 @@ def parts(folder: Path, name: str, items: int, seed: int) -> tuple[eq.Split, eq.
     return split, split.train.union(split.valid.history).union(split.valid.target)
 
 
-def made(keys: list[Key], args: argparse.Namespace, threads: int | None) -> list[dict[str, Any]]:
+def make_rows(
+    keys: list[Key], args: argparse.Namespace, threads: int | None
+) -> list[dict[str, Any]]:
     """Find settings in these ways, which share a search; return the rows."""
     return [row_of(key, args, threads) for key in keys]
 
@@ -89,21 +91,21 @@ def made(keys: list[Key], args: argparse.Namespace, threads: int | None) -> list
 def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str, Any]:
     """Find settings in one way; return the row."""
     name, items, seed, way = key
-    split, whole = parts(args.data, name, items, seed)
-    how: dict[str, Any] = {"device": args.device, "threads": threads}
+    split, train_and_valid = parts(args.data, name, items, seed)
+    options: dict[str, Any] = {"device": args.device, "threads": threads}
     start = time.perf_counter()
     estimate = None
     if way == KINDS[0]:
-        model: Any = eq.EDLAE(normalizer=eq.DAN()).fit(whole, **how)
+        model: Any = eq.EDLAE(normalizer=eq.DAN()).fit(train_and_valid, **options)
     elif way == KINDS[2]:
-        model = eq.tune(FAMILIES, split, trials=25, refit="all", **how).model
+        model = eq.tune(FAMILIES, split, trials=25, refit="all", **options).model
     else:
         trials = 25 if way in SEARCHED else 7
         if way in SEARCHED and args.searches:
             args.searches.mkdir(parents=True, exist_ok=True)
-            how["storage"] = args.searches / f"{name}-{items}-{seed}.jsonl"
-        found = eq.tune(whole, trials=trials, prefer=SEARCHED.get(way), **how)
-        model, estimate = found.model, found.estimate
+            options["storage"] = args.searches / f"{name}-{items}-{seed}.jsonl"
+        tuned = eq.tune(train_and_valid, trials=trials, prefer=SEARCHED.get(way), **options)
+        model, estimate = tuned.model, tuned.estimate
     seconds = time.perf_counter() - start
     row = dict(zip(NAMES, key, strict=True)) | on_test(model, split.test)
     row |= {"seconds": round(seconds, 1), "chosen": model.summary()}
@@ -118,36 +120,38 @@ def table(args: argparse.Namespace) -> None:
     rows = pl.read_csv(out).rows(named=True) if out.exists() else []
     done = {tuple(row[name] for name in NAMES) for row in rows}
     ways = [*([way] for way in NEEDED), list(SEARCHED)]
-    wanted: list[list[Key]] = [
+    row_groups: list[list[Key]] = [
         [(name, args.items, seed, way) for way in group]
         for groups in (ways[:-1], ways[-1:])
         for seed in range(args.seeds)
         for name in args.only or sources(args.data)
         for group in groups
     ]
-    wanted = [[key for key in keys if key not in done] for keys in wanted]
+    row_groups = [[key for key in keys if key not in done] for keys in row_groups]
     end = time.monotonic() + args.limit
-    for found in (at_once if args.jobs > 1 else one_by_one)(list(filter(None, wanted)), args, end):
-        for row in found:
+    for finished_rows in (at_once if args.jobs > 1 else one_by_one)(
+        list(filter(None, row_groups)), args, end
+    ):
+        for row in finished_rows:
             append(out, row)
-            print({each: row[each] for each in (*NAMES, *METRICS, "seconds")}, flush=True)
+            print({column: row[column] for column in (*NAMES, *METRICS, "seconds")}, flush=True)
 
 
 def one_by_one(
-    wanted: list[list[Key]], args: argparse.Namespace, end: float
+    row_groups: list[list[Key]], args: argparse.Namespace, end: float
 ) -> Iterable[list[dict[str, Any]]]:
-    for keys in wanted:
+    for keys in row_groups:
         if time.monotonic() < end:
-            yield made(keys, args, None)
+            yield make_rows(keys, args, None)
 
 
 def at_once(
-    wanted: list[list[Key]], args: argparse.Namespace, end: float
+    row_groups: list[list[Key]], args: argparse.Namespace, end: float
 ) -> Iterable[list[dict[str, Any]]]:
     """Make several rows at a time, each in a process of its own."""
     threads = max((os.cpu_count() or 1) // args.jobs, 1)
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-        tasks = [pool.submit(made, keys, args, threads) for keys in wanted]
+        tasks = [pool.submit(make_rows, keys, args, threads) for keys in row_groups]
         try:
             for task in as_completed(tasks, max(end - time.monotonic(), 0)):
                 yield task.result()
@@ -176,40 +180,41 @@ def show(out: Path) -> None:
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     shares, off = [], []
     for name in dict.fromkeys(frame["data"]):
-        own = frame.filter(data=name)
-        whole = own.filter(pl.col("way").is_in(NEEDED)).group_by("seed").len()
-        seeds = whole.filter(len=len(NEEDED))["seed"].sort()
-        own = own.filter(pl.col("seed").is_in(seeds.implode()))
+        set_rows = frame.filter(data=name)
+        ways_per_seed = set_rows.filter(pl.col("way").is_in(NEEDED)).group_by("seed").len()
+        seeds = ways_per_seed.filter(len=len(NEEDED))["seed"].sort()
+        set_rows = set_rows.filter(pl.col("seed").is_in(seeds.implode()))
         if not len(seeds):
             continue
         cells = [name, str(len(seeds))]
         means = {}
         for way in KINDS:
-            one = own.filter(way=way)
+            one = set_rows.filter(way=way)
             means[way] = [float(one[metric].mean() or 0) for metric in METRICS]  # type: ignore[arg-type]
             text = f"{means[way][0]:.4f} / {means[way][1]:.4f}"
             cells.append(text if one.height == len(seeds) else "")
-        mine, split = means[KINDS[1]], means[KINDS[2]]
-        shares.append([a / b for a, b in zip(mine, split, strict=True)])
-        cells.append(", ".join(f"{each:.1%}" for each in shares[-1]))
-        tuned = own.filter(way=KINDS[1]).sort("seed")
+        ours, split = means[KINDS[1]], means[KINDS[2]]
+        shares.append([a / b for a, b in zip(ours, split, strict=True)])
+        cells.append(", ".join(f"{ratio:.1%}" for ratio in shares[-1]))
+        tuned = set_rows.filter(way=KINDS[1]).sort("seed")
         both = (tuned["error"] ** 2 + tuned["estimate_error"] ** 2) ** 0.5
-        found = ((tuned["estimate"] - tuned["ndcg@20"]) / both).to_list()
-        cells.append(", ".join(f"{each:+.1f}" for each in found))
-        off += found
+        deviations = ((tuned["estimate"] - tuned["ndcg@20"]) / both).to_list()
+        cells.append(", ".join(f"{ratio:+.1f}" for ratio in deviations))
+        off += deviations
         print("| " + " | ".join(cells) + " |")
     least, mean = np.min(shares, axis=0), np.mean(shares, axis=0)
     print(f"least {least.round(4)}, mean {mean.round(4)}; ", end="")
-    print(f"within two errors {sum(abs(each) <= 2 for each in off)} of {len(off)}")
+    print(f"within two errors {sum(abs(ratio) <= 2 for ratio in off)} of {len(off)}")
     split = frame.filter(way=KINDS[2]).select(*NAMES[:3], *METRICS)
     for way in (KINDS[0], *SEARCHED):
         pairs = frame.filter(way=way).join(split, on=NAMES[:3], suffix="_split")
         means = pairs.group_by("data", maintain_order=True).agg(
-            pl.len(), *((pl.col(each).mean() / pl.col(f"{each}_split").mean()) for each in METRICS)
+            pl.len(),
+            *((pl.col(ratio).mean() / pl.col(f"{ratio}_split").mean()) for ratio in METRICS),
         )
         print(f"{way} / split:")
-        for name, seeds, *found in means.rows():
-            print(f"  {name}, {seeds} seeds: " + ", ".join(f"{each:.1%}" for each in found))
+        for name, seeds, *deviations in means.rows():
+            print(f"  {name}, {seeds} seeds: " + ", ".join(f"{ratio:.1%}" for ratio in deviations))
 
 
 def timing(args: argparse.Namespace) -> None:
@@ -237,7 +242,7 @@ def timing(args: argparse.Namespace) -> None:
     }
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
     ranking, one, _, every = seconds.values()
-    found = {
+    report = {
         "items": data.n_items,
         "users": history.n_users,
         "device": args.device,
@@ -246,7 +251,7 @@ def timing(args: argparse.Namespace) -> None:
         "all / one": round(every / one, 2),
         "MB on top": round(grown),
     }
-    write(args.out / f"leave_one_out_{args.device}_{data.n_items}.json", found)
+    write(args.out / f"leave_one_out_{args.device}_{data.n_items}.json", report)
 
 
 def timed(task: Callable[[], Any]) -> float:
@@ -268,28 +273,28 @@ def published(args: argparse.Namespace) -> None:
     assert split.valid is not None
     model = eq.EASE(l2=20.0, dropout=0.6, normalizer=eq.DAN(0.2, 0.3))
     model.fit(split.train, device=args.device)
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
 
     def say(name: str, result: eq.Result) -> None:
-        found[name] = [round(result["ndcg@20"], 4), round(error_of(result), 4), result.n_users]
-        print(name, *found[name], flush=True)
+        scores[name] = [round(result["ndcg@20"], 4), round(error_of(result), 4), result.n_users]
+        print(name, *scores[name], flush=True)
 
-    how: dict[str, Any] = {"metrics": ["ndcg"], "bootstrap": 0}
+    options: dict[str, Any] = {"metrics": ["ndcg"], "bootstrap": 0}
     for part in (split.valid, split.test):
-        say(f"{part.name} part", eq.evaluate(model, part, **how))
-        whole = part.history.union(part.target)
+        say(f"{part.name} part", eq.evaluate(model, part, **options))
+        all_items = part.history.union(part.target)
         for deal, hidden in (("down", np.floor), ("nearest", np.round)):
             for seed in range(3):
-                dealt = deal_again(whole, hidden, seed)
+                dealt = deal_again(all_items, hidden, seed)
                 label = f"{part.name} users, rounded {deal}, seed {seed}"
-                say(label, eq.evaluate(model, dealt, **how))
+                say(label, eq.evaluate(model, dealt, **options))
     for seed in range(5):
-        say(f"2,000 users left out, seed {seed}", eq.leave_one_out(model, seed=seed, **how))
+        say(f"2,000 users left out, seed {seed}", eq.leave_one_out(model, seed=seed, **options))
     for deal, hidden in (("down", np.floor), ("nearest", np.round)):
         dealt = deal_again(split.train, hidden, 0)
         label = f"all training users left out, rounded {deal}"
-        say(label, eq.leave_one_out(model, part=dealt, **how))
-    write(args.out / f"leave_one_out_{args.published}.json", found)
+        say(label, eq.leave_one_out(model, part=dealt, **options))
+    write(args.out / f"leave_one_out_{args.published}.json", scores)
 
 
 def deal_again(
@@ -308,10 +313,10 @@ def deal_again(
     return data.entries(shown), data.entries(~shown)
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
+def write(file: Path, report: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    file.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
 
 
 def export_all(args: argparse.Namespace) -> None:

@@ -73,16 +73,16 @@ def planted(n_users: int, n_items: int, n_interactions: int, seed: int = 0) -> A
     shuffled = rng.permutation(n_items).astype(np.int32)
     parts = []
     for low in range(0, n_users, 100_000):
-        some = lengths[low : low + 100_000]
-        user = np.repeat(np.arange(len(some)), some)
-        own = rng.integers(n_topics, size=(len(some), 3))
-        topic = own[user, rng.integers(3, size=len(user))]
+        batch_lengths = lengths[low : low + 100_000]
+        user = np.repeat(np.arange(len(batch_lengths)), batch_lengths)
+        user_topics = rng.integers(n_topics, size=(len(batch_lengths), 3))
+        topic = user_topics[user, rng.integers(3, size=len(user))]
         size = (n_items - topic + n_topics - 1) // n_topics
         local = topic + n_topics * (size * rng.random(len(user)) ** 3).astype(np.int64)
         world = (n_items * rng.random(len(user)) ** 4).astype(np.int64)
         item = shuffled[np.where(rng.random(len(user)) < 0.7, local, world)]
         part = sp.csr_array(
-            (np.ones(len(user), np.float32), (user, item)), shape=(len(some), n_items)
+            (np.ones(len(user), np.float32), (user, item)), shape=(len(batch_lengths), n_items)
         )
         part.sum_duplicates()
         part.data[:] = 1
@@ -93,10 +93,10 @@ def planted(n_users: int, n_items: int, n_interactions: int, seed: int = 0) -> A
 def real(chosen: argparse.Namespace) -> dict[str, Any]:
     from reproduce.data import find_split
 
-    found = find_split(SHARED, chosen.dataset, chosen.protocol)
-    if found is None:
+    load_split = find_split(SHARED, chosen.dataset, chosen.protocol)
+    if load_split is None:
         raise SystemExit(f"{SHARED / chosen.dataset} is not there")
-    split = found()
+    split = load_split()
     numbers = dict(SETTINGS[chosen.dataset, chosen.protocol])
     normalizer = eq.DAN(numbers.pop("alpha"), numbers.pop("beta"))
     lowpass = None
@@ -129,16 +129,16 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def beside(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run `real` with the exact dense engine and with neighbourhoods, each in its own process."""
-    found = {}
+    report = {}
     for engine in ("neighbourhood", "dense"):
         command = [sys.executable, __file__, "real", chosen.dataset, chosen.protocol]
         command += ["--engine", engine, "--neighbours", str(chosen.neighbours)]
         run = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[engine] = json.loads(run.stdout)
+        report[engine] = json.loads(run.stdout)
         print(run.stdout, file=sys.stderr, flush=True)
     for name in ("seconds", "processor_seconds", "peak_gb"):
-        found[f"{name}_ratio"] = found["dense"][name] / found["neighbourhood"][name]
-    return found
+        report[f"{name}_ratio"] = report["dense"][name] / report["neighbourhood"][name]
+    return report
 
 
 def stored(chosen: argparse.Namespace) -> Any:
@@ -202,7 +202,7 @@ def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
         start = clocks()
         model.save(folder + "/model")
         out |= {f"save_{name}": value for name, value in since(start).items()}
-        files = [each.stat().st_size for each in Path(folder, "model").iterdir()]
+        files = [file.stat().st_size for file in Path(folder, "model").iterdir()]
         out["disk_gb"] = round(sum(files) / 1e9, 3)
         start = clocks()
         again = eq.load(folder + "/model")

@@ -34,7 +34,7 @@ from equipoise.solve import neighbourhood
 from reproduce.data import published_split
 
 SIZES = {"strong": (50, 100, 200, 400, 800), "weak": (50, 100, 200, 400, 800, 1600)}
-KEPT = (1, 3, 5)  # T / K beside the engine's own
+SUPPORT_RATIOS = (1, 3, 5)  # T / K, in addition to the engine's default
 STRENGTHS = (0.05, 0.1, 0.2, 0.4, 0.8)
 EXPONENTS = (0.15, 0.3)
 RANK = 512
@@ -72,13 +72,13 @@ class Sets:
         if protocol == "strong":
             return cls(split.train, split.test, split.train, split.valid)
         parts = read_weak(folder)
-        train, held = parts["train"].matrix, parts["valid_subset_of_train"].matrix
-        rest = sp.csr_array(train - held)
-        rest.eliminate_zeros()
-        both = np.flatnonzero((np.diff(rest.indptr) > 0) & (np.diff(held.indptr) > 0))
+        train, hidden = parts["train"].matrix, parts["valid_subset_of_train"].matrix
+        shown = sp.csr_array(train - hidden)
+        shown.eliminate_zeros()
+        both = np.flatnonzero((np.diff(shown.indptr) > 0) & (np.diff(hidden.indptr) > 0))
         users = np.sort(np.random.default_rng(0).choice(both, min(5000, len(both)), replace=False))
-        sides = (eq.Interactions(sp.csr_array(each[users])) for each in (rest, held))
-        return cls(split.train, split.test, eq.Interactions(rest), Part(*sides, "weak", "valid"))
+        sides = (eq.Interactions(sp.csr_array(matrix[users])) for matrix in (shown, hidden))
+        return cls(split.train, split.test, eq.Interactions(shown), Part(*sides, "weak", "valid"))
 
 
 class Job:
@@ -122,7 +122,7 @@ def fitted(
     """Fit EASE+DAN, without the audit, on K neighbours with T / K entries, or exactly."""
     numbers = dict(settings)
     model = eq.EASE(normalizer=eq.DAN(numbers.pop("alpha"), numbers.pop("beta")), **numbers)
-    how: Row = {"device": device}
+    fit_options: Row = {"device": device}
     marks: dict[int, float] = {}
     start = time.perf_counter()
     if near is not None:
@@ -131,8 +131,8 @@ def fitted(
         def mark(state: Any) -> None:
             marks[state.step] = time.perf_counter() - start
 
-        how |= {"engine": "neighbourhood", "neighbours": neighbours, "progress": mark}
-    eq.EASE.shared_fit([model], train, **how)([model])
+        fit_options |= {"engine": "neighbourhood", "neighbours": neighbours, "progress": mark}
+    eq.EASE.shared_fit([model], train, **fit_options)([model])
     took: Row = {"fit_seconds": time.perf_counter() - start, "device": device}
     if near is not None:
         half = neighbourhood.STRIPES
@@ -143,8 +143,8 @@ def fitted(
 
 
 def scores(model: Any, part: Part) -> Row:
-    found = eq.evaluate(model, part, k=20, metrics=METRICS, bootstrap=0)
-    return {f"{name}@20": float(found[f"{name}@20"]) for name in METRICS}
+    result = eq.evaluate(model, part, k=20, metrics=METRICS, bootstrap=0)
+    return {f"{name}@20": float(result[f"{name}@20"]) for name in METRICS}
 
 
 def companions(model: Any, settings: Row) -> Iterator[tuple[Row, Any]]:
@@ -167,7 +167,10 @@ def measure(
     checking = model
     if sets.choosing is not sets.train:
         checking, _ = fitted(sets.choosing, settings, near, device)
-    valid = [(each, scores(other, sets.valid)) for each, other in companions(checking, settings)]
+    valid = [
+        (companion, scores(other, sets.valid))
+        for companion, other in companions(checking, settings)
+    ]
     del checking
     exact = job.having(dataset=key["dataset"], protocol=key["protocol"], engine="exact")
     tail = TAIL * float((exact or [_valid(valid[0][1])])[0]["valid_tail_ndcg@20"])
@@ -176,14 +179,14 @@ def measure(
         return min(one[1]["tail_ndcg@20"] - tail, 0.0), one[1]["ndcg@20"]
 
     chosen = max(valid, key=worth)
-    for name, (each, there) in {"none": valid[0], "chosen": chosen}.items():
-        with_it = next(other for one, other in companions(model, settings) if one == each)
+    for name, (companion, there) in {"none": valid[0], "chosen": chosen}.items():
+        with_it = next(other for one, other in companions(model, settings) if one == companion)
         figures = _valid(there) | scores(with_it, sets.test)
-        job.add(key | took | {"companion": name} | each | figures)
+        job.add(key | took | {"companion": name} | companion | figures)
 
 
-def _valid(found: Row) -> Row:
-    return {f"valid_{name}": found[name] for name in ("ndcg@20", "tail_ndcg@20")}
+def _valid(metrics: Row) -> Row:
+    return {f"valid_{name}": metrics[name] for name in ("ndcg@20", "tail_ndcg@20")}
 
 
 def compared(
@@ -195,7 +198,7 @@ def compared(
     a, b = here.inverse_, there.inverse_
     same = np.array_equal(a.indices, b.indices) and np.array_equal(a.indptr, b.indptr)
     # as weights of EASE, which are of the order of 1
-    left, right = (each.data / each.diagonal_[each.indices] for each in (a, b))
+    left, right = (inverse.data / inverse.diagonal_[inverse.indices] for inverse in (a, b))
     difference = float(np.abs(left - right).max()) if same else float("nan")
     job.add(key | took | {"difference": difference, "same_supports": same})
 
@@ -203,8 +206,10 @@ def compared(
 def curve(chosen: argparse.Namespace) -> None:
     job = Job(chosen.out, chosen.limit)
     small = eq.Interactions(planted(300, 100, 2000))
-    own = neighbourhood.KEPT
-    model, _ = fitted(small, SETTINGS["gowalla", "strong"], (20, own), chosen.device)  # compiles
+    default_ratio = neighbourhood.KEPT
+    model, _ = fitted(
+        small, SETTINGS["gowalla", "strong"], (20, default_ratio), chosen.device
+    )  # compiles
     model.recommend([0])
     for dataset in chosen.datasets:
         for protocol in chosen.protocols:
@@ -212,23 +217,23 @@ def curve(chosen: argparse.Namespace) -> None:
             sets: Sets | None = None
             where = {"dataset": dataset, "protocol": protocol}
 
-            def step(key: Row, work: Callable[..., None], *how: Any) -> None:
+            def step(key: Row, work: Callable[..., None], *work_options: Any) -> None:
                 nonlocal sets
                 key = where | key  # noqa: B023
                 if job.missing(**key):
                     if sets is None:
                         sets = Sets.read(chosen.data / dataset / protocol, protocol)  # noqa: B023
-                    work(job, key, sets, settings, *how)  # noqa: B023
+                    work(job, key, sets, settings, *work_options)  # noqa: B023
 
             if chosen.device != "cpu":
-                key = {"engine": "cpu beside card", "neighbours": 100, "kept": own * 100}
-                step(key, compared, (100, own), chosen.device)
+                key = {"engine": "cpu beside card", "neighbours": 100, "kept": default_ratio * 100}
+                step(key, compared, (100, default_ratio), chosen.device)
             step({"engine": "exact"}, measure, None, chosen.device)
             for size in chosen.neighbours or SIZES[protocol]:
-                key = {"engine": "neighbourhood", "neighbours": size, "kept": own * size}
-                step(key, measure, (size, own), chosen.device)
+                key = {"engine": "neighbourhood", "neighbours": size, "kept": default_ratio * size}
+                step(key, measure, (size, default_ratio), chosen.device)
             for size in (100, 200) if protocol == "strong" else ():
-                for times in KEPT:
+                for times in SUPPORT_RATIOS:
                     key = {"engine": "neighbourhood", "neighbours": size, "kept": times * size}
                     step(key, alone, (size, times), chosen.device)
 

@@ -68,13 +68,17 @@ def curve(file: Path) -> str:
     lines: list[tuple[str, int, str, Points]] = []
     sets = [(d, p) for d in ("gowalla", "yelp2018") for p in ("strong", "weak")]
     for colour, (dataset, protocol) in enumerate(sets):
-        mine = [row for row in rows if (row["dataset"], row["protocol"]) == (dataset, protocol)]
-        exact = [row for row in mine if row["engine"] == "exact" and row["companion"] == "none"]
+        set_rows = [
+            row for row in rows if (row["dataset"], row["protocol"]) == (dataset, protocol)
+        ]
+        exact = [
+            row for row in set_rows if row["engine"] == "exact" and row["companion"] == "none"
+        ]
         for kind, companion in (("l", "chosen"), ("d", "none")):
             points = [
                 (float(row["neighbours"]), 100 * float(row["ndcg@20"]) / float(e["ndcg@20"]))
                 for e in exact
-                for row in mine
+                for row in set_rows
                 if row["engine"] == "neighbourhood"
                 and row["companion"] == companion
                 and int(row["kept"]) == KEPT * int(row["neighbours"])

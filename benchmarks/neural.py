@@ -40,7 +40,7 @@ class Data:
 
     train: Interactions
     chooser: Part
-    whole: Interactions
+    full_train: Interactions
     test: Part
 
 
@@ -58,23 +58,23 @@ def load(folder: Path, protocol: str, holdout: bool) -> Data:
     test = eq.split.from_parts(train, test=(train, parts["test"]), protocol="weak").test
     if not holdout:
         return Data(train, test, train, test)
-    held = parts["valid_subset_of_train"]
-    rest = train.difference(held)
-    chooser = eq.split.from_parts(rest, test=(rest, held), protocol="weak").test
-    return Data(rest, Part(chooser.history, chooser.target, "weak", "valid"), train, test)
+    hidden = parts["valid_subset_of_train"]
+    remaining = train.difference(hidden)
+    chooser = eq.split.from_parts(remaining, test=(remaining, hidden), protocol="weak").test
+    return Data(remaining, Part(chooser.history, chooser.target, "weak", "valid"), train, test)
 
 
-def build(asked: argparse.Namespace) -> NeuralModel:
+def build(args: argparse.Namespace) -> NeuralModel:
     options: dict[str, Any] = {}
-    for option in asked.set_option:
+    for option in args.set_option:
         name, _, value = option.partition("=")
         options[name] = json.loads(value)
     for name in ("epochs", "batch_size", "learning_rate", "seed", "evaluate_every", "patience"):
-        if getattr(asked, name) is not None:
-            options[name] = getattr(asked, name)
+        if getattr(args, name) is not None:
+            options[name] = getattr(args, name)
     if options.get("patience") == 0:
         options["patience"] = None
-    model: NeuralModel = getattr(eq, asked.model)(**options)
+    model: NeuralModel = getattr(eq, args.model)(**options)
     return model
 
 
@@ -95,23 +95,23 @@ def write(file: Path, facts: dict[str, Any]) -> None:
 class Log:
     """Writes the file after each evaluation, and says when time is up."""
 
-    def __init__(self, asked: argparse.Namespace, facts: dict[str, Any]) -> None:
-        self.asked, self.facts = asked, facts
+    def __init__(self, args: argparse.Namespace, facts: dict[str, Any]) -> None:
+        self.args, self.facts = args, facts
         self.curve: list[dict[str, Any]] = []
 
     def __call__(self, epoch: Epoch) -> bool:
         """Take note of an epoch; return whether to stop."""
-        limit = self.asked.limit_seconds
+        limit = self.args.limit_seconds
         if epoch.recall is not None and epoch.ndcg is not None:
             entry = {"recall@20": epoch.recall, "ndcg@20": epoch.ndcg}
             entry = {"epoch": epoch.epoch, "loss": epoch.loss, **entry, "seconds": epoch.seconds}
             self.curve.append(entry)
-            best = max(self.curve, key=lambda each: each["ndcg@20"])
+            best = max(self.curve, key=lambda point: point["ndcg@20"])
             self.facts.update(epochs=epoch.epoch, seconds=epoch.seconds, kept_epoch=epoch.best)
             self.facts.update(chosen_by=best, final_epoch=entry, curve=self.curve)
-            write(self.asked.out, self.facts)
+            write(self.args.out, self.facts)
             print(
-                f"{self.asked.model} {self.asked.set} epoch {epoch.epoch} loss {epoch.loss:.4f} "
+                f"{self.args.model} {self.args.set} epoch {epoch.epoch} loss {epoch.loss:.4f} "
                 f"recall {epoch.recall:.4f} ndcg {epoch.ndcg:.4f} best {epoch.best} "
                 f"{epoch.seconds:.1f} s",
                 flush=True,
@@ -119,31 +119,31 @@ class Log:
         return limit is not None and epoch.seconds > limit
 
 
-def measure(asked: argparse.Namespace) -> None:
-    data = load(asked.data / asked.set / asked.protocol, asked.protocol, asked.holdout)
-    model = build(asked)
+def measure(args: argparse.Namespace) -> None:
+    data = load(args.data / args.set / args.protocol, args.protocol, args.holdout)
+    model = build(args)
     facts: dict[str, Any] = {
-        "model": asked.model,
+        "model": args.model,
         "settings": model.settings(),
-        "set": asked.set,
-        "protocol": asked.protocol,
+        "set": args.set,
+        "protocol": args.protocol,
         "seed": model.seed,
         "chosen_on": data.chooser.name,
-        "device": device_name(asked.device),
+        "device": device_name(args.device),
     }
-    options: dict[str, Any] = {"device": asked.device}
-    kept = {"checkpoint": asked.checkpoint, "checkpoint_every": asked.checkpoint_every}
-    log = Log(asked, facts)
-    model.fit(data.train, valid=data.chooser, progress=log, **options, **kept)
-    if asked.holdout:
+    options: dict[str, Any] = {"device": args.device}
+    checkpoint_options = {"checkpoint": args.checkpoint, "checkpoint_every": args.checkpoint_every}
+    log = Log(args, facts)
+    model.fit(data.train, valid=data.chooser, progress=log, **options, **checkpoint_options)
+    if args.holdout:
         last = model.epoch_
-        model.fit(data.whole, progress=lambda epoch: epoch.epoch >= last, **options)
+        model.fit(data.full_train, progress=lambda epoch: epoch.epoch >= last, **options)
     began = time.perf_counter()
     result = eq.evaluate(model, data.test, 20, bootstrap=0)
     facts.update({name: result[name] for name in ("recall@20", "ndcg@20")})
     numbers = {name: None if isnan(value) else value for name, value in result.values.items()}
     facts.update(metrics=numbers, evaluate_seconds=time.perf_counter() - began)
-    write(asked.out, facts)
+    write(args.out, facts)
     print(f"test recall@20 {result['recall@20']:.4f} ndcg@20 {result['ndcg@20']:.4f}", flush=True)
 
 

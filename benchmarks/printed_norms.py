@@ -32,28 +32,30 @@ USERS = SOLVES | BOUNDS | {"beta": [0.1, 0.3, 0.5, 0.8]}
 SHOWN = ["family", *COLUMNS, "beta", "given"]
 
 
-def trials(split: Split, normalizer: Any, grid: dict[str, Any], given: float, device: str) -> Any:
+def trials(
+    split: Split, normalizer: Any, grid: dict[str, Any], exponent: float, device: str
+) -> Any:
     """Return all points of a grid with their metrics on the test users."""
     matrix = split.test.history.matrix.astype(np.float32)
-    matrix.data *= np.maximum(split.train.item_counts, 1.0)[matrix.indices] ** -given
+    matrix.data *= np.maximum(split.train.item_counts, 1.0)[matrix.indices] ** -exponent
     test = Part(split.test.history.with_values(matrix), split.test.target, "strong", "valid")
     models = [family(normalizer=normalizer) for family in (eq.LAE, eq.EASE, eq.RLAE)]
-    asked = Split(split.train, test, split.test, "strong")
+    tuning_split = Split(split.train, test, split.test, "strong")
     objectives = METRICS[1:]
-    found = eq.tune(models, asked, grid=grid, objectives=objectives, device=device).trials
-    print(f"{normalizer} given {given}: {len(found)} points", flush=True)
-    return found.with_columns(given=pl.lit(given))
+    points = eq.tune(models, tuning_split, grid=grid, objectives=objectives, device=device).trials
+    print(f"{normalizer} given {exponent}: {len(points)} points", flush=True)
+    return points.with_columns(given=pl.lit(exponent))
 
 
-def nearest(found: pl.DataFrame, printed: dict[str, float]) -> dict[str, Any]:
+def nearest(points: pl.DataFrame, printed: dict[str, float]) -> dict[str, Any]:
     errors = [abs(pl.col(name) / printed[name] - 1) for name in METRICS]
-    best = found.with_columns(worst=pl.max_horizontal(errors)).sort("worst").head(5)
-    kept = [name for name in (*SHOWN, *METRICS, "worst") if name in best.columns]
+    best = points.with_columns(worst=pl.max_horizontal(errors)).sort("worst").head(5)
+    columns = [name for name in (*SHOWN, *METRICS, "worst") if name in best.columns]
     rows = [
         {name: round(x, 5) if isinstance(x, float) else x for name, x in row.items()}
-        for row in best.select(kept).rows(named=True)
+        for row in best.select(columns).rows(named=True)
     ]
-    return {"points": len(found), "printed": printed, "nearest": rows}
+    return {"points": len(points), "printed": printed, "nearest": rows}
 
 
 def main() -> None:
@@ -64,15 +66,15 @@ def main() -> None:
     args = parser.parse_args()
     split = published_split(args.data, "strong")
     table = pl.read_csv(PUBLISHED / "table8_normalizations_all.csv")
-    found = {
+    frames_by_row = {
         "Col norm": [
-            trials(split, eq.ColumnNorm(), COLUMNS, given, args.device)
-            for given in (0.0, 0.1, 0.2, 0.4)
+            trials(split, eq.ColumnNorm(), COLUMNS, exponent, args.device)
+            for exponent in (0.0, 0.1, 0.2, 0.4)
         ],
         "User norm": [trials(split, eq.UserNorm(), USERS, 0.0, args.device)],
     }
     result = {}
-    for name, frames in found.items():
+    for name, frames in frames_by_row.items():
         row = table.filter(pl.nth(0) == "Gowalla", pl.nth(1) == name).row(0)
         printed = dict(zip(METRICS, map(float, row[2:]), strict=True))
         result[name] = nearest(pl.concat(frames, how="diagonal_relaxed"), printed)

@@ -41,12 +41,12 @@ def interactions(n_users: int, n_items: int, n_interactions: int) -> Csr:
     rng = np.random.default_rng(0)
     popularity = rng.permutation(1 / np.arange(1, n_items + 1) ** 0.8)
     activity = rng.lognormal(sigma=0.8, size=n_users)
-    found = np.empty(0, np.int64)
-    while len(found) < n_interactions:
+    cells = np.empty(0, np.int64)
+    while len(cells) < n_interactions:
         users = rng.choice(n_users, n_interactions, p=activity / activity.sum())
         items = rng.choice(n_items, n_interactions, p=popularity / popularity.sum())
-        found = np.unique(np.concatenate([found, users * n_items + items]))
-    users, items = np.divmod(rng.permutation(found)[:n_interactions], n_items)
+        cells = np.unique(np.concatenate([cells, users * n_items + items]))
+    users, items = np.divmod(rng.permutation(cells)[:n_interactions], n_items)
     ones = np.ones(n_interactions, np.float32)
     return sp.csr_array((ones, (users, items)), (n_users, n_items))
 
@@ -125,10 +125,10 @@ def agreement(lists: Lists, ours: Lists, term: Dense, history: Csr, most: float)
     if not len(differ):
         return "equal"
     rows = np.repeat(differ, K)
-    theirs = score_items([term], history, rows, lists[differ].ravel())
-    mine = score_items([term], history, rows, ours[differ].ravel())
+    their_scores = score_items([term], history, rows, lists[differ].ravel())
+    our_scores = score_items([term], history, rows, ours[differ].ravel())
     # users without a history have only zeros, and ties in any order
-    gap = float(np.abs(theirs - mine).max() / max(np.abs(mine).max(), 1e-30))
+    gap = float(np.abs(their_scores - our_scores).max() / max(np.abs(our_scores).max(), 1e-30))
     if gap > most:
         raise SystemExit(f"the lists of {len(differ)} users differ, scores by {gap:.1e}")
     return f"{len(differ)} of {len(ours)} lists differ, in scores that agree to {gap:.0e}"
@@ -177,34 +177,34 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=5_000, help="users to rank for")
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=512, help="batch size of the other ways")
-    given = parser.parse_args()
+    options = parser.parse_args()
 
-    everyone = interactions(30_000, given.items, 1_000_000)
-    history = everyone[: given.users]
-    matrix = symmetric(given.items)
-    ones = np.ones(given.items, np.float32)
+    everyone = interactions(30_000, options.items, 1_000_000)
+    history = everyone[: options.users]
+    matrix = symmetric(options.items)
+    ones = np.ones(options.items, np.float32)
     term = Dense(matrix, ones, ones)
     half = halved(matrix)
     ways: dict[str, Way] = {
         "equipoise": lambda: top_k([term], history, K).items,
         "equipoise, 16 bits": lambda: top_k([half], history, K).items,
         "numpy, sparse batches": lambda: in_batches(
-            history, matrix, dense=False, size=given.batch, best=best_first
+            history, matrix, dense=False, size=options.batch, best=best_first
         ),
         "numpy, dense batches": lambda: in_batches(
-            history, matrix, dense=True, size=given.batch, best=best_first
+            history, matrix, dense=True, size=options.batch, best=best_first
         ),
     }
     if has_torch():
         ways["RecBole's way"] = lambda: in_batches(
-            history, matrix, dense=False, size=given.batch, best=best_first_torch
+            history, matrix, dense=False, size=options.batch, best=best_first_torch
         )
     print(
         f"Top-{K} for {history.shape[0]:,} users with {history.nnz / history.shape[0]:.0f} items "
-        f"each, n = {given.items:,}, seen items out; float32, {numba.get_num_threads()} threads, "
-        f"{platform.machine()}; median of {given.repeats}\n"
+        f"each, n = {options.items:,}, seen items out; float32, "
+        f"{numba.get_num_threads()} threads, {platform.machine()}; median of {options.repeats}\n"
     )
-    print(table(measure(ways, given.repeats, term, history)))
+    print(table(measure(ways, options.repeats, term, history)))
     if not has_torch():
         print(
             "\ntorch is not installed: RecBole's way (sparse rows times dense float32, then "

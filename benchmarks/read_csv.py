@@ -47,27 +47,27 @@ packed = path.replace(".csv", ".parquet")
 pl.read_csv(path).write_parquet(packed)
 names = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 columns = ("user_id", "item_id", "rating", "timestamp")
-how = {"header": True, "quote": '"'}
+options = {"header": True, "quote": '"'}
 steps = {
     "polars.read_csv": lambda: pl.read_csv(path),
-    "one pass of numbers": lambda: parsed_numbers(Path(path), ",", columns, columns, **how),
+    "one pass of numbers": lambda: parsed_numbers(Path(path), ",", columns, columns, **options),
     "the walk over the bytes": lambda: scan(Path(path), ",", 4),
     "eq.read, CSV": lambda: eq.read(path, **names, min_rating=0.5),
     "polars.read_parquet": lambda: pl.read_parquet(packed),
     "eq.read, Parquet": lambda: eq.read(packed, **names, min_rating=0.5),
 }
-found = {name: [] for name in steps}
+times = {name: [] for name in steps}
 for turn in range(rounds + 1):
     for name, step in steps.items():
         start, before = time.perf_counter(), time.process_time()
         step()
         if turn:
             spent = time.perf_counter() - start, time.process_time() - before
-            found[name].append(spent)
+            times[name].append(spent)
 print("| | s | processor s | times polars |")
 print("|---|---|---|---|")
-for name, spent in found.items():
-    base = found["polars.read_parquet" if "arquet" in name else "polars.read_csv"]
+for name, spent in times.items():
+    base = times["polars.read_parquet" if "arquet" in name else "polars.read_csv"]
     (least, work), floor = min(spent), min(base)[0]
     print(f"| {name} | {least:.2f} | {work:.2f} | {least / floor:.1f} |")
 """
@@ -102,31 +102,31 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--again", action="store_true")
-    given = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"polars": [], "equipoise": []}
+    options = parser.parse_args()
+    runs_by_task: dict[str, list[dict[str, float]]] = {"polars": [], "equipoise": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "events.csv"
-        subprocess.run([sys.executable, "-c", WRITE, str(path), str(given.rows)], check=True)
-        if given.again:
-            command = [sys.executable, "-c", AGAIN, str(path), str(given.repeats)]
+        subprocess.run([sys.executable, "-c", WRITE, str(path), str(options.rows)], check=True)
+        if options.again:
+            command = [sys.executable, "-c", AGAIN, str(path), str(options.repeats)]
             subprocess.run(command, check=True)
             return
         size = path.stat().st_size
         measure("equipoise", path)  # compiles the loops and fills the file cache
         idle = measure("import", path)["peak"]
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if own >= idle:
+        parent_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if parent_peak >= idle:
             raise SystemExit("this process is larger than its children: peaks would be wrong")
-        for _ in range(given.repeats):
-            for task, runs in found.items():
+        for _ in range(options.repeats):
+            for task, runs in runs_by_task.items():
                 runs.append(measure(task, path))
     print(
-        f"{given.rows:,} rows, {size / 1e6:,.0f} MB, median of {given.repeats} runs, "
+        f"{options.rows:,} rows, {size / 1e6:,.0f} MB, median of {options.repeats} runs, "
         f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
     )
     print("| | seconds | ratio | peak MB over imports | ratio |\n|---|---|---|---|---|")
     base: tuple[float, float] | None = None
-    for task, runs in found.items():
+    for task, runs in runs_by_task.items():
         seconds = statistics.median(run["seconds"] for run in runs)
         peak = statistics.median(run["peak"] for run in runs) - idle
         base = base or (seconds, peak)

@@ -51,8 +51,8 @@ def pairs(name: str) -> eq.Interactions:
 
 
 def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:
-    kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
-    return data.columns(kept).filter(min_user=3)
+    popular_items = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
+    return data.columns(popular_items).filter(min_user=3)
 
 
 def cut(folder: Path, name: str, n_items: int) -> eq.Interactions:

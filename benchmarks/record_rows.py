@@ -38,9 +38,9 @@ def main() -> None:
     args = parser.parse_args()
     for file in args.files:
         stored = json.loads(file.read_text())
-        for found in finished(stored) if isinstance(stored, dict) else ():
-            for name in TABLES[found["protocol"]]:
-                take(args.paper, load_config(args.paper / f"{name}.toml"), found)
+        for entry in finished(stored) if isinstance(stored, dict) else ():
+            for name in TABLES[entry["protocol"]]:
+                take(args.paper, load_config(args.paper / f"{name}.toml"), entry)
     write_overview(args.paper)
 
 
@@ -75,34 +75,37 @@ def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def options(stored: dict[str, Any]) -> str:
     """Return the options that differ from the model's defaults."""
     plain = build({"model": stored["model"]}).settings()
-    mine = stored["settings"]
-    names = [name for name in mine if mine[name] != plain[name] and name not in COURSE]
-    return " ".join(f"--set-option {name}={mine[name]}" for name in names)
+    settings = stored["settings"]
+    names = [name for name in settings if settings[name] != plain[name] and name not in COURSE]
+    return " ".join(f"--set-option {name}={settings[name]}" for name in names)
 
 
-def take(paper: Path, config: Config, found: dict[str, Any]) -> None:
+def take(paper: Path, config: Config, entry: dict[str, Any]) -> None:
     """Write the row of a config that has these settings, where there is one."""
     for row in config.rows:
-        if row.settings is None or row.dataset.lower() != found["set"] or differ(row, found):
+        if row.settings is None or row.dataset.lower() != entry["set"] or differ(row, entry):
             continue
-        if not set(config.columns.values()) <= set(found["metrics"]):
+        if not set(config.columns.values()) <= set(entry["metrics"]):
             continue
         out = paper / "results" / f"{config.name}.csv"
         done = read_lines(out, CELLS)
-        where = {"machine": found["device"], "versions": f"equipoise {eq.__version__}"}
-        lines = cells(config, found["metrics"], found["times"])
-        put(done, row, lines, {**where, "command": found["command"]})
+        where = {"machine": entry["device"], "versions": f"equipoise {eq.__version__}"}
+        lines = cells(config, entry["metrics"], entry["times"])
+        put(done, row, lines, {**where, "command": entry["command"]})
         completed(config, done)  # compares the new lines with what was published
         write_text(out, as_frame(done, CELLS).write_csv())
         print(f"{config.name} {row.dataset} {row.name}")
 
 
-def differ(row: Row, found: dict[str, Any]) -> bool:
+def differ(row: Row, entry: dict[str, Any]) -> bool:
     """Whether a row is another model."""
-    mine, theirs = build(row.settings).settings(), build(found["settings"]).settings()
+    row_settings, entry_settings = (
+        build(row.settings).settings(),
+        build(entry["settings"]).settings(),
+    )
     loose = ("patience", "evaluate_every")
-    return {k: v for k, v in mine.items() if k not in loose} != {
-        k: v for k, v in theirs.items() if k not in loose
+    return {k: v for k, v in row_settings.items() if k not in loose} != {
+        k: v for k, v in entry_settings.items() if k not in loose
     }
 
 

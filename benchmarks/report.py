@@ -25,12 +25,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="movielens-1m")
     parser.add_argument("--min-rating", type=float, default=4)
-    asked = parser.parse_args()
-    data = eq.datasets.load(asked.data, min_rating=asked.min_rating)
+    options = parser.parse_args()
+    data = eq.datasets.load(options.data, min_rating=options.min_rating)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         start, busy = time.perf_counter(), time.process_time()
-        facts = write_report(data, path, name=asked.data)
+        facts = write_report(data, path, name=options.data)
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         size = path.stat().st_size
     print(f"{data}\n{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")

@@ -82,15 +82,15 @@ def judge(model: Any, history: Interactions, target: Interactions) -> eq.evaluat
 def search(kind: str, parts: dict[str, Interactions]) -> dict[str, Any]:
     """Return the settings with the best NDCG@20 on the validation part."""
     valid = parts["valid_subset_of_train"]
-    rest = parts["train"].difference(valid)
+    remaining = parts["train"].difference(valid)
     names, values = GRIDS[kind].keys(), GRIDS[kind].values()
     trials = [dict(zip(names, chosen, strict=True)) for chosen in product(*values)]
-    found = []
+    scores = []
     for settings in trials:
-        result = judge(getattr(eq, kind)(**settings).fit(rest), rest, valid)
-        found.append(result["ndcg@20"])
-        print(f"{kind} {settings}: {found[-1]:.4f}", file=sys.stderr, flush=True)
-    return trials[found.index(max(found))]
+        result = judge(getattr(eq, kind)(**settings).fit(remaining), remaining, valid)
+        scores.append(result["ndcg@20"])
+        print(f"{kind} {settings}: {scores[-1]:.4f}", file=sys.stderr, flush=True)
+    return trials[scores.index(max(scores))]
 
 
 def measure(kind: str, folder: Path, name: str, searched: bool) -> dict[str, Any]:
@@ -119,16 +119,16 @@ def published(file: Path | None, name: str) -> dict[str, tuple[float, float]]:
     return {row["model"]: (float(row["recall@20"]), float(row["ndcg@20"])) for row in rows}
 
 
-def table(asked: argparse.Namespace) -> None:
-    theirs = published(asked.published, asked.name)
+def table(options: argparse.Namespace) -> None:
+    published_metrics = published(options.published, options.name)
     print("| model | settings | Recall@20 | NDCG@20 | published | fit s | rank s | peak GB |")
     print("|---|---|---:|---:|---|---:|---:|---:|", flush=True)
-    for kind in asked.models:
-        command = [sys.executable, __file__, "--data", str(asked.data), "--name", asked.name]
-        command += ["--one", kind, *(["--search"] if asked.search else [])]
+    for kind in options.models:
+        command = [sys.executable, __file__, "--data", str(options.data), "--name", options.name]
+        command += ["--one", kind, *(["--search"] if options.search else [])]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         row = json.loads(done.stdout)
-        pair = theirs.get(CSV_NAMES.get(kind, kind))
+        pair = published_metrics.get(CSV_NAMES.get(kind, kind))
         beside = f"{pair[0]:.4f} / {pair[1]:.4f}" if pair else "-"
         print(
             f"| {kind} | {row['settings']} | {row['recall']:.5f} | {row['ndcg']:.5f} | {beside} "
@@ -145,11 +145,11 @@ def main() -> None:
     parser.add_argument("--published", type=Path)
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--one", choices=list(GRIDS), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(measure(asked.one, asked.data, asked.name, asked.search)))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.data, options.name, options.search)))
     else:
-        table(asked)
+        table(options)
 
 
 if __name__ == "__main__":

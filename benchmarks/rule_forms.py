@@ -67,9 +67,11 @@ def read_off(case: Case, normalized: bool, chosen: Values) -> list[Values]:
 def shares(cases: list[Case], normalized: bool, chosen: Values) -> tuple[Values, Values]:
     """Return both by the best NDCG of the slice; means over splits come first."""
     every = [read_off(case, normalized, chosen) for case in cases]
-    ndcg, tail, whole, whole_tail = (np.mean(each, axis=0) for each in zip(*every, strict=True))
-    best = int(whole.argmax())
-    return ndcg / whole[best], tail / max(whole_tail[best], 1e-9)
+    ndcg, tail, slice_ndcg, slice_tail = (
+        np.mean(values, axis=0) for values in zip(*every, strict=True)
+    )
+    best = int(slice_ndcg.argmax())
+    return ndcg / slice_ndcg[best], tail / max(slice_tail[best], 1e-9)
 
 
 def main() -> None:
@@ -88,14 +90,17 @@ def main() -> None:
         for kind in (True, False):
             ndcg[kind] = []
             for place, name in enumerate(names):
-                own = [case for case in cases if case.name == name]
-                value, tail = shares(own, kind, chosen)
+                set_cases = [case for case in cases if case.name == name]
+                value, tail = shares(set_cases, kind, chosen)
                 ndcg[kind].append(value)
                 worth[place] += np.minimum(value, 1) + args.tail * np.minimum(tail, 1)
-        others = worth.sum(axis=0) - worth
+        worth_elsewhere = worth.sum(axis=0) - worth
         for kind, label in ((True, "DAN"), (False, "none")):
-            found = [each[best] for each, best in zip(ndcg[kind], others.argmax(1), strict=True)]
-            cells = [f"{100 * value:.1f}" for value in (*found, np.mean(found))]
+            chosen_ndcg = [
+                set_ndcg[best]
+                for set_ndcg, best in zip(ndcg[kind], worth_elsewhere.argmax(1), strict=True)
+            ]
+            cells = [f"{100 * value:.1f}" for value in (*chosen_ndcg, np.mean(chosen_ndcg))]
             print(f"| {form} | {label} | {' | '.join(cells)} |", flush=True)
 
 

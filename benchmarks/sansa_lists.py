@@ -29,13 +29,13 @@ FACTORIZERS = {"CHOLMOD": CHOLMODGramianFactorizerConfig, "ICF": ICFGramianFacto
 
 
 def lists(model: Any, histories: Any) -> Any:
-    found = []
+    batches = []
     for low in range(0, histories.shape[0], BATCH):
-        some = histories[low : low + BATCH]
-        scores = model.forward(some).toarray()
-        scores[some.nonzero()] = -np.inf
-        found.append(np.argsort(-scores, axis=1, kind="stable")[:, :LENGTH])
-    return np.concatenate(found)
+        batch = histories[low : low + BATCH]
+        scores = model.forward(batch).toarray()
+        scores[batch.nonzero()] = -np.inf
+        batches.append(np.argsort(-scores, axis=1, kind="stable")[:, :LENGTH])
+    return np.concatenate(batches)
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         "seconds": took[0],
         "processor_seconds": took[1],
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-        "weights": [int(each.nnz) for each in model.weights],
+        "weights": [int(matrix.nnz) for matrix in model.weights],
     }
     (folder / "facts.json").write_text(json.dumps(facts))
 

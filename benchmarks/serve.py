@@ -1,9 +1,10 @@
-"""The service under load: ratios to a bare FastAPI route, reloads, kills, memory, durable events.
+"""Measure the service under load: throughput, reloads, killed workers, memory, durable events.
 
-``python benchmarks/serve.py load`` and so on; each part is bounded in time. The load comes from
-this process over loopback, on the same cores as the service, so what counts are ratios of two
-services measured in turns. Beside requests per second stands the processor time a request takes in
-the service, which other work on the machine disturbs less.
+Run one part with ``python benchmarks/serve.py load`` (or servers, reload, memory, start, durable);
+each part has a time limit. This process generates the load over loopback, on the same cores as the
+service. Compare therefore only ratios: throughput is measured in turns with that of a bare FastAPI
+route. The processor time per request is reported as well; other work on the machine affects it
+less than it affects requests per second.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 def model_folder(root: Path, kind: str) -> Path:
-    """Return a saved model, fitted on the first use."""
+    """Return the folder of a saved model, which is fitted on first use."""
     path = root / kind
     if (path / "manifest.json").is_file():
         return path
     if kind == "movielens-1m":
         data = eq.datasets.load("movielens-1m", min_rating=4)
         model = eq.EASE(l2=20.0, dropout=0.7, normalizer=eq.DAN(0.3, 0.2)).fit(data)
-    else:  # 20,000 items; an update of low rank equals the fit and takes seconds, not minutes
+    else:  # 20,000 items: a low-rank update gives the same model as a fit, in seconds
         rng = np.random.default_rng(0)
         weight = 1 / np.arange(1, 20_001) ** 0.8
         rows = [rng.choice(20_000, 60, replace=False, p=weight / weight.sum()) for _ in range(400)]
@@ -84,18 +85,18 @@ def model_folder(root: Path, kind: str) -> Path:
 
 
 class Running:
-    """A server in processes of its own."""
+    """A running server process and its workers."""
 
     def __init__(self, process: subprocess.Popen[Any], port: int) -> None:
         self.process, self.port = process, port
 
     def workers(self) -> list[int]:
-        """Process ids of the workers."""
+        """Return the process ids of the workers."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(each) for each in text.split()]
+        return [int(pid) for pid in text.split()]
 
     def cpu(self) -> float:
-        """Seconds of processor time of the server and its workers."""
+        """Return the processor time of the server and its workers in seconds."""
         total = 0
         for process in (self.process.pid, *self.workers()):
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -103,32 +104,32 @@ class Running:
         return total / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
-        """Bytes of memory that the workers have for themselves."""
-        found = 0
+        """Return the private memory of the workers in bytes."""
+        private_bytes = 0
         for process in self.workers():
             text = Path(f"/proc/{process}/smaps_rollup").read_text()
-            found += sum(1024 * int(n) for n in re.findall(r"Private_Dirty: +(\d+)", text))
-        return found
+            private_bytes += sum(1024 * int(n) for n in re.findall(r"Private_Dirty: +(\d+)", text))
+        return private_bytes
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self.process.terminate()
         self.process.wait()
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def wait_for(port: int, path: str = "/healthz") -> None:
     end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
-            with socket.create_connection(("127.0.0.1", port)) as asked:
-                asked.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-                if asked.recv(64).startswith(b"HTTP/1.1"):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+                if connection.recv(64).startswith(b"HTTP/1.1"):
                     return
         except OSError:
             pass
@@ -137,20 +138,20 @@ def wait_for(port: int, path: str = "/healthz") -> None:
 
 
 @contextlib.contextmanager
-def service(model: Path, store: str, *more: object) -> Iterator[Running]:
+def service(model: Path, store: str, *options: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
-    command += ["--no-access-log", *more]
-    # compiled modules are kept, as an installed package has them
-    kept = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
-    words = [str(each) for each in command]
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, env=kept)
-    made = Running(process, port)
+    command += ["--no-access-log", *options]
+    # let Python write bytecode files, as for an installed package
+    environment = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    arguments = [str(word) for word in command]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=environment)
+    running = Running(process, port)
     try:
         wait_for(port)
-        yield made
+        yield running
     finally:
-        made.end()
+        running.end()
 
 
 @contextlib.contextmanager
@@ -159,14 +160,14 @@ def bare(answer: dict[str, Any], server: str = "uvicorn") -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "answer.json").write_text(json.dumps(answer))
         (Path(folder) / "bare.py").write_text(BARE)
-        words = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
-        command = [sys.executable, "-m", server, *words]
-        made = Running(subprocess.Popen(command, cwd=folder), port)
+        arguments = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
+        command = [sys.executable, "-m", server, *arguments]
+        running = Running(subprocess.Popen(command, cwd=folder), port)
         try:
             wait_for(port)
-            yield made
+            yield running
         finally:
-            made.end()
+            running.end()
 
 
 def request(user: object, k: int = 20) -> bytes:
@@ -175,15 +176,18 @@ def request(user: object, k: int = 20) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def whole(received: bytes) -> bytes | None:
-    """Return the body of an answer once all of it is there."""
+def complete_body(received: bytes) -> bytes | None:
+    """Return the body of a response, or None while it is incomplete."""
     head, mark, body = received.partition(b"\r\n\r\n")
-    found = LENGTH.search(head) if mark else None
-    return body if found and len(body) >= int(found[1]) else None
+    length = LENGTH.search(head) if mark else None
+    return body if length and len(body) >= int(length[1]) else None
 
 
 class Load:
-    """Connections that ask one request after the other, at a rate or as fast as they can."""
+    """A load generator: each connection sends one request after the other.
+
+    Requests are sent at a fixed rate, or as fast as responses arrive.
+    """
 
     def __init__(self, port: int, requests: list[bytes], connections: int = 8) -> None:
         self.port, self.requests, self.connections = port, requests, connections
@@ -192,7 +196,10 @@ class Load:
         self.check: Any = None
 
     def run(self, seconds: float, rate: float | None = None, most: int = 10**9) -> float:
-        """Ask for this long; return answers per second. With a rate, waiting counts too."""
+        """Send requests for this many seconds; return responses per second.
+
+        With a rate, the time that a request waits for a free connection counts too.
+        """
         ready = selectors.DefaultSelector()
         idle = [self._connect(ready) for _ in range(self.connections)]
         open_since: dict[socket.socket, tuple[float, bytes]] = {}
@@ -201,16 +208,16 @@ class Load:
         self.times, self.failed, self.broken = [], 0, 0
         while now - start < seconds and len(self.times) < most:
             while idle and (rate is None or sent < rate * (now - start)):
-                asked = idle.pop()
+                connection = idle.pop()
                 due = now if rate is None else start + sent / rate
                 try:
-                    asked.sendall(self.requests[sent % len(self.requests)])
+                    connection.sendall(self.requests[sent % len(self.requests)])
                 except OSError:
                     self.broken += 1
-                    ready.unregister(asked)
-                    asked = self._connect(ready)
-                    asked.sendall(self.requests[sent % len(self.requests)])
-                open_since[asked] = due, b""
+                    ready.unregister(connection)
+                    connection = self._connect(ready)
+                    connection.sendall(self.requests[sent % len(self.requests)])
+                open_since[connection] = due, b""
                 sent += 1
             for key, _ in ready.select(0.05 if rate is None else 0.001):
                 self._receive(key.fileobj, open_since, idle, ready)  # type: ignore[arg-type]
@@ -221,47 +228,47 @@ class Load:
         return len(self.times) / (now - start)
 
     def _connect(self, ready: selectors.BaseSelector) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ready.register(made, selectors.EVENT_READ)
-        return made
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ready.register(connection, selectors.EVENT_READ)
+        return connection
 
     def _receive(
         self,
-        asked: socket.socket,
+        connection: socket.socket,
         open_since: dict[socket.socket, tuple[float, bytes]],
         idle: list[socket.socket],
         ready: selectors.BaseSelector,
     ) -> None:
         try:
-            chunk = asked.recv(1 << 16)
+            chunk = connection.recv(1 << 16)
         except OSError:
             chunk = b""
-        if not chunk:  # the worker is gone
-            self.broken += asked in open_since
-            open_since.pop(asked, None)
-            if asked in idle:
-                idle.remove(asked)
-            ready.unregister(asked)
-            asked.close()
+        if not chunk:  # the worker closed the connection
+            self.broken += connection in open_since
+            open_since.pop(connection, None)
+            if connection in idle:
+                idle.remove(connection)
+            ready.unregister(connection)
+            connection.close()
             idle.append(self._connect(ready))
             return
-        since, received = open_since[asked]
+        since, received = open_since[connection]
         received += chunk
-        body = whole(received)
+        body = complete_body(received)
         if body is None:
-            open_since[asked] = since, received
+            open_since[connection] = since, received
             return
-        del open_since[asked]
+        del open_since[connection]
         self.times.append(time.perf_counter() - since)
         if not received.startswith(b"HTTP/1.1 200"):
             self.failed += 1
         elif self.check is not None:
             self.check(body)
-        idle.append(asked)
+        idle.append(connection)
 
     def quantile(self, share: float) -> float:
-        """Return a quantile of the times in milliseconds."""
+        """Return a quantile of the response times in milliseconds."""
         return 1000 * float(np.quantile(self.times, share)) if self.times else float("nan")
 
 
@@ -271,53 +278,56 @@ def users_of(model: Path) -> list[Any]:
     return [data.users[n] for n in rng.permutation(data.n_users)[:2000]]
 
 
-def first_answer(running: Running, asked: bytes) -> dict[str, Any]:
+def first_answer(running: Running, http_request: bytes) -> dict[str, Any]:
     with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
-        connection.sendall(asked)
+        connection.sendall(http_request)
         received = b""
-        while (body := whole(received)) is None:
+        while (body := complete_body(received)) is None:
             received += connection.recv(1 << 16)
-    found: dict[str, Any] = json.loads(body)
-    return found
+    answer: dict[str, Any] = json.loads(body)
+    return answer
 
 
-def measured(running: Running, asked: list[bytes], seconds: float) -> tuple[float, float]:
-    """Return requests per second and microseconds of processor time a request."""
-    load, before = Load(running.port, asked), running.cpu()
+def measure_load(running: Running, requests: list[bytes], seconds: float) -> tuple[float, float]:
+    """Return requests per second, and processor time per request in microseconds."""
+    load, before = Load(running.port, requests), running.cpu()
     rate = load.run(seconds)
     assert not load.failed, f"{load.failed} requests failed"
     return rate, 1e6 * (running.cpu() - before) / max(len(load.times), 1)
 
 
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
-    """Saturation beside a bare route, in turns; with writes beside it; p99 at half of it."""
+    """Measure the highest throughput in turns with a bare route, and latency at half of it.
+
+    The throughput is also measured while another thread writes events.
+    """
     model = model_folder(options.folder, options.model)
-    asked = [request(user) for user in users_of(model)]
+    requests = [request(user) for user in users_of(model)]
     store = f"sqlite:///{options.folder}/bench.db"
-    for each in options.folder.glob("bench.db*"):
-        each.unlink()
+    for old_file in options.folder.glob("bench.db*"):
+        old_file.unlink()
     with service(model, store) as ours:
-        answer = first_answer(ours, asked[0])
+        answer = first_answer(ours, requests[0])
         assert len(answer["items"]) == 20
         with bare(answer) as floor:
-            measured(ours, asked, 1)
-            measured(floor, asked, 1)
+            measure_load(ours, requests, 1)
+            measure_load(floor, requests, 1)
             rounds: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "writes": []}
             for _ in range(options.rounds):
-                rounds["bare"].append(measured(floor, asked, options.seconds))
-                rounds["ours"].append(measured(ours, asked, options.seconds))
+                rounds["bare"].append(measure_load(floor, requests, options.seconds))
+                rounds["ours"].append(measure_load(ours, requests, options.seconds))
                 stop = threading.Event()
                 writer = threading.Thread(target=_write, args=(ours.port, stop))
                 writer.start()
-                rounds["writes"].append(measured(ours, asked, options.seconds))
+                rounds["writes"].append(measure_load(ours, requests, options.seconds))
                 stop.set()
                 writer.join()
-            best = {name: max(rate for rate, _ in each) for name, each in rounds.items()}
-            cost = {name: min(each for _, each in found) for name, found in rounds.items()}
+            best = {name: max(rate for rate, _ in pairs) for name, pairs in rounds.items()}
+            cost = {name: min(cpu_us for _, cpu_us in pairs) for name, pairs in rounds.items()}
             half: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
             for _ in range(options.rounds):
                 for name, running in (("bare", floor), ("ours", ours)):
-                    load = Load(running.port, asked, 16)
+                    load = Load(running.port, requests, 16)
                     load.run(options.seconds, rate=best[name] / 2)
                     half[name].append({f"p{n}_ms": load.quantile(n / 100) for n in (50, 99)})
     return {
@@ -333,24 +343,27 @@ def part_load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_servers(options: argparse.Namespace) -> dict[str, Any]:
-    """The bare route on each server, in turns; granian has to be installed for it."""
+    """Measure the bare route on each server in turns; requires granian to be installed."""
     item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
     answer = {"items": [item] * 20}
-    asked = [request(1)]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    requests = [request(1)]
+    rounds_by_server: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
     for _ in range(options.rounds):
-        for name, rounds in found.items():
+        for name, rounds in rounds_by_server.items():
             with bare(answer, name) as running:
-                measured(running, asked, 1)
-                rounds.append(measured(running, asked, options.seconds))
+                measure_load(running, requests, 1)
+                rounds.append(measure_load(running, requests, options.seconds))
     return {
-        name: {"requests_per_second": [r for r, _ in each], "cpu_us": [c for _, c in each]}
-        for name, each in found.items()
+        name: {
+            "requests_per_second": [rate for rate, _ in rounds],
+            "cpu_us": [cpu_us for _, cpu_us in rounds],
+        }
+        for name, rounds in rounds_by_server.items()
     }
 
 
 def _write(port: int, stop: threading.Event) -> None:
-    """Send 200 events a second, ten in a request."""
+    """Send 200 events per second, ten per request."""
     with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}")) as client:
         number, start = 0, time.monotonic()
         while not stop.is_set():
@@ -361,7 +374,7 @@ def _write(port: int, stop: threading.Event) -> None:
 
 
 def part_reload(options: argparse.Namespace) -> dict[str, Any]:
-    """Load with a reload in the middle and a worker killed: wrong, failed and broken answers."""
+    """Count wrong, failed and broken responses while a worker is killed and the model reloaded."""
     model = model_folder(options.folder, options.model)
     copy = options.folder / "reloaded"
     shutil.rmtree(copy, ignore_errors=True)
@@ -404,14 +417,14 @@ def _new(user: Any) -> Any:
 
 
 def part_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Private memory of a worker after a warm-up, and after many requests more."""
+    """Measure the private memory of a worker after a warm-up and after many more requests."""
     model = model_folder(options.folder, options.model)
-    asked = [request(user) for user in users_of(model)]
+    requests = [request(user) for user in users_of(model)]
     with service(model, f"sqlite:///{options.folder}/memory.db") as ours:
-        load = Load(ours.port, asked)
+        load = Load(ours.port, requests)
         load.run(options.seconds, most=5000)
         before, done = ours.memory(), 0
-        end = time.monotonic() + 10 * options.seconds  # what was reached by then is said
+        end = time.monotonic() + 10 * options.seconds  # reports the number of requests reached
         while done < options.requests and time.monotonic() < end:
             load.run(options.seconds, most=options.requests - done)
             done += len(load.times)
@@ -420,7 +433,7 @@ def part_memory(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_start(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds from the command to the first answer."""
+    """Measure the seconds from starting the command to the first response."""
     model = model_folder(options.folder, options.model)
     times = []
     for _ in range(options.rounds):
@@ -432,7 +445,7 @@ def part_start(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def part_durable(options: argparse.Namespace) -> dict[str, Any]:
-    """Events from 8 writers with kills of all processes between: lost and doubled ones."""
+    """Count lost and duplicate events of 8 writers while all processes are killed repeatedly."""
     from equipoise.serve.store import Store
 
     model = model_folder(options.folder, options.model)
@@ -440,7 +453,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
     run = os.urandom(4).hex()
     accepted: list[str] = []
     lock = threading.Lock()
-    each = options.events // 8
+    events_per_writer = options.events // 8
 
     def write(port: int, writer: int, done: list[int], until: int) -> None:
         with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}", timeout=20)) as client:
@@ -450,18 +463,23 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
                     events = [{"user": f"w{writer}", "item": 1, "id": name} for name in ids]
                     client.add(events)
                 except eq.EquipoiseError:
-                    return  # the same events are sent again to the next service
+                    return  # the next service gets the same events again
                 with lock:
                     accepted.extend(ids)
                 done[writer] += 25
 
     done, kills, end = [0] * 8, 0, time.monotonic() + options.limit
-    while min(done) < each and time.monotonic() < end:
+    while min(done) < events_per_writer and time.monotonic() < end:
         with service(model, url) as ours:
             last = kills >= options.kills
-            until = [each if last else each * (kills + 1) // (options.kills + 1) + 1] * 8
+            until = [
+                events_per_writer
+                if last
+                else events_per_writer * (kills + 1) // (options.kills + 1) + 1
+            ] * 8
             threads = [
-                threading.Thread(target=write, args=(ours.port, n, done, each)) for n in range(8)
+                threading.Thread(target=write, args=(ours.port, n, done, events_per_writer))
+                for n in range(8)
             ]
             for thread in threads:
                 thread.start()
@@ -474,10 +492,10 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
             for thread in threads:
                 thread.join()
     store = Store(url)
-    kept = [event.id for event in store.since("default", "none").events if run in event.id]
+    stored_ids = [event.id for event in store.since("default", "none").events if run in event.id]
     store.close()
-    lost, doubled = len(set(accepted) - set(kept)), len(kept) - len(set(kept))
-    counts = {"accepted": len(set(accepted)), "kept": len(kept), "kills": kills}
+    lost, doubled = len(set(accepted) - set(stored_ids)), len(stored_ids) - len(set(stored_ids))
+    counts = {"accepted": len(set(accepted)), "kept": len(stored_ids), "kills": kills}
     return {"store": url.split(":")[0], **counts, "lost": lost, "doubled": doubled}
 
 
@@ -502,10 +520,10 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--limit", type=float, default=280.0, help="seconds, for durable")
-    parser.add_argument("--store", help="URL of a PostgreSQL, for durable")
+    parser.add_argument("--store", help="URL of a PostgreSQL database, for durable")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    gc.freeze()  # a collection here would be a pause of the service's times
+    gc.freeze()  # garbage collection here would add pauses to the measured times
     gc.disable()
     print(json.dumps(PARTS[options.part](options), indent=1))
 

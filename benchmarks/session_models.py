@@ -46,10 +46,10 @@ def row_of(model: Any, train: Interactions, sessions: Interactions) -> dict[str,
     fitted = time.process_time()
     part = eq.split.reveal(sessions)
     metrics = ["recall", "mrr", "tail_mrr"]
-    found = eq.evaluate(model, part, 20, metrics=metrics, exclude_seen=False, bootstrap=0)
-    row = {name: float(found[name]) for name in found}
+    result = eq.evaluate(model, part, 20, metrics=metrics, exclude_seen=False, bootstrap=0)
+    row = {name: float(result[name]) for name in result}
     row |= {"fit": fitted - began, "rank": time.process_time() - fitted}
-    row |= {"settings": model.summary(), "events": found.per_user["mrr@20"].to_list()}
+    row |= {"settings": model.summary(), "events": result.per_user["mrr@20"].to_list()}
     return row
 
 
@@ -59,20 +59,20 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for (name, model), row in rows.items():
-        cells = [f"{row[each]:.4f}" for each in ("recall@20", "mrr@20", "tail_mrr@20")]
+        cells = [f"{row[metric]:.4f}" for metric in ("recall@20", "mrr@20", "tail_mrr@20")]
         cells.append(gain(row["events"], rows.get((name, YARDSTICK), row)["events"]))
         cells += [f"{row['fit']:.1f}", f"{1e3 * row['rank'] / len(row['events']):.1f}"]
         lines.append(f"| {name} | {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def gain(ours: list[float], theirs: list[float]) -> str:
+def gain(values: list[float], reference: list[float]) -> str:
     """Return the change of a mean with its paired standard error, both in %."""
-    change = np.subtract(ours, theirs)
+    change = np.subtract(values, reference)
     if not change.any():
         return "-"
     error = change.std(ddof=1) / len(change) ** 0.5
-    mean = np.mean(theirs)
+    mean = np.mean(reference)
     return f"{100 * change.mean() / mean:+.1f}% (se {100 * error / mean:.1f})"
 
 

@@ -39,17 +39,17 @@ TABLES = ("routes", "events", "matrices")
 
 def seconds(task: Callable[[], Any], repeats: int) -> float:
     """Median clock time, on all threads; the machine has to be without other work."""
-    taken = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         task()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def most_clicked(data: Interactions, n_items: int) -> Interactions:
-    kept = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
-    small = data.columns(kept)
+    popular_items = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
+    small = data.columns(popular_items)
     assert small.sequences is not None
     return small.rows(small.sequences.lengths >= 2)
 
@@ -102,7 +102,10 @@ def events(data: Interactions, sessions: Interactions, repeats: int) -> list[str
             fresh.append(seconds(lambda m=model: m.rank(history, 20), 1))
             again.append(seconds(lambda m=model: m.rank(history, 20), 1))
         first, second = statistics.median(fresh), statistics.median(again)
-        times = [f"{1e3 * each:.2f}" for each in (first / size, first / clicked, second / size)]
+        times = [
+            f"{1e3 * seconds_each:.2f}"
+            for seconds_each in (first / size, first / clicked, second / size)
+        ]
         lines.append(f"| {name} | {size:,} | {clicked:,} | {' | '.join(times)} |")
     return lines
 
@@ -142,8 +145,8 @@ def main() -> None:
     if "routes" in args.tables:
         print(f"{args.data.name}: {small.n_users:,} sessions, {small.n_items:,} items\n")
         print("\n".join(routes(small, visits, args.repeats)))
-        whole = seconds(lambda: MODELS["SLIST"]().fit(data), args.repeats)
-        print(f"\nSLIST on all {data.n_items:,} items: fit {whole:.2f} s\n")
+        full_seconds = seconds(lambda: MODELS["SLIST"]().fit(data), args.repeats)
+        print(f"\nSLIST on all {data.n_items:,} items: fit {full_seconds:.2f} s\n")
     if "events" in args.tables:
         print(f"{args.data.name}: {data.n_users:,} sessions, {data.n_items:,} items\n")
         print("\n".join(events(data, some_sessions(args.data, data, args.sessions), args.repeats)))

@@ -82,30 +82,32 @@ def last_tenth(train: Interactions) -> tuple[Interactions, Pair]:
     past = past.columns(past.item_counts > 0)
     part = eq.split.reveal(train.rows(np.arange(bound, train.n_users)))
     history, target = (side.with_items(past.item_index, unknown="skip") for side in part)
-    kept = (history.user_counts > 0) & (target.user_counts > 0)
-    return past, (history.rows(kept), target.rows(kept))
+    has_both_sides = (history.user_counts > 0) & (target.user_counts > 0)
+    return past, (history.rows(has_both_sides), target.rows(has_both_sides))
 
 
 def prepared(name: str, model: str, args: argparse.Namespace) -> None:
     train = eq.read(args.data / folder_name(name) / "train_sessions.npz")
     test = prepared_test(args.data / folder_name(name), train)
-    wanted = {"authors": authors(name, model)}
+    settings_by_source = {"authors": authors(name, model)}
     if args.tune:
         past, last = last_tenth(train)
         valid = sample(Part(*last, "session", "valid"), args.events)
         start = {"decay_position": AUTHORS[name][1]} if model == "SLIST" else {}
         where = args.out / "searches", f"prepared-{name}-", args.device
         search = Search(Split(past, valid, valid, "session"), *where)
-        own = search.tune_model(model, start)
-        wanted["tuned"], wanted["tuned, DAN"] = search.pair(model, own)
-    for how, settings in wanted.items():
-        path = args.out / f"prepared-{name}-{model}-{how.replace(', ', '-')}.json"
+        own_settings = search.tune_model(model, start)
+        settings_by_source["tuned"], settings_by_source["tuned, DAN"] = search.pair(
+            model, own_settings
+        )
+    for source, settings in settings_by_source.items():
+        path = args.out / f"prepared-{name}-{model}-{source.replace(', ', '-')}.json"
         if path.exists() and json.loads(path.read_text())["settings"] == settings:
             continue
         fitted, seconds = fit(model, settings, train, args.device)
         began = time.perf_counter()
         values, _ = measure(fitted, test)
-        row = {"set": name, "model": model, "how": how, "settings": settings, **values}
+        row = {"set": name, "model": model, "how": source, "settings": settings, **values}
         row |= {"events": test[0].n_users, "fit": seconds, "rank": time.perf_counter() - began}
         if args.ties:
             row["best of ties"] = best_of_ties(fitted, test)
@@ -115,22 +117,24 @@ def prepared(name: str, model: str, args: argparse.Namespace) -> None:
 def best_of_ties(model: Any, pair: Pair) -> list[float]:
     """Return HR@20 and MRR@20 where a target with the score of others takes the first place."""
     history, target = pair
-    wanted, found = target.matrix.indices, np.zeros(history.n_users)
+    targets, reciprocal_ranks = target.matrix.indices, np.zeros(history.n_users)
     for low in range(0, history.n_users, 1000):
         rows = np.arange(low, min(low + 1000, history.n_users))
         scores = model.score(history.rows(rows))
-        own = scores[rows - low, wanted[rows]][:, None]
-        rank = 1 + (scores > own).sum(axis=1)
-        found[rows] = np.where((rank <= 20) & (own[:, 0] > 0), 1 / rank, 0.0)
-    return [float((found > 0).mean()), float(found.mean())]
+        target_scores = scores[rows - low, targets[rows]][:, None]
+        rank = 1 + (scores > target_scores).sum(axis=1)
+        reciprocal_ranks[rows] = np.where((rank <= 20) & (target_scores[:, 0] > 0), 1 / rank, 0.0)
+    return [float((reciprocal_ranks > 0).mean()), float(reciprocal_ranks.mean())]
 
 
 def memory(name: str, model: str, args: argparse.Namespace) -> None:
     """Write the peak of a fit above what the data take, and what the plan says."""
     path = args.out / f"memory-{name}-{model}-{args.device}.json"
     train = eq.read(args.data / folder_name(name) / "train_sessions.npz")
-    some = train.rows(np.arange(100))
-    make(model, authors(name, model)).fit(some, device=args.device)  # compiles, loads libraries
+    few_sessions = train.rows(np.arange(100))
+    make(model, authors(name, model)).fit(
+        few_sessions, device=args.device
+    )  # compiles, loads libraries
     before = peak_bytes("cpu")
     _, seconds = fit(model, authors(name, model), train, args.device)
     plan = eq.plan(train, device=args.device) if args.device != "cpu" else eq.plan(train)
@@ -201,8 +205,8 @@ def run_all(args: argparse.Namespace) -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
         tasks = [(name, model, args) for model in args.models for name in args.sets]
-        for said in pool.map(work, tasks):
-            print(said, flush=True)
+        for line in pool.map(work, tasks):
+            print(line, flush=True)
 
 
 def main() -> None:

@@ -31,9 +31,9 @@ def main() -> None:
     print(split)
     print("\n| signals | l2 | NDCG@20 valid | NDCG@20 test |\n|---|---:|---:|---:|")
     for name, signals in LINES:
-        found = eq.tune(eq.EASE(normalizer=eq.NoNorm(), signals=signals), split, grid={"l2": L2})
-        best = found.trials.sort("ndcg@20", descending=True).row(0, named=True)
-        test = eq.evaluate(found.model, split.test, metrics=["ndcg"], bootstrap=0)["ndcg@20"]
+        tuned = eq.tune(eq.EASE(normalizer=eq.NoNorm(), signals=signals), split, grid={"l2": L2})
+        best = tuned.trials.sort("ndcg@20", descending=True).row(0, named=True)
+        test = eq.evaluate(tuned.model, split.test, metrics=["ndcg"], bootstrap=0)["ndcg@20"]
         print(f"| {name} | {best['l2']:g} | {best['ndcg@20']:.4f} | {test:.4f} |", flush=True)
 
 

@@ -45,26 +45,28 @@ LISTS = Path(__file__).with_name("sansa_lists.py")
 
 
 def measured(lists: Any, part: Any, train: Any) -> dict[str, float]:
-    found = eq.evaluate(lists, part, k=20, metrics=METRICS, train=train, bootstrap=0)
-    return {f"{name}@20": round(float(found[f"{name}@20"]), 4) for name in METRICS}
+    result = eq.evaluate(lists, part, k=20, metrics=METRICS, train=train, bootstrap=0)
+    return {f"{name}@20": round(float(result[f"{name}@20"]), 4) for name in METRICS}
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return max(rows, key=lambda row: float(row["valid_ndcg@20"]))
 
 
-def fitted(model: Any, split: eq.Split, settings: dict[str, Any], **how: Any) -> dict[str, Any]:
+def fitted(
+    model: Any, split: eq.Split, settings: dict[str, Any], **fit_options: Any
+) -> dict[str, Any]:
     start = time.perf_counter(), time.process_time()
-    model.fit(split.train, **how)
+    model.fit(split.train, **fit_options)
     took = time.perf_counter() - start[0], time.process_time() - start[1]
-    there = eq.evaluate(model, split.valid, k=20, metrics=["ndcg"], bootstrap=0)
-    found = eq.evaluate(model, split.test, k=20, metrics=METRICS, bootstrap=0)
+    valid_result = eq.evaluate(model, split.valid, k=20, metrics=["ndcg"], bootstrap=0)
+    test_result = eq.evaluate(model, split.test, k=20, metrics=METRICS, bootstrap=0)
     return {
         "settings": settings,
         "seconds": round(took[0], 2),
         "processor_seconds": round(took[1], 2),
-        "valid_ndcg@20": float(there["ndcg@20"]),
-        **{f"{name}@20": round(float(found[f"{name}@20"]), 4) for name in METRICS},
+        "valid_ndcg@20": float(valid_result["ndcg@20"]),
+        **{f"{name}@20": round(float(test_result[f"{name}@20"]), 4) for name in METRICS},
     }
 
 
@@ -74,8 +76,8 @@ def neighbourhoods(split: eq.Split, dataset: str, weights: int) -> dict[str, Any
         numbers = dict(settings)
         normalizer = eq.DAN(numbers.pop("alpha"), numbers.pop("beta"))
         model = eq.EASE(**numbers, normalizer=normalizer)
-        how = {"engine": "neighbourhood", "neighbours": weights}
-        rows.append(fitted(model, split, settings, **how))
+        fit_options = {"engine": "neighbourhood", "neighbours": weights}
+        rows.append(fitted(model, split, settings, **fit_options))
         rows[-1]["weights"] = int(model.inverse_.data.size)
     return best(rows)
 
@@ -107,12 +109,12 @@ def sansa(
                     {"settings": {"l2": l2}, "stopped_after": limit, "valid_ndcg@20": -1.0}
                 )
                 continue
-            found = np.load(folder / "lists.npz")
-            frames = {key: _frame(found[key], part) for key, part in parts.items()}
-            there = measured(frames["valid"], split.valid, split.train)
+            arrays = np.load(folder / "lists.npz")
+            frames = {key: _frame(arrays[key], part) for key, part in parts.items()}
+            valid_metrics = measured(frames["valid"], split.valid, split.train)
             facts = json.loads((folder / "facts.json").read_text())
             rows.append(
-                {"settings": settings, **facts, "valid_ndcg@20": there["ndcg@20"]}
+                {"settings": settings, **facts, "valid_ndcg@20": valid_metrics["ndcg@20"]}
                 | measured(frames["test"], split.test, split.train)
             )
     return best(rows)

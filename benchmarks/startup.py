@@ -64,24 +64,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--model")
-    asked = parser.parse_args()
-    trees = {"now": HERE} | ({"before": asked.before} if asked.before else {})
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    options = parser.parse_args()
+    trees = {"now": HERE} | ({"before": options.before} if options.before else {})
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        bytecode, model = f"{folder}/bytecode", asked.model or f"{folder}/model"
-        if not asked.model:
-            python(HERE, bytecode, "-c", FIT, model, str(asked.items))
-        for _ in range(asked.rounds):
+        bytecode, model = f"{folder}/bytecode", options.model or f"{folder}/model"
+        if not options.model:
+            python(HERE, bytecode, "-c", FIT, model, str(options.items))
+        for _ in range(options.rounds):
             for name, tree in trees.items():
                 _, *spent = python(tree, bytecode, "-m", "equipoise", "--help")
-                found.setdefault(("equipoise --help", name), []).append((spent[0], spent[1]))
+                times.setdefault(("equipoise --help", name), []).append((spent[0], spent[1]))
                 lines = python(tree, bytecode, "-c", ASK, model)[0].splitlines()
                 for step, line in zip(STEPS, lines, strict=True):
                     seconds, processor = map(float, line.split())
-                    found.setdefault((step, name), []).append((seconds, processor))
-    print(f"{asked.model or f'{asked.items:,} items'}, the least of {asked.rounds} rounds\n")
+                    times.setdefault((step, name), []).append((seconds, processor))
+    print(f"{options.model or f'{options.items:,} items'}, the least of {options.rounds} rounds\n")
     print("| step | tree | s | processor s |\n|---|---|---|---|")
-    for (step, name), spent in found.items():
+    for (step, name), spent in times.items():
         seconds, processor = (min(column) for column in zip(*spent, strict=True))
         print(f"| {step} | {name} | {seconds:.3f} | {processor:.3f} |")
 

@@ -57,15 +57,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     cost = plan(data, engine=options.engine, memory=memory)
     warm = interactions(50, 300)  # compiles the kernels
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        for each in (warm, data):
-            scale = each.n_items / data.n_items
-            scratch = Path(folder) / str(each.n_items) if tiled else None
+        for interactions_set in (warm, data):
+            scale = interactions_set.n_items / data.n_items
+            scratch = Path(folder) / str(interactions_set.n_items) if tiled else None
             before = resident("VmRSS", forget_peak=True)
             start = time.perf_counter()
             solved = solve(
-                each,
-                np.ones(each.n_users) if scale < 1 else weights,
-                np.full(each.n_items, 20.0) if scale < 1 else penalty,
+                interactions_set,
+                np.ones(interactions_set.n_users) if scale < 1 else weights,
+                np.full(interactions_set.n_items, 20.0) if scale < 1 else penalty,
                 engine=options.engine,
                 memory=memory,
                 scratch=scratch,

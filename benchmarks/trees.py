@@ -38,18 +38,18 @@ def main() -> None:
         return
     table = Path(tempfile.mkdtemp()) / "events.csv"
     write_events(table, args.rows)
-    found: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
+    rounds: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
     for turn in range(args.rounds):
         both = [("before", args.before), ("after", args.after)]
         for name, tree in both if turn % 2 else reversed(both):
             words = [sys.executable, __file__, "--one", str(table), "--items", str(args.items)]
             environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
             done = subprocess.run(words, env=environment, capture_output=True, check=True)
-            found[name].append(json.loads(done.stdout))
+            rounds[name].append(json.loads(done.stdout))
     print("| what | before s | after s | ratio |\n|---|---|---|---|")
-    for what in found["after"][0]:
-        old, new = (min(each[what] for each in found[name]) for name in ("before", "after"))
-        print(f"| {what} | {old:.3f} | {new:.3f} | {new / old:.2f} |")
+    for task in rounds["after"][0]:
+        old, new = (min(seconds[task] for seconds in rounds[name]) for name in ("before", "after"))
+        print(f"| {task} | {old:.3f} | {new:.3f} | {new / old:.2f} |")
 
 
 def measured(table: Path, n_items: int) -> dict[str, float]:

@@ -46,8 +46,8 @@ def alone(
 ) -> tuple[float, dict[str, float]]:
     """Return seconds and metrics of one point, fitted and judged by itself."""
     start = time.perf_counter()
-    own = {name: settings[name] for name in ("l2", "dropout")}
-    model = family(normalizer=eq.DAN(settings["alpha"], settings["beta"]), **own)
+    penalties = {name: settings[name] for name in ("l2", "dropout")}
+    model = family(normalizer=eq.DAN(settings["alpha"], settings["beta"]), **penalties)
     model.fit(split.train)
     result = eq.evaluate(model, split.valid, metrics=METRICS, bootstrap=0)
     return time.perf_counter() - start, {f"{name}@20": result[f"{name}@20"] for name in METRICS}
@@ -59,9 +59,9 @@ def every(grid: dict[str, Any]) -> list[Settings]:
 
 def check(split: eq.split.Split) -> int:
     """Run a small grid both ways; anything but equal numbers is an error."""
-    found = eq.tune(list(FAMILIES), split, grid=SMALL)
+    tuned = eq.tune(list(FAMILIES), split, grid=SMALL)
     shared = {
-        (row["family"], *(row[name] for name in SMALL)): row for row in found.trials.to_dicts()
+        (row["family"], *(row[name] for name in SMALL)): row for row in tuned.trials.to_dicts()
     }
     best = None
     for settings in every(SMALL):
@@ -72,14 +72,14 @@ def check(split: eq.split.Split) -> int:
             key = (values["ndcg@20"], family.__name__, settings)
             best = key if best is None or key[0] > best[0] else best
     assert best is not None
-    assert best[0] == found.best["ndcg@20"], "the best settings differ"
+    assert best[0] == tuned.best["ndcg@20"], "the best settings differ"
     return len(shared)
 
 
-def best_of_solves(whole: Tuned) -> dict[Key, float]:
+def best_of_solves(full_search: Tuned) -> dict[Key, float]:
     """Return the best value of every solve."""
     best: dict[Key, float] = {}
-    for row in whole.trials.select(*OUTER, METRIC).iter_rows():
+    for row in full_search.trials.select(*OUTER, METRIC).iter_rows():
         best[row[:3]] = max(best.get(row[:3], -np.inf), row[3])
     return best
 
@@ -95,15 +95,17 @@ def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
     return [tuple(point[name] for name in OUTER) for point in walk]
 
 
-def replayed(storage: Path, made: list[Key], whole: Tuned) -> float:
+def replayed(storage: Path, solves: list[Key], full_search: Tuned) -> float:
     """Return the seconds of some of the solves in a storage, and of all that is not a solve."""
     lines = [json.loads(line) for line in storage.read_text().splitlines() if "outer" in line]
-    seconds = {tuple(each["outer"][name] for name in OUTER): each["seconds"] for each in lines}
-    total = whole.seconds - sum(seconds.values()) + sum(seconds[key] for key in made)
-    for beta in {key[0] for key in made}:  # the first solve of a beta made its Gram matrix
-        own = [key for key in seconds if key[0] == beta]
-        if own[0] not in made:
-            total += max(seconds[own[0]] - float(np.median([seconds[key] for key in own])), 0.0)
+    seconds = {tuple(solve["outer"][name] for name in OUTER): solve["seconds"] for solve in lines}
+    total = full_search.seconds - sum(seconds.values()) + sum(seconds[key] for key in solves)
+    for beta in {key[0] for key in solves}:  # the first solve of a beta made its Gram matrix
+        same_beta = [key for key in seconds if key[0] == beta]
+        if same_beta[0] not in solves:
+            total += max(
+                seconds[same_beta[0]] - float(np.median([seconds[key] for key in same_beta])), 0.0
+            )
     return total
 
 
@@ -116,12 +118,12 @@ def on_real(folder: Path, n_items: int, only: list[str] | None, seed: int) -> No
             continue
         split = eq.split.strong(most_used(load(), n_items), seed=seed)
         values = best_of_solves(eq.tune(list(FAMILIES), split, grid="paper"))
-        made = path(split, values)
-        best, found = max(values.values()), max(values[key] for key in made)
-        kept = max(values, key=lambda key: values[key]) in made
+        solves_made = path(split, values)
+        best, best_made = max(values.values()), max(values[key] for key in solves_made)
+        has_best = max(values, key=lambda key: values[key]) in solves_made
         print(
             f"| {name} | {split.train.n_users:,} | {split.train.n_items:,} | {len(values)} "
-            f"| {len(made)} | {'yes' if kept else 'no'} | {1 - found / best:.2%} |",
+            f"| {len(solves_made)} | {'yes' if has_best else 'no'} | {1 - best_made / best:.2%} |",
             flush=True,
         )
 
@@ -145,37 +147,37 @@ def timed(args: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     grid = every(PAPER)
 
-    def some() -> list[float]:
+    def seconds_alone() -> list[float]:
         places = rng.choice(len(grid), args.points, replace=False)
         return [alone(split, FAMILIES[int(rng.integers(3))], grid[place])[0] for place in places]
 
-    seconds = some()
+    seconds = seconds_alone()
     with tempfile.TemporaryDirectory() as folder:
         storage = args.storage or Path(folder) / "search.jsonl"
-        whole = eq.tune(list(FAMILIES), split, grid="paper", storage=storage)
-        made = path(split, best_of_solves(whole))
+        full_search = eq.tune(list(FAMILIES), split, grid="paper", storage=storage)
+        solves_made = path(split, best_of_solves(full_search))
         early = None
         if args.replay:
-            early_seconds = replayed(storage, made, whole)
+            early_seconds = replayed(storage, solves_made, full_search)
         else:
             early = eq.tune(list(FAMILIES), split, grid="paper", early_stop=True)
             early_seconds = early.seconds
-    seconds += some()  # before and after
-    points = whole.trials.height
+    seconds += seconds_alone()  # before and after
+    points = full_search.trials.height
     apart = points * float(np.mean(seconds))
     print("| search | items | points | solves | one alone s | all alone s | eq.tune s | ratio |")
     print("|---|---|---|---|---|---|---|---|")
-    rows = {"every point": (whole.solves + whole.resumed, whole.seconds)}
-    rows["early stop"] = (len(made), early_seconds)
+    rows = {"every point": (full_search.solves + full_search.resumed, full_search.seconds)}
+    rows["early stop"] = (len(solves_made), early_seconds)
     for name, (solves, spent) in rows.items():
         print(
             f"| {name} | {split.train.n_items:,} | {points:,} | {solves} "
             f"| {np.mean(seconds):.3f} | {apart:,.0f} | {spent:,.0f} | {apart / spent:.1f} |"
         )
-    key = tuple(whole.best[name] for name in OUTER)
-    same = key in made and (early is None or early.best == whole.best)
-    print(f"\nbest: {whole.best}\nthe early stop finds {'the same' if same else 'ANOTHER'}")
-    if whole.resumed:
+    key = tuple(full_search.best[name] for name in OUTER)
+    same = key in solves_made and (early is None or early.best == full_search.best)
+    print(f"\nbest: {full_search.best}\nthe early stop finds {'the same' if same else 'ANOTHER'}")
+    if full_search.resumed:
         print("solves were taken over from the storage: the time of every point is too short")
 
 

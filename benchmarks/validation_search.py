@@ -103,7 +103,7 @@ def search(args: argparse.Namespace) -> None:
     split = split_to_tune(args, last)
     options: dict[str, Any] = {"metric": METRICS[0], "objectives": METRICS[1:]}
     options["progress"] = lambda at: print(f"{at.done}/{at.total}", at.best, flush=True)
-    found: dict[str, list[Any]] = defaultdict(list)  # the best of each search, by method
+    best_by_method: dict[str, list[Any]] = defaultdict(list)  # the best of each search, by method
     for number, (group, models, grid) in enumerate(SEARCHES):
         if group not in [*args.groups, *args.filters]:
             continue
@@ -112,14 +112,14 @@ def search(args: argparse.Namespace) -> None:
         options["storage"] = args.out.with_name(f"{args.out.stem}_{number}_{group}.jsonl")
         trials = eq.tune([*models.values()], split, grid=grid, **options).trials
         for method, model in models.items():
-            own = trials.filter(family=type(model).__name__)
-            row = own.row(own["ndcg@20"].arg_max(), named=True)
+            family_trials = trials.filter(family=type(model).__name__)
+            row = family_trials.row(family_trials["ndcg@20"].arg_max(), named=True)
             chosen = model.vary({name: row[name] for name in grid if name in model.tunable()})
             valid = {name: round(row[name], 6) for name in METRICS}
-            found[method].append({"settings": chosen.settings(), "valid": valid})
+            best_by_method[method].append({"settings": chosen.settings(), "valid": valid})
     best = []
-    for method, lines in found.items():
-        line = max(lines, key=lambda each: each["valid"]["ndcg@20"])
+    for method, lines in best_by_method.items():
+        line = max(lines, key=lambda candidate: candidate["valid"]["ndcg@20"])
         model = build(line["settings"])
         model.fit(last.train, device=args.device if "device" in model.fit_options else "cpu")
         result = eq.evaluate(model, last.test, bootstrap=0)
@@ -134,9 +134,9 @@ def split_to_tune(args: argparse.Namespace, last: Split) -> Split:
     """Return a split with so many users to choose on: of validation, the hold-out or test."""
     train, part = last.train, last.valid or last.test
     if args.holdout:
-        held = read_weak(args.data)["valid_subset_of_train"]
-        train = train.difference(held)
-        part = eq.split.from_parts(train, test=(train, held), protocol="weak").test
+        hidden = read_weak(args.data)["valid_subset_of_train"]
+        train = train.difference(hidden)
+        part = eq.split.from_parts(train, test=(train, hidden), protocol="weak").test
     n_users = min(args.users, part.n_users)
     rows = np.sort(np.random.default_rng(0).choice(part.n_users, n_users, replace=False))
     valid = Part(part.history.rows(rows), part.target.rows(rows), part.protocol, "valid")

@@ -30,7 +30,7 @@ PLACES = (Path(eq.__file__).parent, PAPER / "reproduce")
 @contextlib.contextmanager
 def walked() -> Iterator[list[str]]:
     """Collect the files whose functions are called inside the block, in order."""
-    found: list[str] = []
+    files: list[str] = []
 
     def look(frame: object, event: str, _: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
@@ -39,13 +39,13 @@ def walked() -> Iterator[list[str]]:
         for place in PLACES:
             if code.co_filename.startswith(f"{place}/"):
                 name = code.co_filename.removeprefix(f"{place.parent}/")
-                if name not in found:
-                    found.append(name)
+                if name not in files:
+                    files.append(name)
 
     sys.setprofile(look)
     threading.setprofile(look)
     try:
-        yield found
+        yield files
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -74,9 +74,9 @@ def one_cell(folder: Path, pairs: np.ndarray) -> None:
 
 def show(title: str, walk: Callable[[], object]) -> None:
     walk()  # once before, so that importing does not count
-    with walked() as found:
+    with walked() as files:
         walk()
-    print(f"{title}: {len(found)} files\n  {' -> '.join(found)}\n")
+    print(f"{title}: {len(files)} files\n  {' -> '.join(files)}\n")
 
 
 def main() -> None:

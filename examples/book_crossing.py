@@ -34,8 +34,8 @@ for name, model in models.items():
 
 # %% A reader who is not in the data: give the ids of the books, as they are in the file
 history = data.items[data.item_counts.argsort()[-3:]].tolist()
-found = models["EASE+DAN"].recommend([history], k=5)
-print([data.label(item) for item in history], "->", found.titles[0])
+recommended = models["EASE+DAN"].recommend([history], k=5)
+print([data.label(item) for item in history], "->", recommended.titles[0])
 
 # %% Fit on everything, and write ten books for each reader, at most two of an author
 model = eq.EDLAE(normalizer=eq.DAN()).fit(data)

@@ -39,9 +39,9 @@ model = eq.SLIST(l2=1.0, mix=0.3, normalizer=eq.DAN(alpha=0.2, beta=0.3)).fit(da
 # %% The next page of a visit, with reasons: titles in, titles out
 visit = ["t1", "t2"]
 print("clicked:", ", ".join(data.label(item) for item in visit))
-found = model.recommend(session=visit, k=3)
-assert found.titles is not None
-for item, title in zip(found.items[0], found.titles[0], strict=True):
+recommended = model.recommend(session=visit, k=3)
+assert recommended.titles is not None
+for item, title in zip(recommended.items[0], recommended.titles[0], strict=True):
     why = model.explain(visit, item)
     assert why.titles is not None
     reasons = [

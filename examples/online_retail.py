@@ -53,4 +53,4 @@ print(data.label(best), model.explain(customer, best).to_frame().head(3))
 
 # %% One page on all of it
 facts = write_report(split, "online-retail.html", name="Online Retail", sample=3)
-print("online-retail.html", [each["name"] for each in facts["models"]])
+print("online-retail.html", [model_facts["name"] for model_facts in facts["models"]])

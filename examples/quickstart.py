@@ -29,14 +29,14 @@ print(eq.compare(results, "tail_ndcg@20"))
 
 # %% Recommend to a user who was not in the training data
 history = split.test.history.history(split.test.history.users[0])
-found = balanced.recommend([history], k=10)
-print([data.label(item) for item in history[:5]], "->", found.titles[0])
+recommended = balanced.recommend([history], k=10)
+print([data.label(item) for item in history[:5]], "->", recommended.titles[0])
 
 # %% Turn the dial without a new fit: larger alpha, more of the long tail
 print(balanced.recommend([history], k=10, alpha=0.6).titles[0])
 
 # %% Explain: what each item of the history adds; the parts sum to the score exactly
-reasons = balanced.explain(history, found.items[0][0])
+reasons = balanced.explain(history, recommended.items[0][0])
 print(reasons.to_frame().head(3))
 assert sum(reasons.contributions) == reasons.score
 

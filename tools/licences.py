@@ -31,53 +31,58 @@ class Package(NamedTuple):
 
 
 def packages() -> tuple[list[Package], list[str]]:
-    """Return the packages of this environment in order of their names, and what is missing."""
-    asked: dict[str, set[str]] = {}
+    """Return the packages of this environment, sorted by name, and the names of missing ones."""
+    extras_by_package: dict[str, set[str]] = {}
     missing: set[str] = set()
     for requirement, extra in needed("equipoise"):
         waiting = [requirement]
         while waiting:
-            each = waiting.pop()
-            key = re.sub(r"[-_.]+", "-", each.name).lower()
-            if extra in asked.setdefault(key, set()):
+            package = waiting.pop()
+            key = re.sub(r"[-_.]+", "-", package.name).lower()
+            if extra in extras_by_package.setdefault(key, set()):
                 continue
-            asked[key].add(extra)
+            extras_by_package[key].add(extra)
             try:
-                inner = needed(each.name, each.extras)
-                waiting += [one for one, of in inner if of in ("", *each.extras)]
+                inner = needed(package.name, package.extras)
+                waiting += [one for one, of in inner if of in ("", *package.extras)]
             except PackageNotFoundError:
                 missing.add(key)
-    found = [distribution(name) for name in sorted(asked) if name not in missing]
-    keys = sorted(name for name in asked if name not in missing)
+    installed = [distribution(name) for name in sorted(extras_by_package) if name not in missing]
+    keys = sorted(name for name in extras_by_package if name not in missing)
     return [
-        Package(each.metadata["Name"], each.version, licence(each), tuple(sorted(asked[key])))
-        for key, each in zip(keys, found, strict=True)
+        Package(
+            package.metadata["Name"],
+            package.version,
+            licence(package),
+            tuple(sorted(extras_by_package[key])),
+        )
+        for key, package in zip(keys, installed, strict=True)
     ], sorted(missing)
 
 
 def needed(name: str, extras: set[str] | None = None) -> list[tuple[Requirement, str]]:
     """Return what a package requires on this machine, each with the extra that asks for it."""
-    held = distribution(name)
-    offered = ["", *(held.metadata.get_all("Provides-Extra") or [])]
-    return list(_needed(held, offered if extras is None else ["", *extras]))
+    package = distribution(name)
+    offered = ["", *(package.metadata.get_all("Provides-Extra") or [])]
+    return list(_needed(package, offered if extras is None else ["", *extras]))
 
 
-def _needed(held: Distribution, extras: list[str]) -> Iterator[tuple[Requirement, str]]:
-    for requirement in map(Requirement, held.requires or []):
+def _needed(package: Distribution, extras: list[str]) -> Iterator[tuple[Requirement, str]]:
+    for requirement in map(Requirement, package.requires or []):
         for extra in extras:
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 yield requirement, extra
                 break
 
 
-def licence(held: Distribution) -> str:
+def licence(package: Distribution) -> str:
     """Return the licence that a package declares, in one line."""
-    meta = held.metadata
+    meta = package.metadata
     stated = meta.get("License-Expression") or ""
     classified = [
-        each.rpartition(" :: ")[2]
-        for each in meta.get_all("Classifier") or []
-        if each.startswith(LICENCE)
+        classifier.rpartition(" :: ")[2]
+        for classifier in meta.get_all("Classifier") or []
+        if classifier.startswith(LICENCE)
     ]
     first = (meta.get("License") or "").strip().splitlines()[:1]
     return stated or ", ".join(classified) or (first[0] if first else "") or "unknown"
@@ -87,27 +92,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a bill of materials")
     as_json = parser.parse_args().json
-    found, missing = packages()
+    dependencies, missing = packages()
     if as_json:
         parts = [
             {
                 "type": "library",
-                "name": each.name,
-                "version": each.version,
-                "purl": f"pkg:pypi/{each.name.lower()}@{each.version}",
-                "licenses": [{"license": {"name": each.licence}}],
+                "name": package.name,
+                "version": package.version,
+                "purl": f"pkg:pypi/{package.name.lower()}@{package.version}",
+                "licenses": [{"license": {"name": package.licence}}],
             }
-            for each in found
+            for package in dependencies
         ]
         print(json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.5", "components": parts}))
     else:
         print("| package | version | licence | needed by |\n|---|---|---|---|")
-        for each in found:
-            by = ", ".join(extra or "the core" for extra in each.extras)
-            print(f"| {each.name} | {each.version} | {each.licence} | {by} |")
+        for package in dependencies:
+            by = ", ".join(extra or "the core" for extra in package.extras)
+            print(f"| {package.name} | {package.version} | {package.licence} | {by} |")
     if missing:
         print(f"not installed here: {', '.join(missing)}", file=sys.stderr)
-    refused = [p.name for p in found if REFUSED.search(p.licence) or p.licence == "unknown"]
+    refused = [p.name for p in dependencies if REFUSED.search(p.licence) or p.licence == "unknown"]
     if refused:
         sys.exit(f"not to be depended on, or of no known licence: {', '.join(refused)}")
 

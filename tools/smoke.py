@@ -64,9 +64,9 @@ def command(folder: Path) -> None:
 
 if __name__ == "__main__":
     assert "src" not in Path(eq.__file__).parts, "this is the working copy, not an installation"
-    with tempfile.TemporaryDirectory() as made:
-        library(Path(made))
-        command(Path(made))
+    with tempfile.TemporaryDirectory() as temporary:
+        library(Path(temporary))
+        command(Path(temporary))
     names = ("numpy", "scipy", "polars", "numba")
     print(f"equipoise {eq.__version__} works on Python {sys.version.split()[0]} with", end=" ")
     print(", ".join(f"{name} {version(name)}" for name in names))

@@ -48,7 +48,8 @@ def grid(**values: Iterable[Any]) -> tuple[Settings, ...]:
     ({'a': 1, 'b': 3}, {'a': 2, 'b': 3})
     """
     return tuple(
-        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+        dict(zip(values, combination, strict=True))
+        for combination in itertools.product(*values.values())
     )
 
 
@@ -122,10 +123,10 @@ def irspack_fit(name: str) -> Callable[..., Rank]:
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
             lists: list[Any] = []
-            for some in batches(users):
-                score = model.get_score_remove_seen(some)
+            for batch in batches(users):
+                score = model.get_score_remove_seen(batch)
                 lists += retrieve_recommend_from_score(score, [], k, 2)
-            return padded(([item for item, _ in each] for each in lists), k)
+            return padded(([item for item, _ in ranked_items] for ranked_items in lists), k)
 
         return rank
 
@@ -150,8 +151,8 @@ def rectools_fit(name: str) -> Callable[..., Rank]:
         model = getattr(models, name)(**settings).fit(data)
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
-            found = model.recommend(users, data, k=k, filter_viewed=True)
-            by_user = found.groupby("user_id")["item_id"].apply(np.asarray)
+            recommended = model.recommend(users, data, k=k, filter_viewed=True)
+            by_user = recommended.groupby("user_id")["item_id"].apply(np.asarray)
             return padded((by_user.get(user, ()) for user in users), k)
 
         return rank
@@ -180,8 +181,8 @@ def lenskit_fit(module: str, name: str, **fixed: Any) -> Callable[..., Rank]:
         pipe.train(data)
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
-            found = recommend(pipe, users, n=k, n_jobs=1)
-            by_user = {key.user_id: items.ids() for key, items in found}
+            recommended = recommend(pipe, users, n=k, n_jobs=1)
+            by_user = {key.user_id: items.ids() for key, items in recommended}
             return padded((by_user[user] for user in users), k)
 
         return rank
@@ -228,13 +229,13 @@ def recpack_fit(name: str) -> Callable[..., Rank]:
         def rank(users: np.ndarray, k: int) -> np.ndarray:
             out = np.full((len(users), k), -1)
             start = 0
-            for some in batches(users):
-                history = train[some]
+            for batch in batches(users):
+                history = train[batch]
                 score = model.predict(history)
                 score = score - score.multiply(history)  # as its pipelines take seen items out
                 best = get_top_K_ranks(score, k).tocoo()
                 out[start + best.row, best.data.astype(int) - 1] = best.col
-                start += len(some)
+                start += len(batch)
             return out
 
         return rank
@@ -248,8 +249,8 @@ def recpack_fit(name: str) -> Callable[..., Rank]:
 def recbole_config(model: str, folder: Path, **settings: Any) -> Any:
     from recbole.config import Config
 
-    given = {"data_path": str(folder), "load_col": {"inter": ["user_id", "item_id"]}}
-    return Config(model, "bench", config_dict={**given, "use_gpu": False, **settings})
+    data_options = {"data_path": str(folder), "load_col": {"inter": ["user_id", "item_id"]}}
+    return Config(model, "bench", config_dict={**data_options, "use_gpu": False, **settings})
 
 
 def recbole_data(train: sp.csr_matrix) -> Any:
@@ -277,9 +278,9 @@ def recbole_fit(name: str) -> Callable[..., Rank]:
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
             out = []
-            for some in batches(users):  # mask and torch.topk, as its full_sort_topk does
-                score = model.full_sort_predict({"user_id": ids[some]}).view(len(some), -1)
-                seen = train[some].tocoo()
+            for batch in batches(users):  # mask and torch.topk, as its full_sort_topk does
+                score = model.full_sort_predict({"user_id": ids[batch]}).view(len(batch), -1)
+                seen = train[batch].tocoo()
                 score[:, 0] = score[seen.row, positions[seen.col]] = -torch.inf
                 out.append(columns[torch.topk(score, k, dim=1).indices.numpy()])
             return np.concatenate(out)
@@ -305,9 +306,9 @@ def sansa_fit(train: sp.csr_matrix, l2: float = 20.0) -> Rank:
 
     def rank(users: np.ndarray, k: int) -> np.ndarray:
         out = []
-        for some in batches(users):  # its own `recommend` fails where fewer than k have a score
-            score = model.forward(train[some]).toarray()
-            score[train[some].nonzero()] = -np.inf
+        for batch in batches(users):  # its own `recommend` fails where fewer than k have a score
+            score = model.forward(train[batch]).toarray()
+            score[train[batch].nonzero()] = -np.inf
             best = np.argpartition(-score, k, axis=1)[:, :k]
             order = np.argsort(-np.take_along_axis(score, best, 1), axis=1, kind="stable")
             out.append(np.take_along_axis(best, order, 1))

@@ -69,7 +69,7 @@ def measured(model: Model, prepared: Any, before: int, users: np.ndarray, settin
 
 
 def main(job: dict[str, Any]) -> None:
-    (model,) = (each for each in MODELS if each.key == job["model"])
+    (model,) = (candidate for candidate in MODELS if candidate.key == job["model"])
     train = sp.load_npz(job["train"]).tocsr()
     users = np.load(job["users"])
     if "ways" not in job:

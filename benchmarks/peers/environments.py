@@ -52,8 +52,8 @@ def interpreter(versions: tuple[str, ...]) -> str:
     """Return the first of these Pythons that runs here, else this one."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in versions:
-        others = map(str, pyenv.glob(f"{version}.*/bin/python"))
-        for path in filter(None, [shutil.which(f"python{version}"), *others]):
+        pyenv_pythons = map(str, pyenv.glob(f"{version}.*/bin/python"))
+        for path in filter(None, [shutil.which(f"python{version}"), *pyenv_pythons]):
             if not subprocess.run([path, "--version"], capture_output=True).returncode:
                 return path
     return sys.executable
@@ -71,12 +71,12 @@ def make(folder: Path, name: str) -> str:
         return error.read_text(encoding="utf-8")
     if done.exists():
         return ""
-    wanted = ENVIRONMENTS[name]
+    environment = ENVIRONMENTS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    python = interpreter(wanted.pythons)
+    python = interpreter(environment.pythons)
     for command in (
         [python, "-m", "venv", "--clear", str(folder / name)],
-        [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", *wanted.packages],
+        [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", *environment.packages],
     ):
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:

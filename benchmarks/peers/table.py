@@ -87,9 +87,9 @@ def last_run(file: Path) -> pl.DataFrame | None:
 def with_earlier(rows: pl.DataFrame, earlier: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of this run, and earlier ones of what it did not measure, set by set."""
     both = pl.concat([earlier, rows], how="diagonal_relaxed").select(COLUMNS)
-    kept = both.unique(KEY, keep="last", maintain_order=True)
+    newest = both.unique(KEY, keep="last", maintain_order=True)
     order = {name: place for place, name in enumerate(both["data"].unique(maintain_order=True))}
-    return kept.sort(pl.col("data").replace_strict(order), maintain_order=True)
+    return newest.sort(pl.col("data").replace_strict(order), maintain_order=True)
 
 
 def short(rows: pl.DataFrame) -> list[str]:
@@ -101,12 +101,12 @@ def short(rows: pl.DataFrame) -> list[str]:
     out = [f"| NDCG@20, defaults / searched | {' | '.join(names)} | {last} |"]
     out.append("|---" * (len(names) + 2) + "|")
     for library in rows["library"].unique(maintain_order=True):
-        own = rows.filter(library=library).drop_nulls("fit_s")
+        library_rows = rows.filter(library=library).drop_nulls("fit_s")
         cells = []
         for name in names:
             both = []
             for way in ("default", "searched"):
-                best = own.filter(data=name, way=way).sort("ndcg").tail(1)
+                best = library_rows.filter(data=name, way=way).sort("ndcg").tail(1)
                 both += [f"{row['ndcg']:.3f} {row['model']}" for row in best.iter_rows(named=True)]
             cells.append(" / ".join(both) or "-")
         cost = [
@@ -165,15 +165,17 @@ def ahead(rows: pl.DataFrame) -> list[str]:
     """Say which rows of others are ahead of our automatic ones, in what."""
     done = rows.drop_nulls("fit_s")
     ours = done.filter(pl.col("library") == "equipoise", way="default")
-    theirs = done.filter(pl.col("library") != "equipoise")
+    other_rows = done.filter(pl.col("library") != "equipoise")
     out = []
-    for mine in ours.iter_rows(named=True):
-        found = []
+    for our_row in ours.iter_rows(named=True):
+        better_by_way = []
         for way in ("default", "searched"):
-            better = theirs.filter(pl.col("ndcg") > mine["ndcg"], way=way).sort("ndcg")
+            better = other_rows.filter(pl.col("ndcg") > our_row["ndcg"], way=way).sort("ndcg")
             names = [f"{row['library']} {row['model']}" for row in better.iter_rows(named=True)]
-            found.append(f"{way}: {', '.join(names[::-1]) or 'none'}")
-        out.append(f"- {mine['model']} ({mine['ndcg']:.4f}): " + "; ".join(found) + ".")
+            better_by_way.append(f"{way}: {', '.join(names[::-1]) or 'none'}")
+        out.append(
+            f"- {our_row['model']} ({our_row['ndcg']:.4f}): " + "; ".join(better_by_way) + "."
+        )
     return out
 
 
@@ -196,15 +198,15 @@ def drawing(name: str, rows: pl.DataFrame) -> str:
     out.text(x.start - 6, 12, "NDCG@20", "axis")
     out.text(x.stop, height - 8, "time of a fit", "axis", "end")
     named: set[str] = set()
-    taken: list[tuple[float, float]] = []
+    labelled_points: list[tuple[float, float]] = []
     for row, place in zip(done.iter_rows(named=True), across, strict=True):
         ours, at = row["library"] == "equipoise", (x(place), y(row["ndcg"]))
         label = f"{row['library']} {row['model']}"
         out.mark("circle", *at, "mark" if ours else "point", 4, hint=f"{label}, {row['way']}")
-        free = all(abs(at[0] - a) > 110 or abs(at[1] - b) > 11 for a, b in taken)
+        free = all(abs(at[0] - a) > 110 or abs(at[1] - b) > 11 for a, b in labelled_points)
         if free and (label if ours else row["library"]) not in named:
             named.add(label if ours else row["library"])
-            taken.append(at)
+            labelled_points.append(at)
             out.text(at[0] + 7, at[1] + 4, label, "tick")
     return str(out)
 
@@ -242,23 +244,24 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
     text += ["", "The best model of each library:", "", *short(frame), ""]
     for name, error in errors.items():
         text.append(f"Not installed: {name} (`{error.splitlines()[1][:120]}`).")
-    for (name,), own in frame.group_by("data", maintain_order=True):
-        some = own.row(0, named=True)
-        (folder / f"peers-{name}.svg").write_text(drawing(str(name), own), encoding="utf-8")
+    for (name,), set_rows in frame.group_by("data", maintain_order=True):
+        first_row = set_rows.row(0, named=True)
+        (folder / f"peers-{name}.svg").write_text(drawing(str(name), set_rows), encoding="utf-8")
         text += [
             "",
             f"## {name}",
             "",
-            f"{some['users']:,} users, {some['items']:,} items, {some['pairs']:,} pairs in train; "
-            f"lists for {some['lists']:,} users; floor {some['floor_s']:.2f} s.",
+            f"{first_row['users']:,} users, {first_row['items']:,} items, "
+            f"{first_row['pairs']:,} pairs in train; "
+            f"lists for {first_row['lists']:,} users; floor {first_row['floor_s']:.2f} s.",
             "",
-            *lines(own),
+            *lines(set_rows),
             "",
             f"![NDCG@20 against fit time](results/peers-{name}.svg)",
             "",
             "Ahead of equipoise's own settings in NDCG@20:",
             "",
-            *ahead(own),
+            *ahead(set_rows),
         ]
     text += ["", "## Against the last committed run", "", *regressions(measured, before), ""]
     (folder.parent / "peers.md").write_text("\n".join(text), encoding="utf-8")
