@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
@@ -24,6 +24,7 @@ from equipoise.ranking.terms import Rows
 
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+NO_ROWS: Csr = sp.csr_array(np.zeros((0, 0), np.float32))  # until the histories are known
 
 
 class Unknowns(NamedTuple):
@@ -61,24 +62,24 @@ class Request:
     ----------
     users, kind
         A name for each user, and the type of a column of these names.
-    source
-        The histories as the caller passed them: positions of training users (-1: unknown, gets
-        popular items), lists of items, or Interactions. Not changed by `take`.
+    history
+        A row for each user.
     answered
         A flag for each user or history of the caller: False if it was skipped.
     trained
         Positions among the training users, -1 for unknown ones; None for bare histories.
-    has_names
-        Whether `users` are ids or names from the caller; positions in a list are not. Rules for
-        single users apply only to users with names.
-    history
-        A row for each user.
     allowed
         Mask of the items that may be listed for any user; None for all items.
     exclude
         Items that may not be listed, a row for each user.
     only
         Items that alone may be listed, a row for each user.
+    has_names
+        Whether `users` are ids or names from the caller; positions in a list are not. Rules for
+        single users apply only to users with names.
+    source
+        The histories as the caller passed them: positions of training users (-1: unknown, gets
+        popular items), lists of items, or Interactions. Not changed by `take`.
     pins, used_pins
         Users x unknown pinned items: those that `exclude` and `candidates` allow, and those in the
         history; None without such pins.
@@ -86,14 +87,14 @@ class Request:
 
     users: list[Any]
     kind: Any
-    source: Positions | list[Any] | Interactions
+    history: Csr
     answered: Mask
     trained: Positions | None = None
-    has_names: bool = True
-    history: Csr = field(default_factory=lambda: sp.csr_array(np.zeros((0, 0), np.float32)))
     allowed: Mask | None = None
     exclude: Csr | None = None
     only: tuple[Only, ...] = ()
+    has_names: bool = True
+    source: Any = None
     pins: Mask | None = None
     used_pins: Mask | None = None
 
@@ -236,14 +237,17 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
         index = query.user_index
         trained = train.user_index.positions(query.users, unknown="skip")
         answered = np.ones(len(index), np.bool_)
-        return Request(query.users.tolist(), index.kind, query, answered, trained)
+        names = query.users.tolist()
+        return Request(names, index.kind, NO_ROWS, answered, trained, source=query)
     if isinstance(query, Mapping):
         users, histories = list(query), list(query.values())
-        return Request(users, column_kind(users), histories, np.ones(len(users), np.bool_))
+        answered = np.ones(len(users), np.bool_)
+        return Request(users, column_kind(users), NO_ROWS, answered, source=histories)
     entries = as_list(query)
     if not _are_ids(entries, "user ids or histories (lists of item ids)"):
         answered = np.ones(len(entries), np.bool_)
-        return Request(list(range(len(entries))), pl.Int64, entries, answered, has_names=False)
+        users = list(range(len(entries)))
+        return Request(users, pl.Int64, NO_ROWS, answered, has_names=False, source=entries)
     positions = unknown.user_positions(entries, train.user_index)
     answered = (positions >= 0) | (unknown.users == "popular")
     positions = positions[answered]
@@ -253,7 +257,7 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
     kind = train.user_index.kind
     if (positions < 0).any() and kind == pl.Int64:
         kind = column_kind(users)
-    return Request(users, kind, positions, answered, positions)
+    return Request(users, kind, NO_ROWS, answered, positions, source=positions)
 
 
 def _reusable(ids: Any) -> Any:

@@ -270,7 +270,7 @@ class SolvedRows:
         seen: set[int] = set()
         for row, (low, high) in enumerate(pairwise(history.indptr.tolist())):
             items = set(history.indices[low:high].tolist())
-            if row > start and len(seen | items) > self.room:
+            if row > start and len(seen) + len(items - seen) > self.room:
                 runs.append(np.arange(start, row))
                 start, seen = row, set()
             seen |= items

@@ -73,8 +73,8 @@ class SessionRegression(SessionModel):
     """
 
     solve_settings: ClassVar[tuple[str, ...]] = (
-        *(*SETTINGS, "beta", "direction", "decay_position", "decay_time", "mix", "row_norm"),
-        *("dropout", "l2"),
+        *SETTINGS,
+        *("beta", "direction", "decay_position", "decay_time", "mix", "row_norm", "dropout", "l2"),
     )
 
     l2: float | Auto = 10.0
