@@ -49,9 +49,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_browser()
     if program is None:
         absent("no chromium found; install it with `apt-get install chromium`")
-    made = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    browser_process = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser_process
+    browser_process.close()
 
 
 @pytest.fixture

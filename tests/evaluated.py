@@ -53,13 +53,13 @@ class Part:
 def halves(data: Interactions, protocol: str = "strong") -> tuple[Interactions, Part]:
     """First two thirds of the users to train; a fourth of the others' items to be found."""
     cut = 2 * data.n_users // 3
-    rest = data.rows(np.arange(cut, data.n_users))
+    tested = data.rows(np.arange(cut, data.n_users))
     places = (
-        np.arange(rest.n_interactions)
-        - rest.matrix.indptr[np.repeat(np.arange(rest.n_users), rest.user_counts)]
+        np.arange(tested.n_interactions)
+        - tested.matrix.indptr[np.repeat(np.arange(tested.n_users), tested.user_counts)]
     )
     hidden = places % 4 == 1
-    part = Part(rest.entries(~hidden), rest.entries(hidden), protocol)
+    part = Part(tested.entries(~hidden), tested.entries(hidden), protocol)
     return data.rows(np.arange(cut)), part
 
 

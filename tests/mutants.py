@@ -39,14 +39,14 @@ def mutants(document: dict[str, Any], under: Place = ()) -> Iterator[tuple[str, 
                 holder[place[-1]] = value
                 yield f"{place} = {str(value)[:20]!r}", changed
         changed, holder = _copy(document, place)
-        taken = holder.pop(place[-1])
+        removed = holder.pop(place[-1])
         yield f"{place} deleted", changed
         changed, holder = _copy(document, place)
         if isinstance(holder, dict):
             holder[f"{place[-1]}_"] = holder.pop(place[-1])
             yield f"{place} renamed", changed
         else:
-            holder.append(taken)
+            holder.append(removed)
             yield f"{place} doubled", changed
 
 

@@ -68,8 +68,8 @@ def test_items_nobody_used_do_not_change_the_penalty(toy: Interactions) -> None:
 def test_users_without_items_do_not_change_the_penalty(toy: Interactions) -> None:
     gap = sp.csr_array((1, toy.n_items))
     longer = sp.vstack([gap, toy.matrix[:3], gap, toy.matrix[3:], gap], format="csr")
-    padded = penalty_numbers("auto", "auto", Interactions(longer), np.ones(toy.n_users + 3))
-    assert padded == pytest.approx(penalty_numbers("auto", "auto", toy, np.ones(toy.n_users)))
+    penalties = penalty_numbers("auto", "auto", Interactions(longer), np.ones(toy.n_users + 3))
+    assert penalties == pytest.approx(penalty_numbers("auto", "auto", toy, np.ones(toy.n_users)))
 
 
 def test_penalty_of_hardly_any_data_is_in_range() -> None:
@@ -90,10 +90,8 @@ def test_numbers_are_kept_as_they_are(toy: Interactions) -> None:
 @pytest.mark.parametrize("family", [eq.DLAE, eq.EDLAE, eq.RDLAE])
 def test_automatic_settings_equal_the_same_numbers(family: Any, synthetic: Interactions) -> None:
     auto = family(normalizer=eq.DAN()).fit(synthetic)
-    explicit = family(l2=auto.l2_, dropout=auto.dropout_, normalizer=auto.normalizer_).fit(
-        synthetic
-    )
-    np.testing.assert_array_equal(auto.inverse_, explicit.inverse_)
+    same = family(l2=auto.l2_, dropout=auto.dropout_, normalizer=auto.normalizer_).fit(synthetic)
+    np.testing.assert_array_equal(auto.inverse_, same.inverse_)
     assert auto.settings()["l2"] == "auto"
 
 

@@ -21,10 +21,10 @@ def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def row(library: str, model: str, way: str, **figures: Any) -> dict[str, Any]:
     sizes = {"data": "shop", "users": 50, "items": 1000, "pairs": 90, "lists": 50, "floor_s": 0.5}
-    found = {"fit_s": 1.0, "peak_bytes": 8_000_000, "rank_s": 0.2, "ndcg": 0.3}
-    found |= {"tail_ndcg": 0.1, "coverage": 0.5, "settings": {}, "date": "2026-01-01"}
+    measured = {"fit_s": 1.0, "peak_bytes": 8_000_000, "rank_s": 0.2, "ndcg": 0.3}
+    measured |= {"tail_ndcg": 0.1, "coverage": 0.5, "settings": {}, "date": "2026-01-01"}
     named = {"library": library, "version": "1", "model": model, "way": way}
-    return sizes | named | found | figures
+    return sizes | named | measured | figures
 
 
 def test_every_search_is_as_small_as_the_others_and_every_library_can_be_installed() -> None:

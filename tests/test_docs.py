@@ -86,9 +86,9 @@ def test_the_commands_run_one_after_the_other(
 @pytest.mark.network
 def test_the_figures_are_those_of_the_demo(movies: Interactions) -> None:
     done = CliRunner().invoke(app, ["demo", "--json"], catch_exceptions=False)
-    found = {model["name"]: model["values"] for model in json.loads(done.stdout)["models"]}
+    measured = {model["name"]: model["values"] for model in json.loads(done.stdout)["models"]}
     metrics = [f"{part}ndcg@20" for part in ("", "head_", "tail_", "unbiased_")]
-    for name, values in found.items():
+    for name, values in measured.items():
         (row,) = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", README, flags=re.MULTILINE)
         *printed, coverage = row.split(" | ")
         for metric, figure in zip(metrics, printed, strict=True):

@@ -32,7 +32,7 @@ def data() -> Interactions:
     rows = ["1100", "1010", "1111", "0110", "1000", "1101", "0100"]
     matrix = np.array([[int(cell) for cell in row] for row in rows], np.float32)
     events = [np.flatnonzero(row) for row in matrix]
-    offsets = np.concatenate([[0], np.cumsum([len(each) for each in events])])
+    offsets = np.concatenate([[0], np.cumsum([len(event) for event in events])])
     return Interactions(
         matrix,
         [f"u{n}" for n in range(7)],
@@ -44,37 +44,37 @@ def data() -> Interactions:
     )
 
 
-def use_data(found: Interactions) -> None:
-    assert len(found.to_frame()) == found.n_interactions
-    assert (found.user_counts.sum(), found.item_counts.sum()) == (found.n_interactions,) * 2
-    assert all(set(found.history(user)) <= set(found.items.tolist()) for user in found.users)
-    assert found.labels is None or found.label(found.items[0])
-    assert found.times is None or np.isfinite(found.times).all()
-    assert all(note.encode() for note in found.notes)
+def use_data(data: Interactions) -> None:
+    assert len(data.to_frame()) == data.n_interactions
+    assert (data.user_counts.sum(), data.item_counts.sum()) == (data.n_interactions,) * 2
+    assert all(set(data.history(user)) <= set(data.items.tolist()) for user in data.users)
+    assert data.labels is None or data.label(data.items[0])
+    assert data.times is None or np.isfinite(data.times).all()
+    assert all(note.encode() for note in data.notes)
 
 
-def use_split(found: Split) -> None:
-    assert repr(found).encode()
-    for part in (found.train, *(side for p in found.parts for side in (p.history, p.target))):
+def use_split(split: Split) -> None:
+    assert repr(split).encode()
+    for part in (split.train, *(side for p in split.parts for side in (p.history, p.target))):
         use_data(part)
 
 
-def use_result(found: Result) -> None:
-    for text in (repr(found), found.to_markdown(), found.to_latex(), found.to_json()):
+def use_result(result: Result) -> None:
+    for text in (repr(result), result.to_markdown(), result.to_latex(), result.to_json()):
         assert text.encode()
-    assert all(found[name] is not None for name in found)
-    assert found.to_frame().height == len(found.values)
+    assert all(result[name] is not None for name in result)
+    assert result.to_frame().height == len(result.values)
 
 
-def use_model(found: Recommender) -> None:
-    use_data(found.interactions_)
+def use_model(model: Recommender) -> None:
+    use_data(model.interactions_)
     # values in range may be far from what a fit gives, and overflow on the way; ranking says so
     with np.errstate(all="ignore"), suppress(SolveError):
-        lists = found.recommend(found.interactions_, k=2)
-        items = set(found.interactions_.items.tolist())
+        lists = model.recommend(model.interactions_, k=2)
+        items = set(model.interactions_.items.tolist())
         assert all(set(row) <= items for row in lists.items)
-    assert json.dumps(found.settings(), allow_nan=False)
-    assert found.label.encode()
+    assert json.dumps(model.settings(), allow_nan=False)
+    assert model.label.encode()
 
 
 def fitted(model: Any, **options: Any) -> Callable[[], Recommender]:
@@ -170,11 +170,11 @@ def save(name: str, path: Path) -> Saved:
 def refused_or_sound(case: Case, path: Path) -> bool:
     """Load; anything but a refusal in words, or something in order, is a failed test."""
     try:
-        found = case.load(path)
+        loaded = case.load(path)
     except FileFormatError as error:
         refusal = error
     else:
-        case.use(found)
+        case.use(loaded)
         return True
     # the reason was found by a check, not by an operation that happened to fail
     assert isinstance(refusal.__cause__, EquipoiseError | None) or "cannot be read" in str(refusal)
@@ -190,7 +190,7 @@ def test_a_manifest_with_any_field_damaged_is_refused_or_harmless(
     for under in case.fields:
         for damage, mutant in mutants(sound, under):
             write(path / "manifest.json", mutant)
-            with said(damage):
+            with reporting(damage):
                 refused_or_sound(case, path)
     older = {field: value for field, value in sound.items() if field != SEAL}
     (path / "manifest.json").write_text(json.dumps(older))
@@ -204,7 +204,7 @@ def test_a_manifest_whose_values_were_changed_after_saving_is_refused(
     case, path, sound = save(name, tmp_path / "it")
     for damage, mutant in near_misses(sound):
         (path / "manifest.json").write_text(json.dumps(mutant))
-        with said(damage), pytest.raises(FileFormatError):
+        with reporting(damage), pytest.raises(FileFormatError):
             case.load(path)
 
 
@@ -225,7 +225,7 @@ def test_files_that_are_not_what_was_saved_are_refused_or_harmless(
                 np.save(file, content)
             changed = {**sound["files"], part: file_entry(file)}
             write(path / "manifest.json", {**sound, "files": changed})
-            with said(f"{part}: {damage}"):
+            with reporting(f"{part}: {damage}"):
                 refused_or_sound(case, path)
         file.write_bytes(before)
     write(path / "manifest.json", sound)
@@ -233,7 +233,7 @@ def test_files_that_are_not_what_was_saved_are_refused_or_harmless(
 
 
 @contextmanager
-def said(damage: str) -> Iterator[None]:
+def reporting(damage: str) -> Iterator[None]:
     """Name the damage where a test fails."""
     try:
         yield
@@ -281,19 +281,19 @@ def test_a_search_with_any_field_damaged_is_refused_or_goes_on(tmp_path: Path) -
     lines = [json.loads(line) for line in storage.read_text().splitlines()]
     for place in range(3):  # the search, who worked on it, a solve
         for damage, mutant in mutants(lines[place]):
-            others = [json.dumps(line) for line in lines]
+            damaged_lines = [json.dumps(line) for line in lines]
             write(storage, mutant)
-            others[place] = storage.read_text()
-            storage.write_text("\n".join(others) + "\n")
-            with said(damage), suppress(EquipoiseError):
-                found = tune()
-                use_model(found.model)
-                assert repr(found).encode()
+            damaged_lines[place] = storage.read_text()
+            storage.write_text("\n".join(damaged_lines) + "\n")
+            with reporting(damage), suppress(EquipoiseError):
+                tuned = tune()
+                use_model(tuned.model)
+                assert repr(tuned).encode()
         for damage, mutant in near_misses(lines[place]):
-            others = [json.dumps(line) for line in lines]
-            others[place] = json.dumps(mutant)
-            storage.write_text("\n".join(others) + "\n")
-            with said(damage), pytest.raises(EquipoiseError):
+            damaged_lines = [json.dumps(line) for line in lines]
+            damaged_lines[place] = json.dumps(mutant)
+            storage.write_text("\n".join(damaged_lines) + "\n")
+            with reporting(damage), pytest.raises(EquipoiseError):
                 tune()
 
 
@@ -320,16 +320,16 @@ def test_a_tiled_solve_with_any_field_of_its_state_damaged_is_refused_or_right(
     state = json.loads((tmp_path / "state.json").read_text())
     for damage, mutant in mutants(state):
         write(tmp_path / "state.json", mutant)
-        with said(damage), suppress(EquipoiseError):
-            found, _, _ = tiled.invert(
+        with reporting(damage), suppress(EquipoiseError):
+            inverse, _, _ = tiled.invert(
                 *problem, tile_rows=2, problem={"data": "these"}, scratch=tmp_path
             )
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(inverse, expected)
         for file in set(tmp_path.iterdir()) - set(before):
             file.unlink()
         for file, content in before.items():
             file.write_bytes(content)
     for damage, mutant in near_misses(state):
         (tmp_path / "state.json").write_text(json.dumps(mutant))
-        with said(damage), pytest.raises(EquipoiseError):
+        with reporting(damage), pytest.raises(EquipoiseError):
             TileFolder(tmp_path, {"data": "these"}, 4, 2, "float32")

@@ -93,7 +93,7 @@ def test_the_help_of_one_command_imports_no_other() -> None:
 
 def test_a_command_is_summarised_by_the_first_line_of_its_help() -> None:
     group = get_command(app)
-    shown = {name: inspect.cleandoc(each.help) for name, each in group.commands.items()}  # type: ignore[attr-defined]
+    shown = {name: inspect.cleandoc(command.help) for name, command in group.commands.items()}  # type: ignore[attr-defined]
     first = {name: " ".join(text.split("\n\n")[0].split()) for name, text in shown.items()}
     assert first == {name: summary for name, (_, summary) in COMMANDS.items()}
 
@@ -166,8 +166,8 @@ def test_no_module_imports_upward() -> None:
 
 
 def packages() -> list[str]:
-    found = [path.parent.relative_to(SOURCE.parent) for path in SOURCE.rglob("__init__.py")]
-    return sorted(".".join(path.parts) for path in found)
+    folders = [path.parent.relative_to(SOURCE.parent) for path in SOURCE.rglob("__init__.py")]
+    return sorted(".".join(path.parts) for path in folders)
 
 
 @pytest.mark.parametrize("name", packages())

@@ -31,14 +31,14 @@ def test_every_development_requirement_is_pinned_within_its_range() -> None:
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").split()
     names = [re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower() for line in lines]
     pinned = dict(zip(names, (line.partition("==")[2] for line in lines), strict=True))
-    asked = [*PROJECT["project"]["dependencies"]]
-    asked += [
-        each
+    requirements = [*PROJECT["project"]["dependencies"]]
+    requirements += [
+        entry
         for group in PROJECT["dependency-groups"].values()
-        for each in group
-        if isinstance(each, str)
+        for entry in group
+        if isinstance(entry, str)
     ]
-    for requirement in map(Requirement, asked):
+    for requirement in map(Requirement, requirements):
         version = pinned[re.sub(r"[-_.]+", "-", requirement.name).lower()]
         assert requirement.specifier.contains(version), requirement
 
@@ -91,8 +91,8 @@ def test_the_bill_of_materials_holds_the_core_with_licences() -> None:
         [sys.executable, str(TOOL), "--json"], capture_output=True, text=True, check=True
     )
     parts = {part["name"]: part for part in json.loads(done.stdout)["components"]}
-    for each in PROJECT["project"]["dependencies"]:
-        part = parts[Requirement(each).name]
+    for entry in PROJECT["project"]["dependencies"]:
+        part = parts[Requirement(entry).name]
         assert part["licenses"][0]["license"]["name"] != "unknown"
         assert part["purl"].startswith("pkg:pypi/")
 

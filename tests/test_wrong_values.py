@@ -131,12 +131,12 @@ def test_evaluating_and_comparing(model: eq.EASE, data: eq.Interactions) -> None
     split = eq.split.strong(data, valid=0, test=0.2)
     lists = model.recommend(split.test.history, k=5).to_frame()
     long = {"bootstrap"}  # 10^30 of them take their time
-    how: dict[str, Any] = {"part": split.test, "k": 3, "bootstrap": 3}
-    assert_ours(eq.evaluate, long, model=model, **how)
-    assert_ours(eq.evaluate, long, model=lists, **how)
+    options: dict[str, Any] = {"part": split.test, "k": 3, "bootstrap": 3}
+    assert_ours(eq.evaluate, long, model=model, **options)
+    assert_ours(eq.evaluate, long, model=lists, **options)
     assert_ours(eq.leave_one_out, long, model=model, users=9, k=3, bootstrap=3)
-    first = eq.evaluate(model, **how)
-    second = eq.evaluate(eq.Popularity().fit(split.train), **how)
+    first = eq.evaluate(model, **options)
+    second = eq.evaluate(eq.Popularity().fit(split.train), **options)
     assert_ours(eq.compare, {"resamples"}, results=[first, second], metric="ndcg@3", resamples=9)
     assert_ours(first.interval, set(), name="ndcg@3")
     assert_ours(first.slices, set(), metric="ndcg", k=3)

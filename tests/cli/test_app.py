@@ -226,8 +226,8 @@ def test_interrupts_and_full_disks_end_tidily(
 def test_a_real_process_prints_pure_json(shop: Path) -> None:
     done = script("stats", "events.csv", "--json", cwd=shop)
     assert done.returncode == 0
-    (found,) = json.loads(done.stdout)
-    assert (found["n_users"], found["n_items"]) == (90, 10)
+    (document,) = json.loads(done.stdout)
+    assert (document["n_users"], document["n_items"]) == (90, 10)
     assert "user = 'user_id'" in done.stderr
 
 

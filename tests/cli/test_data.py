@@ -19,8 +19,8 @@ from equipoise.cli.app import app
 
 def test_stats_prints_what_describe_finds(shop: Path, run: Run, answer: Answer) -> None:
     expected = eq.describe(eq.read(shop / "events.csv"))
-    (found,) = answer("stats", "events.csv")
-    assert found == {"data": "events.csv", **expected.to_dict()}
+    (document,) = answer("stats", "events.csv")
+    assert document == {"data": "events.csv", **expected.to_dict()}
     shown = run("stats", "events.csv").stdout
     for text in (f"{expected.gini_items:.4f}", f"{expected.homophily:.4f}", "density"):
         assert text in shown
@@ -37,16 +37,16 @@ def test_reading_options_reach_the_reader(tmp_path: Path, answer: Answer) -> Non
     rows = ["a;x;5;extra", "a;y;2;extra", "b;x;4;extra", "b;z;5;extra", "a;z;nan;extra"]
     table.write_text("\n".join(rows) + "\n")
     options = ["--separator", ";", "--no-header", "--user", "0", "--item", "1", "--rating", "2"]
-    (found,) = answer("stats", table, *options, "--min-rating", 4, "--on-bad", "skip")
-    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (2, 2, 3)
+    (document,) = answer("stats", table, *options, "--min-rating", 4, "--on-bad", "skip")
+    assert (document["n_users"], document["n_items"], document["n_interactions"]) == (2, 2, 3)
 
 
 def test_the_unit_of_times_is_an_option(tmp_path: Path, run: Run, answer: Answer) -> None:
     table = tmp_path / "clicks.csv"
     table.write_text("user,item,time\n1,x,1700000000\n2,y,1700000001000\n3,x,1700000002000\n")
     assert "--time-unit ms" in run("stats", table).output
-    (found,) = answer("stats", table, "--time-unit", "ms")
-    assert found["n_users"] == 3
+    (document,) = answer("stats", table, "--time-unit", "ms")
+    assert document["n_users"] == 3
 
 
 def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
@@ -54,8 +54,8 @@ def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
 ) -> None:
     (tmp_path / "r1.csv").write_text("user,item\n1,x\n2,y\n")
     (tmp_path / "r[1].csv").write_text("user,item\n1,x\n2,y\n3,x\n")
-    (found,) = answer("stats", tmp_path / "r[1].csv")
-    assert found["n_users"] == 3
+    (document,) = answer("stats", tmp_path / "r[1].csv")
+    assert document["n_users"] == 3
 
 
 def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) -> None:
@@ -77,8 +77,8 @@ def test_baskets_are_a_format(tmp_path: Path, run: Run, answer: Answer) -> None:
     refused = run("stats", table)
     assert refused.exit_code == 1
     assert "pass --format baskets" in " ".join(refused.output.split())
-    (found,) = answer("stats", table, "--format", "baskets")
-    assert (found["n_users"], found["n_items"], found["n_interactions"]) == (4, 5, 10)
+    (document,) = answer("stats", table, "--format", "baskets")
+    assert (document["n_users"], document["n_items"], document["n_interactions"]) == (4, 5, 10)
 
 
 def test_k_core_options_filter(answer: Answer) -> None:
@@ -102,25 +102,25 @@ def test_k_core_options_filter(answer: Answer) -> None:
 def test_split_saves_what_the_function_gives(
     options: str, same: Any, settings: dict[str, Any], shop: Path, tmp_path: Path, answer: Answer
 ) -> None:
-    found = answer("split", "events.csv", tmp_path / "out", *options.split())
+    document = answer("split", "events.csv", tmp_path / "out", *options.split())
     expected = same(eq.read(shop / "events.csv"), **settings)
-    assert found["fingerprint"] == expected.fingerprint
+    assert document["fingerprint"] == expected.fingerprint
     assert eq.Split.load(tmp_path / "out").fingerprint == expected.fingerprint
-    assert found["test"]["users"] == expected.test.n_users
+    assert document["test"]["users"] == expected.test.n_users
 
 
 def test_split_cuts_sessions_at_pauses(tmp_path: Path, answer: Answer) -> None:
-    found = answer("split", "events.csv", tmp_path / "out", "-p", "session", "--gap", "36h")
-    assert found["protocol"] == "session"
-    assert found["test"]["users"] > 0
+    document = answer("split", "events.csv", tmp_path / "out", "-p", "session", "--gap", "36h")
+    assert document["protocol"] == "session"
+    assert document["test"]["users"] > 0
 
 
 def test_split_at_a_date(tmp_path: Path, answer: Answer) -> None:
     moment = "2023-11-15T12:00:00"
-    found = answer(
+    document = answer(
         "split", "events.csv", tmp_path / "out", "-p", "time", "--test-from", moment, "--valid", 0
     )
-    assert found["test"]["to_find"] > 0
+    assert document["test"]["to_find"] > 0
 
 
 def test_split_notes_that_the_future_leaks(tmp_path: Path, run: Run) -> None:
@@ -140,9 +140,10 @@ def test_a_published_split_is_taken_as_it_is(tmp_path: Path, answer: Answer) -> 
     }
     for name, (users, items) in pairs.items():
         np.savez(tmp_path / f"{name}.npz", users=np.array(users), items=np.array(items))
-    found = answer("split", tmp_path, tmp_path / "out", "-p", "given")
-    assert found["protocol"] == "strong"
-    assert (found["train"]["users"], found["test"]["known"], found["test"]["to_find"]) == (3, 2, 1)
+    document = answer("split", tmp_path, tmp_path / "out", "-p", "given")
+    assert document["protocol"] == "strong"
+    test = document["test"]
+    assert (document["train"]["users"], test["known"], test["to_find"]) == (3, 2, 1)
 
 
 def test_stats_of_published_folders_are_those_of_their_training_data(
@@ -156,8 +157,8 @@ def test_stats_of_published_folders_are_those_of_their_training_data(
             (tmp_path / name / "weak").mkdir(parents=True, exist_ok=True)
             np.savez(tmp_path / name / "weak" / f"{part}.npz", users=users, items=items)
         expected.append(eq.describe(train))
-    found = answer("stats", *(tmp_path / name / "weak" for name in ("gowalla", "yelp2018")))
-    for one, other in zip(found, expected, strict=True):
+    document = answer("stats", *(tmp_path / name / "weak" for name in ("gowalla", "yelp2018")))
+    for one, other in zip(document, expected, strict=True):
         assert one["gini_items"] == pytest.approx(other.gini_items)
         assert one["homophily"] == pytest.approx(other.homophily)
         sizes = (other.n_users, other.n_items, other.n_interactions)
@@ -171,16 +172,16 @@ def test_table_1_of_the_paper_comes_out_of_stats(shared_data: Path, answer: Answ
     assert [f"{gowalla[name]:.4f}" for name in ("gini_items", "homophily")] == ["0.4410", "0.0914"]
     assert [f"{yelp[name]:.4f}" for name in ("gini_items", "homophily")] == ["0.5315", "0.0424"]
     sizes = [
-        (each["n_users"], each["n_items"], each["n_interactions"]) for each in (gowalla, yelp)
+        (data["n_users"], data["n_items"], data["n_interactions"]) for data in (gowalla, yelp)
     ]
     assert sizes == [(29_858, 40_981, 810_128), (31_668, 38_048, 1_237_259)]
 
 
 def test_every_data_set_is_listed_with_its_licence(run: Run, answer: Answer) -> None:
-    found = answer("datasets", "list")
-    assert [entry["name"] for entry in found] == eq.datasets.names()
-    assert all(entry["licence"] for entry in found)
-    assert found[0]["published"] == {"users": 943, "items": 1682, "interactions": 100_000}
+    document = answer("datasets", "list")
+    assert [entry["name"] for entry in document] == eq.datasets.names()
+    assert all(entry["licence"] for entry in document)
+    assert document[0]["published"] == {"users": 943, "items": 1682, "interactions": 100_000}
     shown = run("datasets").stdout
     assert "manual: see" in shown
     assert "CC BY-NC-SA 4.0" in shown
@@ -204,8 +205,8 @@ def test_fetch_prepares_raw_files(tmp_path: Path, answer: Answer) -> None:
     for name in ("train.txt", "test.txt"):
         rows = [f"{user} {' '.join(str(item) for item in range(12))}" for user in range(12)]
         (raw / name).write_text("\n".join(rows) + "\n")
-    found = answer("datasets", "fetch", "gowalla", "--raw", raw, "--out", tmp_path / "out")
-    assert found["users"] == 12
+    document = answer("datasets", "fetch", "gowalla", "--raw", raw, "--out", tmp_path / "out")
+    assert document["users"] == 12
     assert eq.read(tmp_path / "out").n_items == 12
 
 
@@ -244,15 +245,15 @@ def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
 
 
 def test_a_terminal_is_not_waited_for_as_standard_input() -> None:
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "equipoise", "stats", "-"],
-        stdin=theirs,
+        stdin=terminal,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    os.close(ours)
-    os.close(theirs)
+    os.close(controller)
+    os.close(terminal)
     assert done.returncode == 1
     assert "which is a terminal; pipe a table" in done.stderr

@@ -35,12 +35,12 @@ def test_the_demo_shows_titles_with_reasons(run: Callable[..., Result]) -> None:
 
 @pytest.mark.network
 def test_the_demo_keeps_its_promise(answer: Callable[..., Any]) -> None:
-    found = answer("demo")
-    plain, dropout, balanced, automatic = (model["values"] for model in found["models"])
+    document = answer("demo")
+    plain, dropout, balanced, automatic = (model["values"] for model in document["models"])
     assert balanced["tail_ndcg@20"] > dropout["tail_ndcg@20"] > plain["tail_ndcg@20"]
     assert automatic["tail_ndcg@20"] > plain["tail_ndcg@20"]
     assert balanced["ndcg@20"] > 0.98 * plain["ndcg@20"]
-    user = found["user"]
+    user = document["user"]
     seen = set(user["history"])
     for films in user["lists"].values():
         assert len(films) == 10

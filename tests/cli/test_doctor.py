@@ -27,15 +27,15 @@ def test_doctor_knows_the_machine(
     monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path))
     (tmp_path / "movielens-100k").mkdir()
     (tmp_path / "movielens-100k" / "file").write_bytes(b"12345")
-    found = answer("doctor")
-    assert found["versions"]["equipoise"] == equipoise.__version__
-    assert "missing" not in found["versions"].values()
-    assert found["cores"] >= 1
-    assert 0 < found["memory"]["free"] <= found["memory"]["total"]
-    assert found["blas"]
-    assert found["cache"] == {"folder": str(tmp_path), "holds": {"movielens-100k": 5}}
-    assert found["self_test"]["passed"] is True
-    assert found["extras"]["gpu"]["missing"] == ["torch"]
+    document = answer("doctor")
+    assert document["versions"]["equipoise"] == equipoise.__version__
+    assert "missing" not in document["versions"].values()
+    assert document["cores"] >= 1
+    assert 0 < document["memory"]["free"] <= document["memory"]["total"]
+    assert document["blas"]
+    assert document["cache"] == {"folder": str(tmp_path), "holds": {"movielens-100k": 5}}
+    assert document["self_test"]["passed"] is True
+    assert document["extras"]["gpu"]["missing"] == ["torch"]
 
 
 def test_doctor_names_the_remedy_for_missing_extras(run: Callable[..., Result]) -> None:
@@ -47,10 +47,10 @@ def test_doctor_names_the_remedy_for_missing_extras(run: Callable[..., Result]) 
 def test_a_broken_torch_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def broken(name: str, *rest: Any) -> Any:
+    def broken(name: str, *arguments: Any) -> Any:
         if name == "torch":
             raise OSError("libcudart.so.13: cannot open shared object file")
-        return real(name, *rest)
+        return real(name, *arguments)
 
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(builtins, "__import__", broken)

@@ -9,11 +9,11 @@ import equipoise as eq
 
 
 def test_evaluate_prints_what_the_library_finds(shop: Path, answer: Answer) -> None:
-    found = answer("evaluate", "model", "split", "-k", 2, "-k", 5)
+    document = answer("evaluate", "model", "split", "-k", 2, "-k", 5)
     split = eq.Split.load(shop / "split")
     expected = eq.evaluate(eq.load(shop / "model"), split.test, k=[2, 5])
-    assert found["values"] == expected.to_dict()["values"]
-    assert found["k"] == [2, 5]
+    assert document["values"] == expected.to_dict()["values"]
+    assert document["k"] == [2, 5]
 
 
 def test_the_table_explains_its_words(run: Run) -> None:
@@ -57,8 +57,8 @@ def test_a_split_without_valid_part_says_so(tmp_path: Path, run: Run) -> None:
 
 
 def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
-    found = answer("compare", "result-ease", "result-dan", "--metric", "recall@20")
-    (row,) = found["rows"]
+    document = answer("compare", "result-ease", "result-dan", "--metric", "recall@20")
+    (row,) = document["rows"]
     assert (row["model"], row["baseline"], row["n_users"]) == ("result-dan", "result-ease", 9)
     assert row["difference"] == pytest.approx(row["mean"] - row["baseline_mean"])
     shown = run("compare", "result-ease", "result-dan").stdout
@@ -67,10 +67,10 @@ def test_compare_tests_user_by_user(run: Run, answer: Answer) -> None:
 
 
 def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> None:
-    found = answer("evaluate", "model", "--leave-one-out", "--users", 30, "-k", 5)
+    document = answer("evaluate", "model", "--leave-one-out", "--users", 30, "-k", 5)
     expected = eq.leave_one_out(eq.load(shop / "model"), 30, 5)
-    assert found["values"]["ndcg@5"] == expected["ndcg@5"]
-    assert found["protocol"] == "leave-one-out"
+    assert document["values"]["ndcg@5"] == expected["ndcg@5"]
+    assert document["protocol"] == "leave-one-out"
     shown = run("evaluate", "model", "--leave-one-out").stdout
     assert "leave-one-out of the training data" in shown
     assert "left out of the fit, exactly" in shown
@@ -80,7 +80,7 @@ def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> N
     done = run("evaluate", "model", "--leave-one-out", "--tuned-on-test")
     assert "excludes --part" in done.stderr
     done = run("evaluate", "model", "split", "--leave-one-out")
-    assert "takes MODEL alone" in done.stderr
+    assert "takes MODEL only" in done.stderr
 
 
 def test_lists_rules_and_the_dial_are_evaluated(
@@ -90,9 +90,9 @@ def test_lists_rules_and_the_dial_are_evaluated(
     lists = model.recommend(split.test.history, k=5).to_frame()
     lists.write_csv(tmp_path / "theirs.csv")
     ours = answer("evaluate", "model", "split", "-k", 2)
-    theirs = answer("evaluate", tmp_path / "theirs.csv", "split", "-k", 2)
-    assert theirs["values"] == ours["values"]
-    assert theirs["name"] == "theirs"
+    external = answer("evaluate", tmp_path / "theirs.csv", "split", "-k", 2)
+    assert external["values"] == ours["values"]
+    assert external["name"] == "theirs"
     (tmp_path / "rules.toml").write_text('exclude = ["tea"]\n')
     ruled = answer("evaluate", "model", "split", "--rules", tmp_path / "rules.toml", "--dial", 0)
     assert ruled["settings"]["rules"] == {"exclude": ["tea"]}

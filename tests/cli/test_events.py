@@ -33,7 +33,7 @@ def test_options_describe_the_signals(log: Path, answer: Answer, tmp_path: Path)
     options = ["--signals", "log1p", "--decay", "30d", "--floor", 0.2, "--returns", "ignore"]
     options += ["--event-weights", "view=1,buy=10"]
     options += ["--no-search"]
-    found = answer("fit", log, tmp_path / "model", "--weight", "n", "--l2", 5, *options)
+    document = answer("fit", log, tmp_path / "model", "--weight", "n", "--l2", 5, *options)
     signals = eq.Signals(
         transform="log1p",
         decay="30d",
@@ -42,7 +42,7 @@ def test_options_describe_the_signals(log: Path, answer: Answer, tmp_path: Path)
         weights={"view": 1.0, "buy": 10.0},
     )
     expected = eq.EASE(l2=5.0, signals=signals)
-    assert found["settings"] == expected.settings()
+    assert document["settings"] == expected.settings()
     data = eq.read(log, weight="n")
     model = eq.load(tmp_path / "model")
     assert model.interactions_.matrix.toarray().tolist() == (

@@ -47,8 +47,8 @@ def test_options_describe_the_model(
 ) -> None:
     if model is None:
         model = eq.LAE(l2=5.0, dropout=0.4, normalizer=eq.Symmetric())
-    found = answer("fit", "split", tmp_path / "model", *options, "--no-search")
-    assert found["settings"] == model.settings()
+    document = answer("fit", "split", tmp_path / "model", *options, "--no-search")
+    assert document["settings"] == model.settings()
     assert eq.load(tmp_path / "model").settings() == model.settings()
 
 
@@ -65,10 +65,10 @@ def test_fit_in_float64_is_saved_so(run: Run, tmp_path: Path) -> None:
 
 
 def test_half_saves_16_bits(answer: Answer, run: Run, tmp_path: Path) -> None:
-    found = answer("fit", "split", tmp_path / "model", "--l2", 5, "--half")
+    document = answer("fit", "split", tmp_path / "model", "--l2", 5, "--half")
     model = eq.load(tmp_path / "model")
     assert model.inverse_.values.dtype == np.int16
-    assert found["loss"] == model.loss_
+    assert document["loss"] == model.loss_
     done = run("fit", "split", tmp_path / "other", "--model", "popularity", "--half")
     assert done.exit_code == 2
     assert "--half is for linear autoencoders, not Popularity" in done.stderr
@@ -89,9 +89,9 @@ def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
 
 def test_plan_tells_bytes_and_verdict(run: Run, answer: Answer) -> None:
     sizes = ["--users", 1000, "--items", 40_981, "--interactions", 1_000_000, "--engine", "dense"]
-    found = answer("plan", *sizes, "--memory", "6GB")
-    assert found["peak_bytes"] > 4 * 40_981**2
-    assert found["fits"] is False
+    document = answer("plan", *sizes, "--memory", "6GB")
+    assert document["peak_bytes"] > 4 * 40_981**2
+    assert document["fits"] is False
     assert "does not fit: 40,981 items need" in run("plan", *sizes, "--memory", "6GB").stdout
     assert answer("plan", "events.csv")["fits"] is True
 
@@ -108,10 +108,10 @@ def test_plan_says_what_to_type(run: Run, answer: Answer) -> None:
 
 def test_update_equals_a_refit(shop: Path, answer: Answer, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    found = answer("update", "model", "--add", "new.csv", "--out", out)
+    document = answer("update", "model", "--add", "new.csv", "--out", out)
     train = eq.Split.load(shop / "split").train
     changed = train.union(eq.read(shop / "new.csv", on_bad="skip"))
-    assert found["users"] == train.n_users + 1
+    assert document["users"] == train.n_users + 1
     refit = eq.EASE(l2=5.0, dropout=0.0).fit(changed)
     histories = [["tea"], ["fig", "jam"]]
     assert eq.load(out).recommend(histories).items == refit.recommend(histories).items
@@ -165,34 +165,34 @@ def test_with_nothing_set_settings_are_chosen_and_told(
 
 
 def test_a_fit_that_chooses_answers_in_json(answer: Answer, tmp_path: Path) -> None:
-    found = answer("fit", "split", tmp_path / "model", "--trials", 2, "--prefer", "accuracy")
-    assert found["solves"] == 2
-    assert found["estimate"]["metric"] == "ndcg@20"
-    assert found["estimate"]["error"] > 0
-    assert found["chosen"].endswith("the best ndcg@20")
+    document = answer("fit", "split", tmp_path / "model", "--trials", 2, "--prefer", "accuracy")
+    assert document["solves"] == 2
+    assert document["estimate"]["metric"] == "ndcg@20"
+    assert document["estimate"]["error"] > 0
+    assert document["chosen"].endswith("the best ndcg@20")
 
 
 def test_settings_that_no_option_names_are_searched_and_told(
     run: Run, answer: Answer, tmp_path: Path
 ) -> None:
     options = ("--model", "rlae", "--l2", 5, "--alpha", 0.2, "--prefer", "tail")
-    found = answer("fit", "split", tmp_path / "model", *options)
+    document = answer("fit", "split", tmp_path / "model", *options)
     model = eq.load(tmp_path / "model")
     assert (type(model), model.l2, model.normalizer.alpha) == (eq.RLAE, 5.0, 0.2)
-    assert found["solves"] == 5
-    assert found["searched"] == ["beta", "dropout", "diag_bound"]
+    assert document["solves"] == 5
+    assert document["searched"] == ["beta", "dropout", "diag_bound"]
     names = {"l2": "--l2 5", "alpha": "--alpha 0.2", "family": "--model rlae"}
-    assert found["fixed"] == names
-    assert found["estimate"]["value"] > 0
+    assert document["fixed"] == names
+    assert document["estimate"]["value"] > 0
     done = run("fit", "split", tmp_path / "other", "--l2", 5, "--trials", 1)
     assert done.exit_code == 0, done.output
     assert "searched with 1 solve: family, alpha, beta, dropout, diag_bound" in done.stdout
     assert "set by options: --l2 5" in done.stdout
     options = ("--l2", 5, "--dropout", 0, "-n", "dan", "--decay", "30d", "--trials", 1)
-    found = answer("fit", "split", tmp_path / "third", *options)
-    assert found["searched"] == ["alpha", "beta"]
-    assert found["fixed"]["family"].startswith("ease")
-    assert found["fixed"]["decay"] == "--decay 30d"
+    document = answer("fit", "split", tmp_path / "third", *options)
+    assert document["searched"] == ["alpha", "beta"]
+    assert document["fixed"]["family"].startswith("ease")
+    assert document["fixed"]["decay"] == "--decay 30d"
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_weights_are_compared_and_the_choice_is_told(
     named = answer("fit", hours, tmp_path / "log", "--weight", "hours", "--signals", "log1p")
     assert named["fixed"] == {"transform": "--signals log1p"}
     assert eq.load(tmp_path / "log").signals.transform == "log1p"
-    given = ("--l2", 5, "--dropout", 0.2, "--json")
-    assert run("fit", hours, tmp_path / "l2", "--weight", "hours", *given).exit_code == 0
+    fixed = ("--l2", 5, "--dropout", 0.2, "--json")
+    assert run("fit", hours, tmp_path / "l2", "--weight", "hours", *fixed).exit_code == 0
     assert eq.load(tmp_path / "l2").signals.transform != "sum"
 
 

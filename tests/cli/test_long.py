@@ -24,8 +24,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(command: str, shop: Path, out: Path) -> list[str]:
-    rest = [str(out)] if command == "fit" else ["--out", f"{out}.html"]
-    return [command, str(shop / "events.csv"), *rest]
+    output = [str(out)] if command == "fit" else ["--out", f"{out}.html"]
+    return [command, str(shop / "events.csv"), *output]
 
 
 @pytest.mark.usefixtures("long", "terminal")

@@ -27,11 +27,11 @@ def someone(model: Any) -> str:
 
 
 def test_recommend_gives_the_models_lists(model: Any, someone: str, answer: Answer) -> None:
-    (found,) = answer("recommend", "model", "--user", someone, "-k", 3)
+    (document,) = answer("recommend", "model", "--user", someone, "-k", 3)
     expected = model.recommend([someone], k=3)
-    assert [row["item"] for row in found["items"]] == expected.items[0]
-    assert [row["title"] for row in found["items"]] == expected.titles[0]
-    assert found["source"] == "model"
+    assert [row["item"] for row in document["items"]] == expected.items[0]
+    assert [row["title"] for row in document["items"]] == expected.titles[0]
+    assert document["source"] == "model"
 
 
 def test_recommend_takes_histories_by_id_and_title(model: Any, answer: Answer) -> None:
@@ -55,8 +55,8 @@ def test_recommend_obeys_its_options(answer: Answer) -> None:
 
 
 def test_recommend_names_its_reasons(model: Any, run: Run, answer: Answer) -> None:
-    (found,) = answer("recommend", "model", "--history", "tea,milk,oil", "-k", 2, "--why")
-    first = found["items"][0]
+    (document,) = answer("recommend", "model", "--history", "tea,milk,oil", "-k", 2, "--why")
+    first = document["items"][0]
     parts = model.explain(["tea", "milk", "oil"], first["item"])
     positive = sorted((part for part in parts.contributions if part > 0), reverse=True)
     assert [reason["contribution"] for reason in first["why"]] == positive[:2]
@@ -66,17 +66,17 @@ def test_recommend_names_its_reasons(model: Any, run: Run, answer: Answer) -> No
 
 
 def test_an_empty_history_gets_popular_items_and_is_told(run: Run, answer: Answer) -> None:
-    (found,) = answer("recommend", "model", "--history", "", "-k", 2, "--why")
-    assert found["source"] == "popular"
-    assert found["items"][0]["why"] == []
+    (document,) = answer("recommend", "model", "--history", "", "-k", 2, "--why")
+    assert document["source"] == "popular"
+    assert document["items"][0]["why"] == []
     assert "the most popular items" in run("recommend", "model", "--history", "", "-k", 2).stdout
 
 
 def test_recommend_to_all_users_writes_parquet(model: Any, tmp_path: Path, answer: Answer) -> None:
-    found = answer("recommend", "model", "--all", "--out", tmp_path / "recs.parquet", "-k", 3)
+    document = answer("recommend", "model", "--all", "--out", tmp_path / "recs.parquet", "-k", 3)
     frame = pl.read_parquet(tmp_path / "recs.parquet")
-    assert found["users"] == model.interactions_.n_users
-    assert frame["user"].n_unique() == found["users"]
+    assert document["users"] == model.interactions_.n_users
+    assert frame["user"].n_unique() == document["users"]
     assert frame.columns[:4] == ["user", "item", "score", "rank"]
 
 
@@ -99,17 +99,17 @@ def test_rules_and_lists_of_items_come_from_files(
     model: Any, tmp_path: Path, someone: str, answer: Answer
 ) -> None:
     (tmp_path / "rules.toml").write_text('pin = ["fig"]\nseen = "include"\n')
-    (found,) = answer(
+    (document,) = answer(
         "recommend", "model", "--user", someone, "--rules", tmp_path / "rules.toml", "-k", 3
     )
-    assert found["items"][0]["item"] == "fig"
+    assert document["items"][0]["item"] == "fig"
     (tmp_path / "stock.csv").write_text("price,item_id\n1,fig\n2,jam\n3,new thing\n")
     (tmp_path / "plain.txt").write_text("fig\njam\nnew thing\n")
     pl.DataFrame({"item": ["fig", "jam"]}).write_parquet(tmp_path / "stock.parquet")
     ask = ("recommend", "model", "--history", "tea")
     for file in ("stock.csv", "plain.txt", "stock.parquet"):
-        (kept,) = answer(*ask, "--candidates", f"@{tmp_path / file}")
-        assert sorted(row["item"] for row in kept["items"]) == ["fig", "jam"]
+        (ranked,) = answer(*ask, "--candidates", f"@{tmp_path / file}")
+        assert sorted(row["item"] for row in ranked["items"]) == ["fig", "jam"]
         (left,) = answer(*ask, "--exclude", f"@{tmp_path / file}")
         assert not {"fig", "jam"} & {row["item"] for row in left["items"]}
 
@@ -121,8 +121,8 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(
     rules.write_text('pin = ["offer"]\n')
     (tmp_path / "stock.txt").write_text("fig\njam\noffer\n")
     ask = ("recommend", "model", "--user", someone, "--rules", rules, "-k", 3)
-    (found,) = answer(*ask, "--why")
-    first, second, _ = found["items"]
+    (document,) = answer(*ask, "--why")
+    first, second, _ = document["items"]
     assert (first["item"], first["score"], first["why"]) == ("offer", None, [])
     assert second["why"]
     assert "offer" in run(*ask, "--why").stdout
@@ -157,9 +157,9 @@ def test_unknown_users_and_items_are_separate_questions(run: Run, answer: Answer
 def test_similar_items_of_the_whole_catalogue_go_to_a_file(
     model: Any, tmp_path: Path, run: Run, answer: Answer
 ) -> None:
-    found = answer("similar", "model", "--all", "--out", tmp_path / "similar.parquet", "-k", 3)
+    document = answer("similar", "model", "--all", "--out", tmp_path / "similar.parquet", "-k", 3)
     frame = pl.read_parquet(tmp_path / "similar.parquet")
-    assert found["items"] == frame["user"].n_unique() == model.interactions_.n_items
+    assert document["items"] == frame["user"].n_unique() == model.interactions_.n_items
     tea = frame.filter(user="tea")["item"].to_list()
     assert tea == model.similar("tea", 3).items[0]
     assert run("similar", "model").exit_code == run("similar", "model", "--all").exit_code == 2
@@ -169,25 +169,25 @@ def test_text_is_no_id_where_ids_are_integers(tmp_path: Path, run: Run, answer: 
     rows = [f"{user},{item}" for user in range(1, 9) for item in range(10, 14) if user % item % 3]
     (tmp_path / "numbers.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
     answer("fit", tmp_path / "numbers.csv", tmp_path / "model")
-    (found,) = answer("recommend", tmp_path / "model", "--user", 1, "--with-seen")
-    assert found["user"] == "1"
-    assert {row["item"] for row in found["items"]} <= {"10", "11", "12", "13"}
+    (document,) = answer("recommend", tmp_path / "model", "--user", 1, "--with-seen")
+    assert document["user"] == "1"
+    assert {row["item"] for row in document["items"]} <= {"10", "11", "12", "13"}
     done = run("recommend", tmp_path / "model", "--user", "ann")
     assert done.exit_code == 1
     assert "the user ids of this model are integers" in done.stderr
 
 
 def test_similar_items_are_those_of_the_model(model: Any, run: Run, answer: Answer) -> None:
-    found = answer("similar", "model", "Green tea", "-k", 3)
-    assert found["item"] == "tea"
-    assert [row["item"] for row in found["similar"]] == model.similar("tea", 3).items[0]
+    document = answer("similar", "model", "Green tea", "-k", 3)
+    assert document["item"] == "tea"
+    assert [row["item"] for row in document["similar"]] == model.similar("tea", 3).items[0]
     assert "similar to Green tea" in run("similar", "model", "tea").stdout
 
 
 def test_explained_parts_add_up(run: Run, someone: str, answer: Answer) -> None:
-    found = answer("explain", "model", "tea", "--history", "milk,oil,jam")
-    assert sum(found["contributions"]) == found["score"]
-    assert found["title"] == "Green tea"
+    document = answer("explain", "model", "tea", "--history", "milk,oil,jam")
+    assert sum(document["contributions"]) == document["score"]
+    assert document["title"] == "Green tea"
     shown = run("explain", "model", "--user", someone, "tea").stdout
     assert shown.strip().startswith("Green tea: score ")
 
@@ -246,17 +246,17 @@ def test_fit_takes_the_settings_of_a_session_model(visits: Path) -> None:
 def test_recommend_takes_a_session_with_its_order_and_repeats(visits: Path) -> None:
     done = call("recommend", "model", "--session", "tea,milk,tea", "-k", 3, "--json")
     assert done.exit_code == 0, done.output
-    (found,) = json.loads(done.stdout)
+    (document,) = json.loads(done.stdout)
     expected = eq.load(visits / "model").recommend(session=["tea", "milk", "tea"], k=3)
-    assert [row["item"] for row in found["items"]] == expected.items[0]
+    assert [row["item"] for row in document["items"]] == expected.items[0]
     assert "tea" in expected.items[0]
 
 
 def test_explain_names_the_clicks(visits: Path) -> None:
     done = call("explain", "model", "cake", "--session", "tea,milk", "--json")
-    found = json.loads(done.stdout)
-    assert sorted(found["sources"]) == ["milk", "tea"]
-    assert sum(found["contributions"]) == found["score"]
+    document = json.loads(done.stdout)
+    assert sorted(document["sources"]) == ["milk", "tea"]
+    assert sum(document["contributions"]) == document["score"]
 
 
 def test_ids_of_64_bits_are_text_in_json(run: Run, answer: Answer, tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_ids_of_64_bits_are_text_in_json(run: Run, answer: Answer, tmp_path: Pat
     assert listed["user"] == str(first)
     ids = [row["item"] for row in listed["items"]]
     ids += [reason["item"] for row in listed["items"] for reason in row["why"]]
-    found = answer("similar", folder, first, "-k", 2)
-    ids += [found["item"], *(row["item"] for row in found["similar"])]
-    found = answer("explain", folder, first + 1, "--user", first)
-    ids += [found["item"], *found["sources"]]
+    document = answer("similar", folder, first, "-k", 2)
+    ids += [document["item"], *(row["item"] for row in document["similar"])]
+    document = answer("explain", folder, first + 1, "--user", first)
+    ids += [document["item"], *document["sources"]]
     assert len(ids) > 6
     assert set(ids) <= {str(first + n) for n in range(4)}

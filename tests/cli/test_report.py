@@ -25,12 +25,12 @@ def test_report_writes_a_page_and_tells_what_it_says(run: Run, tmp_path: Path) -
 
 def test_a_saved_split_and_model_are_reported_as_they_are(answer: Answer, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = answer("report", "split", "--model", "model", "--out", page, "-k", 3)
-    assert found["path"] == str(page)
-    assert found["bytes"] == page.stat().st_size
-    assert found["models"][-1]["name"] == "Your model, EASE"
-    assert "as it was fitted on the train part" in found["choices"][-1]
-    assert "users" not in found
+    document = answer("report", "split", "--model", "model", "--out", page, "-k", 3)
+    assert document["path"] == str(page)
+    assert document["bytes"] == page.stat().st_size
+    assert document["models"][-1]["name"] == "Your model, EASE"
+    assert "as it was fitted on the train part" in document["choices"][-1]
+    assert "users" not in document
 
 
 def test_a_certain_user_can_be_shown(run: Run, answer: Answer, tmp_path: Path) -> None:
@@ -53,6 +53,6 @@ def test_the_case_study_is_printed_and_written(run: Run, tmp_path: Path) -> None
 
 
 def test_the_case_study_answers_in_json(answer: Answer) -> None:
-    found = answer("report", *READ, "--case-study", "u3", "-k", 2)
-    assert list(found["lists"]) == ["W/O", "RW", "DAN", "Sym"]
-    assert found["lists"]["DAN"][0]["rank"] == 1
+    document = answer("report", *READ, "--case-study", "u3", "-k", 2)
+    assert list(document["lists"]) == ["W/O", "RW", "DAN", "Sym"]
+    assert document["lists"]["DAN"][0]["rank"] == 1

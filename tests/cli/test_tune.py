@@ -37,14 +37,14 @@ app()
 
 def test_tune_writes_model_trials_and_frontier(tmp_path: Path, shop: Path, answer: Answer) -> None:
     out = tmp_path / "tuned"
-    found = answer("tune", "split", out, "--trials", 4, "--metric", "ndcg@5")
-    assert (found["solves"], found["resumed"], found["complete"]) == (4, 0, True)
+    document = answer("tune", "split", out, "--trials", 4, "--metric", "ndcg@5")
+    assert (document["solves"], document["resumed"], document["complete"]) == (4, 0, True)
     trials = pl.read_parquet(out / "trials.parquet")
-    assert trials.height == found["points"] == 4 * 6
-    assert trials["ndcg@5"].max() == found["best"]["ndcg@5"]
+    assert trials.height == document["points"] == 4 * 6
+    assert trials["ndcg@5"].max() == document["best"]["ndcg@5"]
     split = eq.Split.load(shop / "split")
     result = eq.evaluate(eq.load(out / "model"), split.valid, k=5, bootstrap=0)
-    assert result["ndcg@5"] == found["best"]["ndcg@5"]
+    assert result["ndcg@5"] == document["best"]["ndcg@5"]
     ElementTree.parse(out / "frontier.svg")
 
 
@@ -53,10 +53,10 @@ def test_families_share_the_solves(
     families: tuple[str, ...], tmp_path: Path, answer: Answer
 ) -> None:
     options = [f"--family={family}" for family in families]
-    found = answer("tune", "split", tmp_path / "tuned", "--trials", 2, *options)
-    assert (found["solves"], found["points"]) == (2, 2 * 6 * (1 + 1 + 6))
-    assert found["settings"]["model"] == found["best"]["family"]
-    assert found["best"]["family"].lower() in families
+    document = answer("tune", "split", tmp_path / "tuned", "--trials", 2, *options)
+    assert (document["solves"], document["points"]) == (2, 2 * 6 * (1 + 1 + 6))
+    assert document["settings"]["model"] == document["best"]["family"]
+    assert document["best"]["family"].lower() in families
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_families_share_the_solves(
 def test_other_families_have_a_search_of_their_own(
     family: str, points: int, tmp_path: Path, answer: Answer
 ) -> None:
-    found = answer("tune", "split", tmp_path / "tuned", "--family", family)
-    assert (found["points"], found["complete"]) == (points, True)
-    assert type(eq.load(tmp_path / "tuned" / "model")).__name__ == found["best"]["family"]
+    document = answer("tune", "split", tmp_path / "tuned", "--family", family)
+    assert (document["points"], document["complete"]) == (points, True)
+    assert type(eq.load(tmp_path / "tuned" / "model")).__name__ == document["best"]["family"]
 
 
 def test_early_stop_begins_at_the_automatic_settings(tmp_path: Path, answer: Answer) -> None:
     out = tmp_path / "tuned"
-    found = answer("tune", "split", out, "--paper-grid", "--early-stop")
-    assert found["complete"]
+    document = answer("tune", "split", out, "--paper-grid", "--early-stop")
+    assert document["complete"]
     first = pl.read_parquet(out / "trials.parquet").row(0, named=True)
     assert first["beta"] > 0  # the whole grid begins at 0
 
@@ -93,8 +93,8 @@ def test_search_goes_on_only_when_told_to(tmp_path: Path, run: Run, answer: Answ
     done = run("tune", "split", out, "--trials", 4)
     assert done.exit_code == 2
     assert "--resume" in done.stderr
-    found = answer("tune", "split", out, "--trials", 4, "--resume")
-    assert (found["solves"], found["resumed"]) == (2, 2)
+    document = answer("tune", "split", out, "--trials", 4, "--resume")
+    assert (document["solves"], document["resumed"]) == (2, 2)
 
 
 def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> None:
@@ -104,8 +104,8 @@ def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> N
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert b"1 of 275 solves" in killed.stderr
     assert not (out / "model").exists()
-    found = answer("tune", "split", out, "--paper-grid", "--resume")
-    assert (found["solves"], found["resumed"]) == (272, 3)
+    document = answer("tune", "split", out, "--paper-grid", "--resume")
+    assert (document["solves"], document["resumed"]) == (272, 3)
     lines = [json.loads(line) for line in (out / "search.jsonl").read_text().splitlines()]
     solved = [json.dumps(line["outer"]) for line in lines if "outer" in line]
     assert len(set(solved)) == len(solved) == 275
@@ -125,27 +125,27 @@ def test_budget_that_runs_out_says_how_to_go_on(
 
 
 def test_terminal_gets_a_live_table(tmp_path: Path, shop: Path) -> None:
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     command = [str(Path(sys.executable).with_name("equipoise")), "tune", "split"]
     with subprocess.Popen(
         [*command, str(tmp_path / "tuned"), "--trials", "4"],
         cwd=shop,
-        stderr=theirs,
+        stderr=terminal,
         stdout=subprocess.PIPE,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         seen = b""
         while True:
             try:
-                chunk = os.read(ours, 65536)
+                chunk = os.read(controller, 65536)
             except OSError:  # the other side is closed
                 break
             if not chunk:
                 break
             seen += chunk
         process.communicate()
-    os.close(ours)
+    os.close(controller)
     assert process.returncode == 0
     assert b"best of the solve" in seen
     assert b"4 of 4 solves" in seen
@@ -176,8 +176,8 @@ def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Ru
 
 def test_data_without_a_split_are_tuned_by_leave_one_out(tmp_path: Path, answer: Answer) -> None:
     out = tmp_path / "tuned"
-    found = answer("tune", "events.csv", out, "--trials", 2, "--family", "ease")
-    assert found["estimate"]["n_users"] == 90
+    document = answer("tune", "events.csv", out, "--trials", 2, "--family", "ease")
+    assert document["estimate"]["n_users"] == 90
     assert eq.load(out / "model").interactions_.n_users == 90
     resumed = answer("tune", "events.csv", out, "--trials", 3, "--family", "ease", "--resume")
     assert (resumed["resumed"], resumed["solves"]) == (2, 1)

@@ -23,15 +23,15 @@ PYTHON_ONLY = {"users", "items", "path", "unknown"}
 
 def options(command: str) -> dict[str, tuple[str, str]]:
     return {
-        each.name: (each.opts[0], *each.secondary_opts, "")[:2]
-        for each in COMMANDS[command].params
-        if each.opts[0].startswith("-")
+        parameter.name: (parameter.opts[0], *parameter.secondary_opts, "")[:2]
+        for parameter in COMMANDS[command].params
+        if parameter.opts[0].startswith("-")
     }
 
 
 def sentences(folder: str) -> list[str]:
     """Return the texts of a package that name a setting; what is filled in later is "it"."""
-    found = []
+    messages = []
     for path in sorted((SOURCE / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -40,8 +40,8 @@ def sentences(folder: str) -> list[str]:
             )
             is_doc = text.endswith("\n") or "\n\n" in text
             if not is_doc and isinstance(node, (ast.Constant, ast.JoinedStr)):
-                found += [text] if SETTING.search(text) else []
-    return found
+                messages += [text] if SETTING.search(text) else []
+    return messages
 
 
 READING = sentences("data/readers")
@@ -56,19 +56,19 @@ def test_every_setting_that_a_reader_names_is_an_option_of_every_command_that_re
     text: str,
 ) -> None:
     for command in ("stats", "split", "fit", "update", "plan", "report"):
-        told = settings_to_options(text, options(command))
-        left = {name for name, _ in SETTING.findall(told)} - PYTHON_ONLY
+        translated = settings_to_options(text, options(command))
+        left = {name for name, _ in SETTING.findall(translated)} - PYTHON_ONLY
         # not names: what is filled in later, and a folder such as day=1
         assert left <= {"it", "its", "s", "day"}
 
 
 def test_every_argument_of_read_is_an_option() -> None:
-    wanted = set(inspect.signature(eq.read).parameters) - {"source", *PYTHON_ONLY}
-    assert wanted <= set(options("stats"))
+    arguments = set(inspect.signature(eq.read).parameters) - {"source", *PYTHON_ONLY}
+    assert arguments <= set(options("stats"))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "translated"),
     [
         ("pass encoding='latin-1'", "pass --encoding latin-1"),
         ("pass header=True or header=False", "pass --header or --no-header"),
@@ -83,8 +83,8 @@ def test_every_argument_of_read_is_an_option() -> None:
         ("users= has 1 ids", "users= has 1 ids"),
     ],
 )
-def test_settings_become_options(text: str, told: str) -> None:
-    assert settings_to_options(text, options("stats")) == told
+def test_settings_become_options(text: str, translated: str) -> None:
+    assert settings_to_options(text, options("stats")) == translated
 
 
 BAD = {
@@ -99,7 +99,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "said"),
+    ("name", "args", "message"),
     [
         ("latin.csv", [], "pass --encoding latin-1, or pass --on-bad skip"),
         ("times.csv", [], "pass --time-format '%m/%d/%Y %H:%M', or --time none"),
@@ -114,7 +114,7 @@ BAD = {
 )
 @pytest.mark.parametrize("command", ["stats", "fit"])
 def test_errors_speak_of_options(
-    name: str, args: list[str], said: str, command: str, run: Run, tmp_path: Path
+    name: str, args: list[str], message: str, command: str, run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(BAD[name])
@@ -122,7 +122,7 @@ def test_errors_speak_of_options(
     done = run(command, path, *out, *args)
     assert done.exit_code == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert said in last
+    assert message in last
     assert not re.search(r"\b[a-z_]+=", last)
 
 

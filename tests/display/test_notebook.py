@@ -23,13 +23,13 @@ VOID = {"br", "hr", "img"}
 class Shown(HTMLParser):
     """Tags and text of a fragment; unbalanced tags fail."""
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, shown_object: Any) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.open: list[str] = []
         self.text = ""
         self.hints: list[str] = []
-        self.feed(thing._repr_html_())
+        self.feed(shown_object._repr_html_())
         self.close()
         assert not self.open
 
@@ -70,7 +70,7 @@ def results(split: eq.Split) -> list[eq.Result]:
 
 
 @pytest.fixture(scope="module")
-def found(split: eq.Split) -> eq.Tuned:
+def tuned(split: eq.Split) -> eq.Tuned:
     grid = {"l2": [2.0, 20.0], "alpha": [0.0, 0.4]}
     return eq.tune(
         eq.EASE, split, grid=grid, metric="ndcg@5", objectives=["tail_ndcg@5"], early_stop=False
@@ -78,7 +78,7 @@ def found(split: eq.Split) -> eq.Tuned:
 
 
 def test_nothing_from_outside_becomes_markup(
-    data: eq.Interactions, split: eq.Split, results: list[eq.Result], found: eq.Tuned
+    data: eq.Interactions, split: eq.Split, results: list[eq.Result], tuned: eq.Tuned
 ) -> None:
     model = eq.EASE(l2=5.0).fit(data)
     users = data.users[:2].tolist()
@@ -86,10 +86,10 @@ def test_nothing_from_outside_becomes_markup(
     named = eq.read([("ann", EVIL), ("ann", "tea"), ("bob", EVIL), ("bob", "tea")])
     explained = eq.EASE(l2=1.0).fit(named).explain(["tea"], EVIL)
     lists = model.recommend(users, k=3, reasons=1)
-    for thing in (data, split, *results, comparison, lists, explained, found):
-        assert "script" not in Shown(thing).tags
-    for thing in (data, results[1], comparison, lists, explained):
-        assert EVIL in Shown(thing).text
+    for shown_object in (data, split, *results, comparison, lists, explained, tuned):
+        assert "script" not in Shown(shown_object).tags
+    for shown_object in (data, results[1], comparison, lists, explained):
+        assert EVIL in Shown(shown_object).text
 
 
 def test_a_split_shows_its_parts(split: eq.Split) -> None:
@@ -139,11 +139,11 @@ def test_popular_items_say_so_and_have_no_score(data: eq.Interactions) -> None:
     assert not any("score" in hint for hint in shown.hints)
 
 
-def test_a_search_shows_its_choice_and_its_frontier(found: eq.Tuned) -> None:
-    shown = Shown(found)
-    assert shown.tags.count("circle") >= found.trials.height
-    assert found.model.summary() in shown.text
-    assert f"{found.best['ndcg@5']:.4f}" in shown.text
+def test_a_search_shows_its_choice_and_its_frontier(tuned: eq.Tuned) -> None:
+    shown = Shown(tuned)
+    assert shown.tags.count("circle") >= tuned.trials.height
+    assert tuned.model.summary() in shown.text
+    assert f"{tuned.best['ndcg@5']:.4f}" in shown.text
     assert "4 settings from 2 solves" in shown.text
 
 
@@ -161,16 +161,16 @@ def test_an_explanation_has_titles_with_ids_behind_them(data: eq.Interactions) -
     names = dict(zip(data.items.tolist(), data.labels.to_series(0), strict=True))  # type: ignore[union-attr]
     assert shown.title == names[item]
     page = shown._repr_html_()
-    for each in history:
-        assert f'title="{each}"' in page
+    for item in history:
+        assert f'title="{item}"' in page
 
 
 def test_similar_items_are_titled_with_what_they_are_like(data: eq.Interactions) -> None:
     model = eq.EASE(l2=5, dropout=0).fit(data)
-    found = model.similar(data.items[:2].tolist(), k=3)
+    similar = model.similar(data.items[:2].tolist(), k=3)
     titles = data.labels.to_series(0)[:2].to_list()  # type: ignore[union-attr]
-    assert found.names == titles
-    assert "<th>item</th>" in found._repr_html_()
+    assert similar.names == titles
+    assert "<th>item</th>" in similar._repr_html_()
     assert model.recommend([[0]], k=3).names is None
 
 
@@ -240,4 +240,4 @@ def test_time_left_is_told_by_the_steps_after_the_first(
 def test_a_search_tells_no_time_left_after_one_solve(split: eq.Split) -> None:
     seen: list[Any] = []
     eq.tune(eq.EASE, split, grid={"l2": [5, 50, 500]}, progress=seen.append)
-    assert [each.left is None for each in seen] == [True, False, False]
+    assert [state.left is None for state in seen] == [True, False, False]

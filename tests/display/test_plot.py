@@ -53,9 +53,9 @@ def test_a_result_draws_its_slices(result: eq.Result) -> None:
 
 
 def test_plots_draw_into_given_axes(split: eq.Split, result: eq.Result) -> None:
-    _, mine = pyplot.subplots()
-    assert eq.plot.popularity(split.train, ax=mine) is mine
-    assert result.plot(ax=mine) is mine
+    _, own_axes = pyplot.subplots()
+    assert eq.plot.popularity(split.train, ax=own_axes) is own_axes
+    assert result.plot(ax=own_axes) is own_axes
 
 
 def test_results_are_drawn_beside_one_another(result: eq.Result) -> None:
@@ -72,12 +72,12 @@ def test_groups_of_ones_own_are_drawn(split: eq.Split) -> None:
 
 
 def test_a_search_draws_its_frontier(split: eq.Split) -> None:
-    found = eq.tune(
+    tuned = eq.tune(
         eq.EASE, split, grid={"l2": [2.0, 20.0]}, metric="ndcg@5", objectives="tail_ndcg@5"
     )
-    axes = found.plot_frontier()
-    assert len(axes.collections[0].get_offsets()) == found.trials.height
-    assert len(axes.lines[0].get_xdata()) == found.frontier.height
+    axes = tuned.plot_frontier()
+    assert len(axes.collections[0].get_offsets()) == tuned.trials.height
+    assert len(axes.lines[0].get_xdata()) == tuned.frontier.height
     alone = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, metric="ndcg@5", objectives=[])
     with pytest.raises(SettingError, match="between two objectives"):
         alone.plot_frontier()

@@ -40,7 +40,7 @@ OPTIONS = (
 def find_browser() -> str | None:
     """Return the path of a Chromium, None where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 class Browser:

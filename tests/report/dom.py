@@ -42,8 +42,8 @@ class Node:
 
     def one(self, identity: str) -> Node:
         """Return the element with an id."""
-        (found,) = [each for each in self.all() if each.attributes.get("id") == identity]
-        return found
+        (match,) = [element for element in self.all() if element.attributes.get("id") == identity]
+        return match
 
 
 class _Builder(HTMLParser):

@@ -50,13 +50,13 @@ def test_every_chart_is_well_formed(facts: dict[str, Any]) -> None:
         charts.dial_lines(dial, 10),
         charts.exposure_curves(models, facts["training_curve"]),
     ]
-    for each in drawn:
-        tree = ET.fromstring(each)
+    for drawing in drawn:
+        tree = ET.fromstring(drawing)
         width, height = map(float, tree.attrib["viewBox"].split()[2:])
         for node in tree.iter("text"):
             assert 0 <= float(node.attrib["x"]) <= width
             assert 0 <= float(node.attrib["y"]) <= height
-        assert "nan" not in each
+        assert "nan" not in drawing
 
 
 def test_dots_stand_where_their_values_are(facts: dict[str, Any]) -> None:
@@ -75,11 +75,11 @@ def test_dots_stand_where_their_values_are(facts: dict[str, Any]) -> None:
 
 def test_frontier_of_a_search_is_a_file_of_its_own(synthetic: Interactions) -> None:
     split = eq.split.strong(synthetic, valid=0.2, test=0.2)
-    found = eq.tune(eq.EASE, split, grid={"l2": [2.0, 20.0], "alpha": [0.0, 0.3]})
-    picture = search_frontier(found.trials, found.frontier, ("ndcg@20", "tail_ndcg@20"))
+    tuned = eq.tune(eq.EASE, split, grid={"l2": [2.0, 20.0], "alpha": [0.0, 0.3]})
+    picture = search_frontier(tuned.trials, tuned.frontier, ("ndcg@20", "tail_ndcg@20"))
     root = ET.fromstring(picture)
     circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
-    assert len(circles) == found.trials.height + found.frontier.height
-    assert all(0 <= float(each.get("cx", "-1")) <= WIDTH for each in circles)
-    nothing = found.trials[:0]
+    assert len(circles) == tuned.trials.height + tuned.frontier.height
+    assert all(0 <= float(circle.get("cx", "-1")) <= WIDTH for circle in circles)
+    nothing = tuned.trials[:0]
     assert "no values" in search_frontier(nothing, nothing, ("ndcg@20", "tail_ndcg@20"))

@@ -31,9 +31,9 @@ def test_facts_are_plain_values(facts: dict[str, Any]) -> None:
 def test_statistics_are_those_of_the_train_part(
     facts: dict[str, Any], split: eq.split.Split, labelled: Interactions
 ) -> None:
-    found = eq.describe(split.train)
-    assert facts["data"]["gini_items"] == found.gini_items
-    assert facts["data"]["homophily"] == found.homophily
+    collected = eq.describe(split.train)
+    assert facts["data"]["gini_items"] == collected.gini_items
+    assert facts["data"]["homophily"] == collected.homophily
     assert facts["data"]["whole"]["n_interactions"] == labelled.n_interactions
     resolved = eq.DAN().resolve(split.train)
     assert (facts["data"]["alpha"], facts["data"]["beta"]) == resolved.exponents()[:2]
@@ -53,10 +53,10 @@ def test_numbers_of_the_yardsticks_equal_an_evaluation(
 def test_the_dial_at_the_models_own_alpha_gives_the_models_own_numbers(
     facts: dict[str, Any],
 ) -> None:
-    own = facts["dial"]["rows"][facts["dial"]["own"]]
+    fitted_row = facts["dial"]["rows"][facts["dial"]["own"]]
     main = facts["models"][-1]
-    assert own["ndcg"] == main["accuracy"]["ndcg"]["all"]["value"]
-    assert own["coverage"] == main["beyond"]["coverage"]
+    assert fitted_row["ndcg"] == main["accuracy"]["ndcg"]["all"]["value"]
+    assert fitted_row["coverage"] == main["beyond"]["coverage"]
     alphas = [row["alpha"] for row in facts["dial"]["rows"]]
     assert alphas == sorted(alphas)
     assert facts["data"]["alpha"] in alphas
@@ -67,13 +67,13 @@ def test_a_given_model_fitted_on_the_train_part_is_reported_as_it_is(
     split: eq.split.Split,
 ) -> None:
     model = eq.EASE(l2=7.0, dropout=0.0, normalizer=eq.ItemNorm(0.25)).fit(split.train)
-    found = collect(split, model=model, **QUICK)
+    collected = collect(split, model=model, **QUICK)
     result = eq.evaluate(model, split.test, k=5, bootstrap=0)
-    assert found["models"][-1]["name"] == "Your model, EASE + ItemNorm"
-    assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
-    assert found["dial"]["rows"][found["dial"]["own"]]["alpha"] == 0.25
-    lists = found["users"][0]["lists"][found["dial"]["own"]]
-    user = found["users"][0]["user"]
+    assert collected["models"][-1]["name"] == "Your model, EASE + ItemNorm"
+    assert collected["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
+    assert collected["dial"]["rows"][collected["dial"]["own"]]["alpha"] == 0.25
+    lists = collected["users"][0]["lists"][collected["dial"]["own"]]
+    user = collected["users"][0]["user"]
     history = split.test.history.history(user)
     assert [row["item"] for row in lists] == [
         str(item) for item in model.recommend([history], LISTED).items[0]
@@ -84,18 +84,18 @@ def test_a_model_that_saw_other_users_is_fitted_anew(
     split: eq.split.Split, synthetic: Interactions
 ) -> None:
     model = eq.EASE(l2=7.0, dropout=0.0).fit(synthetic)
-    found = collect(split, model=model, **QUICK)
+    collected = collect(split, model=model, **QUICK)
     fresh = eq.EASE(l2=7.0, dropout=0.0).fit(split.train)
     result = eq.evaluate(fresh, split.test, k=5, bootstrap=0)
-    assert found["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
-    assert "refitted on the train part" in found["choices"][-1]
+    assert collected["models"][-1]["accuracy"]["ndcg"]["all"]["value"] == result["ndcg@5"]
+    assert "refitted on the train part" in collected["choices"][-1]
     assert model.data_fingerprint_ == synthetic.fingerprint
 
 
 def test_a_model_without_a_dial_is_reported_without_one(split: eq.split.Split) -> None:
-    found = collect(split, model=eq.ItemKNN(neighbours=5).fit(split.train), **QUICK)
-    assert found["dial"] is None
-    assert [len(user["lists"]) for user in found["users"]] == [1, 1]
+    collected = collect(split, model=eq.ItemKNN(neighbours=5).fit(split.train), **QUICK)
+    assert collected["dial"] is None
+    assert [len(user["lists"]) for user in collected["users"]] == [1, 1]
 
 
 def visits() -> eq.split.Split:
@@ -107,9 +107,9 @@ def visits() -> eq.split.Split:
 
 def test_a_model_that_cannot_explain_is_reported_without_reasons() -> None:
     cut = visits()
-    found = collect(cut, model=eq.VSKNN().fit(cut.train), **QUICK)
-    assert found["users"]
-    assert all(row["why"] == [] for user in found["users"] for row in user["lists"][0])
+    collected = collect(cut, model=eq.VSKNN().fit(cut.train), **QUICK)
+    assert collected["users"]
+    assert all(row["why"] == [] for user in collected["users"] for row in user["lists"][0])
 
 
 def test_reasons_of_a_session_are_those_of_its_order() -> None:
@@ -125,10 +125,10 @@ def test_reasons_of_a_session_are_those_of_its_order() -> None:
 
 
 def test_a_split_of_pairs_is_reported_too(synthetic: Interactions) -> None:
-    found = collect(eq.split.weak(synthetic), **QUICK)
-    assert found["provenance"]["protocol"] == "weak"
-    assert "without a search" in found["choices"][0]
-    assert found["data"]["whole"] is None
+    collected = collect(eq.split.weak(synthetic), **QUICK)
+    assert collected["provenance"]["protocol"] == "weak"
+    assert "without a search" in collected["choices"][0]
+    assert collected["data"]["whole"] is None
 
 
 def test_the_same_seed_gives_the_same_report(synthetic: Interactions) -> None:
@@ -139,8 +139,8 @@ def test_the_same_seed_gives_the_same_report(synthetic: Interactions) -> None:
 
 def test_users_can_be_named(split: eq.split.Split) -> None:
     user = split.test.history.users[3]
-    found = collect(split, users=[user], **QUICK)
-    assert [user["user"] for user in found["users"]] == [user]
+    collected = collect(split, users=[user], **QUICK)
+    assert [user["user"] for user in collected["users"]] == [user]
     with pytest.raises(UnknownIdError, match="the test part has no user 'zoe'"):
         collect(split, users=["zoe"], **QUICK)
 
@@ -164,8 +164,8 @@ def test_sample_users_differ_in_activity(split: eq.split.Split) -> None:
 def test_histories_start_with_what_came_last(synthetic: Interactions) -> None:
     times = np.arange(synthetic.n_interactions)[::-1].astype(np.int64)
     timed = Interactions(synthetic.matrix, synthetic.users, synthetic.items, times=times)
-    found = collect(timed, **QUICK)
-    user = found["users"][0]
+    collected = collect(timed, **QUICK)
+    user = collected["users"][0]
     stored = [str(item) for item in reversed(timed.history(user["user"]))]
     shown = [row["item"] for row in user["history"]]
     assert shown == [item for item in stored if item in shown]
@@ -207,5 +207,5 @@ def test_a_model_with_figures_of_its_own_has_them_in_the_report(split: eq.split.
     model = eq.tune(eq.EASE, split.train, grid={"l2": [5.0, 50.0]}, users=40).model
     choices = collect(split, model=model, **QUICK)["choices"]
     value = model.estimate_["values"]["ndcg@20"]["value"]
-    (told,) = [sentence for sentence in choices if "by leave-one-out" in sentence]
-    assert f"ndcg@20 {value:.4f}" in told
+    (estimate,) = [sentence for sentence in choices if "by leave-one-out" in sentence]
+    assert f"ndcg@20 {value:.4f}" in estimate

@@ -47,8 +47,8 @@ def test_the_numbers_of_the_facts_stand_in_the_tables(tree: Node, facts: dict[st
                 assert f"{cell['value']:.4f} {cell['low']:.4f} to {cell['high']:.4f}" in accuracy
     rows = list(next(tree.one("dial").all("tbody")).all("tr"))
     assert len(rows) == len(facts["dial"]["rows"]) >= 11
-    for row, found in zip(rows, facts["dial"]["rows"], strict=True):
-        assert row.text.startswith(f"{found['alpha']:.2f} {found['ndcg']:.4f}")
+    for row, position in zip(rows, facts["dial"]["rows"], strict=True):
+        assert row.text.startswith(f"{position['alpha']:.2f} {position['ndcg']:.4f}")
     origin = tree.one("origin").text
     assert facts["provenance"]["split_fingerprint"] in origin
     assert "equipoise report '<shop>.csv'" in origin
@@ -73,12 +73,12 @@ def test_the_script_gets_the_same_lists_as_the_page_shows(
     tree: Node, facts: dict[str, Any]
 ) -> None:
     stored = json.loads("".join(tree.one("facts").words))
-    own = facts["dial"]["own"]
+    fitted_step = facts["dial"]["own"]
     for user, listed in zip(facts["users"], stored["lists"], strict=True):
-        shown = [stored["titles"][row[0]] for row in listed[own]]
-        assert shown == [row["title"] for row in user["lists"][own]]
+        shown = [stored["titles"][row[0]] for row in listed[fitted_step]]
+        assert shown == [row["title"] for row in user["lists"][fitted_step]]
         assert len(listed) == len(stored["words"]) == len(facts["dial"]["rows"])
-    assert stored["own"] == own
+    assert stored["own"] == fitted_step
 
 
 def test_nothing_is_loaded_from_elsewhere(tree: Node, html: str) -> None:

@@ -21,7 +21,7 @@ def study(labelled: Interactions) -> CaseStudy:
     return case_study(labelled, "u7", k=4)
 
 
-def others(data: Interactions, user: str) -> Interactions:
+def without_user(data: Interactions, user: str) -> Interactions:
     return data.rows(data.users != user)
 
 
@@ -50,16 +50,16 @@ def test_the_four_normalizations_of_the_paper_have_a_list_each(
 def test_each_list_is_that_of_a_model_fitted_on_all_other_users(
     name: str, model: eq.LAE, study: CaseStudy, labelled: Interactions
 ) -> None:
-    model.fit(others(labelled, "u7"))
+    model.fit(without_user(labelled, "u7"))
     (expected,) = model.recommend([labelled.history("u7")], 4).items
-    mine = study.lists.filter(pl.col("normalization") == name)
-    assert mine["item"].to_list() == expected
+    user_list = study.lists.filter(pl.col("normalization") == name)
+    assert user_list["item"].to_list() == expected
 
 
 def test_groups_and_counts_are_those_of_the_training_data(
     study: CaseStudy, labelled: Interactions
 ) -> None:
-    train = others(labelled, "u7")
+    train = without_user(labelled, "u7")
     places = train.item_index.positions(study.lists["item"].to_list())
     assert study.lists["users"].to_list() == train.item_counts[places].tolist()
     head = head_items(train.item_counts)
@@ -72,7 +72,7 @@ def test_the_page_shows_the_lists_as_text(study: CaseStudy, tmp_path: Path) -> N
     write_case_study(study, path)
     tree = parse(path.read_text(encoding="utf-8"))
     lists = [node for node in tree.all("ol") if node.attributes.get("class") == "list"]
-    shown = [" ".join(row.text.split()) for each in lists for row in each.all("li")]
+    shown = [" ".join(row.text.split()) for user_items in lists for row in user_items.all("li")]
     for line, title in zip(shown, study.lists["title"], strict=True):
         assert line.startswith(" ".join(title.split()))
     assert len(list(tree.all("script"))) == 1

@@ -1,1 +1,1 @@
-"""Drawings, plots and what objects show in a notebook."""
+"""Drawings, plots and the HTML of objects in notebooks."""

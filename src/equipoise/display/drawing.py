@@ -1,8 +1,7 @@
-"""Drawings as SVG, without a plotting library: marks, scales, axes, the frontier of a search.
+"""SVG drawings without a plotting library: marks, scales, axes, the frontier of a search.
 
-Drawings have classes instead of colours; a page brings its own style sheet, so that they follow
-light and dark, and an image that stands alone carries `STYLE`. Every drawing has a title and a
-description. They are 360 units wide, so that their text can be read on a telephone.
+Drawings have CSS classes instead of colours, so that a page can style them for light and dark; a
+standalone image carries `STYLE`. They are 360 units wide, to be readable on a telephone.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import polars as pl
 
 WIDTH = 360.0
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)
-# of a drawing that stands alone; every rule names the class, since a notebook shares its styles
+# of a standalone drawing; every rule names the class, since a notebook shares its styles
 STYLE = (
     ".equipoise{background:#fff;font:11.5px sans-serif;fill:#1c2430}"
     ".equipoise .grid,.equipoise .guide{stroke:#dde2e8}.equipoise .guide{stroke:#5a6572}"
@@ -26,37 +25,31 @@ STYLE = (
 
 
 class Drawing:
-    """An SVG image that grows by calls and is read out with `str`.
+    """An SVG image, built by calls and converted with `str`.
 
     Parameters
     ----------
     name
         Prefix of ids; unique in a page.
     width, height
-        Size of the view box; a page scales it to the room there is.
+        Size of the view box.
     title, description
-        What the image is, and what it shows, for those who cannot see it.
+        Text for screen readers.
     style
-        Style sheet of an image that stands alone: in a file, or in a notebook.
+        Style sheet of a standalone image, in a file or a notebook.
     """
 
     def __init__(
-        self,
-        name: str,
-        width: float,
-        height: float,
-        title: str,
-        description: str,
-        style: str = "",
+        self, name: str, width: float, height: float, title: str, description: str, style: str = ""
     ) -> None:
-        alone = f"<style>{style}</style>" if style else ""
-        space = 'xmlns="http://www.w3.org/2000/svg" ' if style else ""
+        style_element = f"<style>{style}</style>" if style else ""
+        namespace = 'xmlns="http://www.w3.org/2000/svg" ' if style else ""
         kind = "chart equipoise" if style else "chart"
         self._head = (
-            f'<svg {space}class="{kind}" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
+            f'<svg {namespace}class="{kind}" role="img" viewBox="0 0 {_n(width)} {_n(height)}" '
             f'aria-labelledby="{escape(name)}-title {escape(name)}-desc">'
             f'<title id="{escape(name)}-title">{escape(title)}</title>'
-            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>{alone}'
+            f'<desc id="{escape(name)}-desc">{escape(description)}</desc>{style_element}'
         )
         self._parts: list[str] = []
 
@@ -87,7 +80,7 @@ class Drawing:
         step: int | None = None,
         hint: str = "",
     ) -> None:
-        """Draw a marker; `hint` is shown by browsers when one points at it."""
+        """Draw a marker; `hint` is its tooltip."""
         inner = f"<title>{escape(hint)}</title>" if hint else ""
         if shape == "circle":
             body = f'circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(size)}"'
@@ -102,14 +95,14 @@ class Drawing:
 
 
 class Scale:
-    """Maps values to places along an axis.
+    """Maps values to positions along an axis.
 
     Parameters
     ----------
     low, high
         Range of the values.
     start, stop
-        Where its ends lie in the drawing.
+        Positions of its ends in the drawing.
     power
         1/2 draws the square root, which gives small values more room.
     """
@@ -124,7 +117,7 @@ class Scale:
         self.power = power
 
     def __call__(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return float(self.start + share**self.power * (self.stop - self.start))
 
@@ -143,7 +136,7 @@ class Scale:
 
 
 def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
-    """Return the range of some values with a margin on both sides.
+    """Return the range of values with a margin on both sides.
 
     >>> padded([1.0, 3.0], 0.5)
     (0.0, 4.0)
@@ -154,7 +147,7 @@ def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
 
 
 def axis_text(value: float) -> str:
-    """Return a tick's label without needless digits.
+    """Return the label of a tick.
 
     >>> axis_text(0.30000000000000004), axis_text(0.0), axis_text(1500.0)
     ('0.3', '0', '1,500')
@@ -201,14 +194,14 @@ def axes(
 
 
 def search_frontier(points: pl.DataFrame, front: pl.DataFrame, names: tuple[str, str]) -> str:
-    """Draw what a search tried and its frontier, as an SVG file of its own.
+    """Draw the trials of a search and its Pareto frontier as a standalone SVG.
 
     Parameters
     ----------
     points, front
         `Tuned.trials` and `Tuned.frontier`.
     names
-        The metric that runs to the right, and the one that runs up.
+        Metrics of the x and the y axis.
     """
     height = 270.0
     words = f"{points.height:,} settings, {front.height} on the frontier"

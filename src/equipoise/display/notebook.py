@@ -1,7 +1,6 @@
-"""What objects show of themselves in a notebook: escaped tables, small drawings, a progress line.
+"""HTML of objects in notebooks: tables, small drawings, a progress line.
 
-Everything else here returns HTML; whatever is passed as text is taken literally, so that ids and
-titles of a table cannot become markup.
+Text is escaped, so that ids and titles cannot become markup.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ PAUSE = 0.2  # seconds between two changes of a line
 
 
 class Cell(NamedTuple):
-    """A cell whose text has a second one behind it, shown when one points at it."""
+    """A table cell with a tooltip."""
 
     text: str
     hint: str
 
 
 class Interval(NamedTuple):
-    """A number with the ends of its interval, None where there is none."""
+    """A value with the ends of its interval, None without one."""
 
     label: str
     value: float
@@ -39,7 +38,7 @@ class Interval(NamedTuple):
 
 
 def fragment(title: str, *parts: str, notes: Iterable[str] = ()) -> str:
-    """Return a title, parts that are HTML already, and notes.
+    """Return HTML of a title, parts that are HTML already, and notes.
 
     >>> fragment("a < b", notes=["c & d"])
     '<p><b>a &lt; b</b></p><ul><li>c &amp; d</li></ul>'
@@ -51,7 +50,7 @@ def fragment(title: str, *parts: str, notes: Iterable[str] = ()) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: int = 1) -> str:
-    """Return a table; the first `words` columns are text, the others are aligned to the right.
+    """Return an HTML table; columns after the first `words` are right-aligned.
 
     >>> table(["item", "score"], [["<b>", 0.5]]).partition("</tr>")[2]
     '<tr><td>&lt;b&gt;</td><td style="text-align:right">0.5</td></tr></table>'
@@ -70,26 +69,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: int = 1) ->
 
 
 def intervals(title: str, rows: Sequence[Interval], *, zero: bool = False) -> str:
-    """Draw numbers as dots with their intervals, one below the other.
+    """Draw values as dots with their intervals, one per line.
 
     Parameters
     ----------
     title
-        What is drawn.
+        Title of the drawing.
     rows
-        The numbers; without any the result is empty.
+        Values; the result is empty without any.
     zero
-        Whether a line marks 0, as for differences; otherwise the axis begins there.
+        Mark 0 by a line, as for differences, instead of starting the axis there.
     """
     if not rows:
         return ""
     height = ROW * len(rows) + 26
     words = "; ".join(f"{row.label} {row.value:.4f}" for row in rows)
     out = Drawing(_name(title), WIDTH, height, title, words, STYLE)
-    ends = [
-        0.0,
-        *(end for row in rows for end in (row.low, row.value, row.high) if end is not None),
-    ]
+    ends = [end for row in rows for end in (0.0, row.low, row.value, row.high) if end is not None]
     low, high = padded(ends) if zero else (0.0, max(ends) * 1.02)
     x, bottom = Scale(low, high, LABELS, WIDTH - 56), height - 20
     for tick in x.ticks(4):
@@ -106,7 +102,7 @@ def intervals(title: str, rows: Sequence[Interval], *, zero: bool = False) -> st
 
 
 def shares(title: str, parts: Sequence[tuple[str, int]]) -> str:
-    """Draw counts as bars, one below the other."""
+    """Draw counts as bars, one per line."""
     height = ROW * len(parts) + 4
     words = "; ".join(f"{label} {count:,}" for label, count in parts)
     out = Drawing(_name(title), WIDTH, height, title, words, STYLE)
@@ -121,26 +117,26 @@ def shares(title: str, parts: Sequence[tuple[str, int]]) -> str:
 
 
 def framed(drawing: str) -> str:
-    """Return a drawing at a size that leaves room for the tables beside it."""
+    """Limit the width of a drawing."""
     return f'<div style="max-width:32rem">{drawing}</div>'
 
 
 class ProgressLine:
-    """A line that is written over: how far a work is, for every `progress=` of the library.
+    """A progress bar for every `progress=` of the library.
 
-    In a notebook it is an output of the cell that changes (no widgets are needed), elsewhere a
-    line on stderr. One line can serve several works, one after the other.
+    In a notebook it updates the output of the cell (without widgets), elsewhere a line on stderr.
+    It can show several tasks one after the other.
 
     Parameters
     ----------
     what
-        What is being done.
+        Label of the bar.
 
     Examples
     --------
     >>> import equipoise as eq, numpy as np
     >>> data = eq.Interactions(np.random.default_rng(0).random((80, 20)) < 0.3)
-    >>> found = eq.tune(data, progress=eq.ProgressLine("tuning"))
+    >>> tuned = eq.tune(data, progress=eq.ProgressLine("tuning"))
     """
 
     def __init__(self, what: str = "") -> None:
@@ -150,14 +146,13 @@ class ProgressLine:
         self._output: Any = None
 
     def __call__(self, *state: Any) -> None:
-        """Show a state: steps done and steps in all, or an object that begins with these two."""
+        """Show steps done and steps in all, or an object whose first two fields they are."""
         if len(state) == 1:
-            (progress,) = state
-            done, total = (getattr(progress, field.name) for field in fields(progress)[:2])
+            done, total = (getattr(state[0], field.name) for field in fields(state[0])[:2])
         else:
             done, total = state
         now = time.monotonic()
-        if done < self._done:  # the next work
+        if done < self._done:  # the next task
             self._start, self._output, self._pace = now, None, Pace()
         self._done, left = done, self._pace.left(done, total)
         if now < self._shown + PAUSE and done < total:

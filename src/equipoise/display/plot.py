@@ -1,7 +1,7 @@
-"""Plots in one line, by matplotlib (``pip install 'equipoise[report]'``).
+"""Plots with matplotlib (``pip install 'equipoise[report]'``).
 
-Each function returns the axes it drew into, to be changed, shown or saved
-(``axes.figure.savefig("plot.png")``); `ax` draws into axes of your own.
+Every function returns the matplotlib axes it drew into, to be changed, shown or saved
+(``axes.figure.savefig("plot.png")``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ MAIN, SOFT = "#0b6e4f", "#b8c0cc"
 
 
 def popularity(data: Interactions, *, ax: Any = None) -> Any:
-    """Draw what share of the interactions the most used items hold.
+    """Plot the cumulative share of interactions of the most popular items.
 
     Parameters
     ----------
     data
         The interactions.
     ax
-        Axes to draw into; new ones if left out.
-
-    Returns
-    -------
-    axes
-        The axes of matplotlib.
+        Axes to draw into; default: new axes.
     """
     axes = _axes(ax)
     curve = popularity_curve(data)
@@ -50,51 +45,40 @@ def popularity(data: Interactions, *, ax: Any = None) -> Any:
 def results(
     given: Sequence[Result] | Mapping[str, Result], metric: str = "ndcg@20", *, ax: Any = None
 ) -> Any:
-    """Draw one metric of several models beside one another, with 95% intervals.
+    """Plot one metric of several models with 95% intervals.
 
     Parameters
     ----------
     given
         Results, or results by name.
     metric
-        Any name that all of them hold, such as "tail_ndcg@20".
+        Metric of all results, such as "tail_ndcg@20".
     ax
-        Axes to draw into; new ones if left out.
-
-    Returns
-    -------
-    axes
-        The axes of matplotlib.
+        Axes to draw into; default: new axes.
     """
     listed = given.values() if isinstance(given, Mapping) else given
     if not isinstance(listed, Iterable) or not all(hasattr(r, "interval") for r in listed):
-        raise SettingError(f"give results of eq.evaluate, or results by name, got {given!r}")
-    pairs = list(given.items()) if isinstance(given, Mapping) else [(r.label, r) for r in given]
-    if not pairs:
-        raise SettingError("there is no result to draw; give at least one")
-    return intervals(
-        [result.interval(metric)._replace(label=name) for name, result in pairs], metric, ax=ax
-    )
+        raise SettingError(f"pass results of eq.evaluate, or results by name, got {given!r}")
+    names = given if isinstance(given, Mapping) else [result.label for result in listed]
+    rows = [r.interval(metric)._replace(label=n) for n, r in zip(names, listed, strict=True)]
+    if not rows:
+        raise SettingError("there is no result to plot; pass at least one")
+    return intervals(rows, metric, ax=ax)
 
 
 def intervals(rows: Sequence[Interval], axis: str, *, title: str = "", ax: Any = None) -> Any:
-    """Draw numbers with their intervals, the first one on top.
+    """Plot values with their intervals, the first one on top.
 
     Parameters
     ----------
     rows
-        The numbers with their labels.
+        Values with their labels.
     axis
-        What the numbers are.
+        Label of the x axis.
     title
         Title of the plot.
     ax
-        Axes to draw into; new ones if left out.
-
-    Returns
-    -------
-    axes
-        The axes of matplotlib.
+        Axes to draw into; default: new axes.
     """
     axes = _axes(ax)
     places = range(len(rows))
@@ -112,7 +96,7 @@ def intervals(rows: Sequence[Interval], axis: str, *, title: str = "", ax: Any =
 def frontier(
     points: pl.DataFrame, front: pl.DataFrame, names: Sequence[str], *, ax: Any = None
 ) -> Any:
-    """Draw what a search tried, and the points that no other beats.
+    """Plot the trials of a search and its Pareto frontier.
 
     Parameters
     ----------
@@ -121,16 +105,11 @@ def frontier(
     names
         `Tuned.objectives`; the first two are drawn.
     ax
-        Axes to draw into; new ones if left out.
-
-    Returns
-    -------
-    axes
-        The axes of matplotlib.
+        Axes to draw into; default: new axes.
     """
     if len(names) < 2:
         raise SettingError(
-            f"a frontier is between two objectives, and the search had {', '.join(names)} alone; "
+            f"a frontier needs two objectives, the search had only {', '.join(names)}; "
             "tune with objectives=[...]"
         )
     across, up = names[:2]

@@ -1,8 +1,7 @@
 """The charts of a report, drawn from its facts.
 
-Colours live in the page's style sheet, so that charts follow light and dark. Series differ by
-marker and dash as well as by colour. No plotting library: the page would carry fonts and a
-hundred times the bytes, and could not follow light and dark.
+Colours are in the page's style sheet, for light and dark mode; series also differ by marker and
+dash. A plotting library would add fonts and a hundred times the bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ NAMES = {"all": "all items", "head": "head items", "tail": "tail items", "unbias
 def popularity_curve(curve: dict[str, list[float]], head_share: float) -> str:
     """Draw the cumulative share of interactions of the most popular items."""
     height = 230.0
-    out = Drawing(
-        "popularity",
-        WIDTH,
-        height,
-        "Concentration of the interactions",
-        f"The most used 20% of the items hold {head_share:.0%} of the interactions.",
-    )
+    description = f"The most used 20% of the items hold {head_share:.0%} of the interactions."
+    title = "Concentration of the interactions"
+    out = Drawing("popularity", WIDTH, height, title, description)
     x, y = Scale(0, 1, 44, WIDTH - 14), Scale(0, 1, height - 42, 22)
     labels = "share of the items, most used first", "of the interactions"
     axes(out, x, y, height, labels, QUARTERS)
@@ -47,14 +42,10 @@ def accuracy_dots(models: Sequence[dict[str, Any]], part: str, metric: str, k: i
     cells = [(model["name"], model["accuracy"][metric][part]) for model in models]
     known = [(name, cell) for name, cell in cells if cell["value"] is not None]
     height = ROW * len(cells) + 36
-    words = [_interval_words(name, cell) for name, cell in known]
-    out = Drawing(
-        f"dots-{metric}-{part}",
-        WIDTH,
-        height,
-        f"{metric.upper()}@{k}, {NAMES[part]}",
-        "; ".join(words) or "not defined: no such targets in the test part",
-    )
+    description = "; ".join(_interval_words(name, cell) for name, cell in known)
+    description = description or "not defined: no such targets in the test part"
+    title = f"{metric.upper()}@{k}, {NAMES[part]}"
+    out = Drawing(f"dots-{metric}-{part}", WIDTH, height, title, description)
     tops = [cell["value"] if cell["high"] is None else cell["high"] for _, cell in known]
     top = max(tops, default=1.0) or 1.0
     x = Scale(0, top * 1.02, 104, 306)
@@ -83,15 +74,13 @@ def frontier(dial: dict[str, Any], plain: dict[str, Any], k: int) -> str:
     height = 270.0
     rows = [row for row in dial["rows"] if row["tail_ndcg"] is not None]
     first, last = dial["rows"][0], dial["rows"][-1]
-    out = Drawing(
-        "frontier",
-        WIDTH,
-        height,
-        f"Accuracy against the tail: NDCG@{k} of tail items over NDCG@{k} of all items",
+    title = f"Accuracy against the tail: NDCG@{k} of tail items over NDCG@{k} of all items"
+    description = (
         f"From alpha {first['alpha']:.2f} to {last['alpha']:.2f} NDCG over all items goes from "
         f"{_plain(first['ndcg'])} to {_plain(last['ndcg'])}, over tail items from "
-        f"{_plain(first['tail_ndcg'])} to {_plain(last['tail_ndcg'])}.",
+        f"{_plain(first['tail_ndcg'])} to {_plain(last['tail_ndcg'])}."
     )
+    out = Drawing("frontier", WIDTH, height, title, description)
     if not rows:
         out.text(WIDTH / 2, height / 2, "no tail items among the targets", "tick", "middle")
         return str(out)
@@ -129,15 +118,11 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
         for name, key in keys.items()
         if rows[0][key] and all(row[key] is not None for row in rows)
     }
-    out = Drawing(
-        "dial-lines",
-        WIDTH,
-        height,
-        f"What alpha changes: NDCG@{k} of all, head and tail items, and coverage",
-        f"At alpha {rows[-1]['alpha']:.2f}, as multiples of the values at alpha "
-        f"{rows[0]['alpha']:.2f}: "
-        + "; ".join(f"{name} {points[-1][1]:.2f}" for name, points in series.items()),
-    )
+    title = f"What alpha changes: NDCG@{k} of all, head and tail items, and coverage"
+    ratios = "; ".join(f"{name} {points[-1][1]:.2f}" for name, points in series.items())
+    baseline = f"as multiples of the values at alpha {rows[0]['alpha']:.2f}"
+    description = f"At alpha {rows[-1]['alpha']:.2f}, {baseline}: {ratios}"
+    out = Drawing("dial-lines", WIDTH, height, title, description)
     values = [value for points in series.values() for _, value in points]
     x = Scale(rows[0]["alpha"], rows[-1]["alpha"], 44, WIDTH - 62)
     y = Scale(0, max([*values, 1.0]) * 1.08, height - 42, 22)
@@ -163,14 +148,9 @@ def exposure_curves(models: Sequence[dict[str, Any]], training: dict[str, list[f
     The share of the items has a square-root scale, since lists show a small part of a catalogue.
     """
     height = 320.0
-    out = Drawing(
-        "exposure-curves",
-        WIDTH,
-        height,
-        "Share of all exposure that the most shown items take",
-        "Gini index of exposure: "
-        + "; ".join(f"{model['name']} {_plain(model['beyond']['gini'])}" for model in models),
-    )
+    ginis = "; ".join(f"{model['name']} {_plain(model['beyond']['gini'])}" for model in models)
+    title, description = "Cumulative exposure of the items", f"Gini index of exposure: {ginis}"
+    out = Drawing("exposure-curves", WIDTH, height, title, description)
     x, y = Scale(0, 1, 44, WIDTH - 14, power=0.5), Scale(0, 1, height - 42, 22)
     ticks = (0.01, 0.05, 0.2, 0.5, 1)
     for share in ticks:

@@ -107,10 +107,9 @@ def write_case_study(study: CaseStudy, path: str | os.PathLike[str]) -> None:
 def render(facts: dict[str, Any]) -> str:
     """Return the HTML page for the facts of `collect`."""
     models, dial, k = facts["models"], facts["dial"], facts["k"]
+    data = facts["data"]
     drawn = {
-        "popularity": charts.popularity_curve(
-            facts["data"]["popularity"], facts["data"]["head_share"]
-        ),
+        "popularity": charts.popularity_curve(data["popularity"], data["head_share"]),
         "dots": [charts.accuracy_dots(models, part, "ndcg", k) for part in SLICES],
         "exposure": charts.exposure_curves(models, facts["training_curve"]),
     }
@@ -172,11 +171,8 @@ def _fill(template: str, **values: Any) -> str:
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"style-src {_hash(style)}; script-src {_hash(script)}"
     )
-    return (
-        _environment()
-        .get_template(template)
-        .render(**values, policy=policy, style=Markup(style), script=Markup(script))
-    )
+    markup = {"style": Markup(style), "script": Markup(script)}
+    return _environment().get_template(template).render(**values, **markup, policy=policy)
 
 
 def _environment() -> Environment:
