@@ -79,7 +79,7 @@ def portraits(
         for alpha in alphas:
             recommended = model.recommend(one, LISTED, alpha=alpha, **options)
             titles = recommended.reason_titles or recommended.reasons
-            reasons_of_user = titles[0] if titles else [[]] * len(recommended.items[0])
+            reasons_of_user: list[Any] = titles[0] if titles else [[]] * len(recommended.items[0])
             lists.append(
                 [
                     {**entry(one, item, tail), "found": item in hidden, "why": [*map(str, why)]}
