@@ -14,7 +14,7 @@ from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, UnknownIdError
 from equipoise.report.facts import collect, concentration
 from equipoise.report.page import glance
-from equipoise.report.users import LISTED, named, sampled
+from equipoise.report.users import LISTED, rows_of_users, sample_rows
 
 QUICK: dict[str, Any] = {"k": 5, "sample": 2, "bootstrap": 0}
 
@@ -147,18 +147,18 @@ def test_users_can_be_named(split: eq.split.Split) -> None:
 
 def test_a_text_names_one_user_of_a_report(split: eq.split.Split) -> None:
     user = split.test.history.users[3]
-    assert named(split.test, user) == [3]
+    assert rows_of_users(split.test, user) == [3]
 
 
 def test_sample_users_differ_in_activity(split: eq.split.Split) -> None:
-    rows = sampled(split.test, 6, seed=0)
+    rows = sample_rows(split.test, 6, seed=0)
     counts = split.test.history.user_counts[rows]
     assert len(set(rows)) == 6
     assert (np.diff(counts) >= 0).all()
     assert counts[-1] > 2 * counts[0]
-    assert sampled(split.test, 0, seed=0) == []
+    assert sample_rows(split.test, 0, seed=0) == []
     with pytest.raises(SettingError, match="must be >= 0"):
-        sampled(split.test, -1, seed=0)
+        sample_rows(split.test, -1, seed=0)
 
 
 def test_histories_start_with_what_came_last(synthetic: Interactions) -> None:
