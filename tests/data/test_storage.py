@@ -302,7 +302,9 @@ def test_a_reader_waits_for_the_end_of_a_first_save(
     save(tmp_path)
     hidden = tmp_path / "manifest.json.0123456789ab"
     (tmp_path / "manifest.json").rename(hidden)
-    with pytest.raises(FileFormatError, match=r"no manifest.json yet: its first save goes on or"):
+    with pytest.raises(
+        FileFormatError, match=r"no manifest.json yet: its first save is still running or"
+    ):
         read(tmp_path)
     monkeypatch.setattr(storage, "FIRST_SAVE", 30.0)
     finish = threading.Timer(0.1, hidden.rename, [tmp_path / "manifest.json"])

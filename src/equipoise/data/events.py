@@ -109,8 +109,8 @@ class Events:
         """Make events that are in order of user; those of a user are put in order of time."""
         times = columns.get("times")
         if times is not None and not _in_order(times, offsets):
-            held = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
-            columns |= in_time_order(offsets, times, {"items": items, **held})
+            present = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
+            columns |= in_time_order(offsets, times, {"items": items, **present})
             items = columns.pop("items")
         return cls(items, offsets, **columns)
 
@@ -151,10 +151,10 @@ class Events:
     def last_times(self) -> Floats:
         """Time of each user's last event; minus infinity for a user without events."""
         assert self.times is not None
-        some = self.lengths > 0
-        last = np.full(len(self), -np.inf)
-        last[some] = self.times[self.offsets[1:][some] - 1]
-        return last
+        has_events = self.lengths > 0
+        last_times = np.full(len(self), -np.inf)
+        last_times[has_events] = self.times[self.offsets[1:][has_events] - 1]
+        return last_times
 
     def keys(self, n_items: int) -> Ints:
         """Return user * n_items + item for each event."""
@@ -174,8 +174,8 @@ class Events:
 
     def recode(self, new: Ints) -> Events:
         """Rename item i to ``new[i]``; events on items with a negative new name are left out."""
-        kept = self.keep(new[self.items] >= 0)
-        return replace(kept, items=new[kept.items].astype(np.int32))
+        remaining = self.keep(new[self.items] >= 0)
+        return replace(remaining, items=new[remaining.items].astype(np.int32))
 
     def _at(self, places: npt.NDArray[Any], offsets: Ints) -> Events:
         found = {name: getattr(self, name) for name in COLUMNS}
@@ -186,11 +186,11 @@ class Events:
 
     def places(self, matrix: Csr) -> Ints:
         """Return where in the stored values of a matrix the pair of each event is, or -1."""
-        found = np.empty(self.n_events, np.int64)
+        positions = np.empty(self.n_events, np.int64)
         indptr = matrix.indptr.astype(np.int64, copy=False)
         indices = matrix.indices.astype(np.int32, copy=False)
-        _find(indptr, indices, self.offsets, self.items, found)
-        return found
+        _find(indptr, indices, self.offsets, self.items, positions)
+        return positions
 
     def pairs(self) -> tuple[Ints, Items, Ints]:
         """Return the distinct pairs, as row offsets and columns, and the pair of each event."""
@@ -210,12 +210,12 @@ def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int)
     `rows` are the new positions of the users of each side. Both have the same columns.
     """
     names = list(dict.fromkeys([*first.type_names, *second.type_names]))
-    sides = [_renamed(each, names) for each in (first, second)]
-    row = np.concatenate([new[each.rows] for each, new in zip(sides, rows, strict=True)])
+    sides = [_renamed(side, names) for side in (first, second)]
+    row = np.concatenate([new[side.rows] for side, new in zip(sides, rows, strict=True)])
     columns: dict[str, Any] = {}
     for name in ("items", *COLUMNS):
-        held = [getattr(each, name) for each in sides]
-        columns[name] = None if held[0] is None else np.concatenate(held)
+        parts = [getattr(side, name) for side in sides]
+        columns[name] = None if parts[0] is None else np.concatenate(parts)
     return Events.collected(
         row,
         n_users,
@@ -268,18 +268,18 @@ def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, 
 
     Without `places` the last is left empty, which saves its memory.
     """
-    found = np.empty(len(items) if places else 0, np.int64)
+    pair_of_event = np.empty(len(items) if places else 0, np.int64)
     ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
     ends = int(items.min(initial=0)), int(items.max(initial=0))
 
     def put(first: int, stop: int) -> None:
-        _distinct(offsets, items, first, stop, *ends, ascending, lengths, found)
+        _distinct(offsets, items, first, stop, *ends, ascending, lengths, pair_of_event)
 
     _in_blocks(offsets, put)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     if indptr[-1] < len(items):
-        _close_gaps(offsets, indptr, ascending, found)
-    return indptr, ascending[: indptr[-1]], found
+        _close_gaps(offsets, indptr, ascending, pair_of_event)
+    return indptr, ascending[: indptr[-1]], pair_of_event
 
 
 def _in_blocks(offsets: Ints, work: Any) -> None:
@@ -302,19 +302,19 @@ def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints
     part = room.ravel()
     for user in range(first, stop):
         start, size = offsets[user], offsets[user + 1] - offsets[user]
-        own = times[start : start + size]
-        if not _fall(own):
+        user_times = times[start : start + size]
+        if not _fall(user_times):
             continue
         out = order[start - low : start - low + size]
         if size > SHORT:
-            out[:] = start + np.argsort(own, kind="mergesort")
+            out[:] = start + np.argsort(user_times, kind="mergesort")
             continue
         out[:] = -1
-        part[:size] = own
+        part[:size] = user_times
         rows = (size + LANES - 1) // LANES
         part[size : rows * LANES] = np.inf
         for event in range(size):
-            time, place = own[event], 0
+            time, place = user_times[event], 0
             for row in range(rows):
                 for lane in range(LANES):
                     place += room[row, lane] < time
@@ -350,7 +350,7 @@ def _distinct(
     most: int,
     ascending: Items,
     lengths: Ints,
-    found: Ints,
+    pair_of_event: Ints,
 ) -> None:
     """Write the distinct items of each user in ascending order, and which of them each event has.
 
@@ -380,32 +380,32 @@ def _distinct(
                     bits &= bits - one
                     at += 1
         lengths[user] = at - start
-        if found.size:
+        if pair_of_event.size:
             for place in range(start, end):
                 word = items[place] - least >> 6
                 before = (one << np.uint64(items[place] - least & 63)) - one
-                found[place] = ranks[word] + bits_set(words[word] & before)
+                pair_of_event[place] = ranks[word] + bits_set(words[word] & before)
         for place in range(start, end):
             words[items[place] - least >> 6] = 0
 
 
 @compiled
-def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, found: Ints) -> None:
+def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, pair_of_event: Ints) -> None:
     """Move the distinct items of all users together, which begin where their events do."""
     for user in range(offsets.size - 1):
         moved = offsets[user] - indptr[user]
         for place in range(indptr[user], indptr[user + 1]):
             ascending[place] = ascending[place + moved]
-        if found.size:
+        if pair_of_event.size:
             for place in range(offsets[user], offsets[user + 1]):
-                found[place] -= moved
+                pair_of_event[place] -= moved
 
 
 @compiled
-def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, found: Ints) -> None:
+def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, positions: Ints) -> None:
     for user in range(offsets.size - 1):
         end = indptr[user + 1]
         for event in range(offsets[user], offsets[user + 1]):
             item = items[event]
             place = first_at_least(indices, indptr[user], end, item)
-            found[event] = place if place < end and indices[place] == item else -1
+            positions[event] = place if place < end and indices[place] == item else -1

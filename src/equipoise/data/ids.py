@@ -63,13 +63,13 @@ def is_id(value: Any) -> bool:
     return isinstance(value, (str, bytes, bytearray)) or not isinstance(value, Iterable)
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(ids: Any) -> list[Any]:
     """Return ids given in any form as a list; a single one is a list of one.
 
     >>> as_list("ab"), as_list(np.array([1, 2])), as_list(iter("ab"))
     (['ab'], [1, 2], ['a', 'b'])
     """
-    values = given.tolist() if isinstance(given, np.ndarray) else given
+    values = ids.tolist() if isinstance(ids, np.ndarray) else ids
     return [values] if is_id(values) else list(values)
 
 
@@ -202,19 +202,19 @@ class IdIndex:
         """Whether both hold the same ids in the same order."""
         return self.values is other.values or np.array_equal(self.values, other.values)
 
-    def position(self, wanted: Any) -> int:
+    def position(self, value: Any) -> int:
         """Position of one id; an unknown one is an error that names some known items."""
-        if not is_id(wanted):
-            raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
-        found = self.positions(wanted, unknown="skip")
-        if found[0] < 0:
+        if not is_id(value):
+            raise DataError(f"one {self.axis} id is needed, got {value!r}")
+        position = self.positions(value, unknown="skip")
+        if position[0] < 0:
             # ids of users are private, and whoever asks may be shown the error
             hint = f"known are {some(self.values)}" if self.axis == "item" else CHECK
-            raise UnknownIdError(self._not_found([wanted], found, hint))
-        return int(found[0])
+            raise UnknownIdError(self._not_found([value], position, hint))
+        return int(position[0])
 
     def positions(
-        self, wanted: Any, *, unknown: Unknown = "error", hint: str = CHECK
+        self, ids: Any, *, unknown: Unknown = "error", hint: str = CHECK
     ) -> npt.NDArray[np.int64]:
         """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
 
@@ -222,42 +222,42 @@ class IdIndex:
         The error ends in `hint`, which says what the caller takes.
         """
         choice("unknown", unknown, UNKNOWN)
-        listed: Any = wanted
-        kind = wanted.dtype if isinstance(wanted, np.ndarray) and wanted.ndim == 1 else None
+        listed: Any = ids
+        kind = ids.dtype if isinstance(ids, np.ndarray) and ids.ndim == 1 else None
         # uint64, which int64 cannot hold, goes the slow, exact way
         if self._are_integers and kind is not None and kind.kind in "iu" and kind != np.uint64:
-            found = self._integer_positions(listed.astype(np.int64, copy=False))
+            positions = self._integer_positions(listed.astype(np.int64, copy=False))
         else:
-            listed = as_list(wanted)
-            found = self._listed_positions(listed)
-        if unknown == "error" and (found < 0).any():
-            raise UnknownIdError(self._not_found(listed, found, hint))
-        return found
+            listed = as_list(ids)
+            positions = self._listed_positions(listed)
+        if unknown == "error" and (positions < 0).any():
+            raise UnknownIdError(self._not_found(listed, positions, hint))
+        return positions
 
-    def _integer_positions(self, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        out = np.full(len(wanted), -1, np.int64)
+    def _integer_positions(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        out = np.full(len(ids), -1, np.int64)
         if self._table is not None:
             least = int(self.values.min())
-            inside = np.flatnonzero((wanted >= least) & (wanted < least + len(self._table)))
-            out[inside] = self._table[wanted[inside] - least]
+            inside = np.flatnonzero((ids >= least) & (ids < least + len(self._table)))
+            out[inside] = self._table[ids[inside] - least]
         elif len(self.values):
             ascending, order = self._sorted
             # Searching in ascending order walks through memory instead of jumping around in it.
-            asked = np.argsort(wanted)
-            place = np.searchsorted(ascending, wanted[asked]).clip(max=len(ascending) - 1)
-            out[asked] = np.where(ascending[place] == wanted[asked], order[place], -1)
+            ascending_ids = np.argsort(ids)
+            place = np.searchsorted(ascending, ids[ascending_ids]).clip(max=len(ascending) - 1)
+            out[ascending_ids] = np.where(ascending[place] == ids[ascending_ids], order[place], -1)
         return out
 
-    def _listed_positions(self, wanted: Sequence[Any]) -> npt.NDArray[np.int64]:
+    def _listed_positions(self, ids: Sequence[Any]) -> npt.NDArray[np.int64]:
         # Testing each type once keeps the common case, all of one type, a plain look-up.
-        kinds = set(map(type, wanted))
-        fit = {each for each in kinds if issubclass(each, self._types) and each is not bool}
+        kinds = set(map(type, ids))
+        fit = {kind for kind in kinds if issubclass(kind, self._types) and kind is not bool}
         if kinds == fit:
-            found = (self._position.get(value, -1) for value in wanted)
+            positions = (self._position.get(value, -1) for value in ids)
         else:
-            own = (v if type(v) in fit else self._translated(v) for v in wanted)
-            found = (-1 if v is None else self._position.get(v, -1) for v in own)
-        return np.fromiter(found, np.int64, len(wanted))
+            translated = (v if type(v) in fit else self._translated(v) for v in ids)
+            positions = (-1 if v is None else self._position.get(v, -1) for v in translated)
+        return np.fromiter(positions, np.int64, len(ids))
 
     def _translated(self, value: Any) -> Any:
         """Return an id of the other kind as one of this kind; None where it is no such id."""
@@ -265,16 +265,16 @@ class IdIndex:
             # an int64 has 20 characters at most, and Python refuses to read much longer numbers
             if not isinstance(value, str) or len(value) > 20 or not WHOLE.fullmatch(value):
                 return None
-            whole = int(value)
-            return whole if -(2**63) <= whole < 2**63 else None
+            integer = int(value)
+            return integer if -(2**63) <= integer < 2**63 else None
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return str(int(value)) if is_whole else None
 
     def spelled(self, value: Any) -> Any:
         """Return an id as one of this kind where it can be one, else as it is."""
         translated = None if isinstance(value, self._types) else self._translated(value)
-        own = value if translated is None else translated
-        return own.item() if isinstance(own, np.generic) else own
+        converted = value if translated is None else translated
+        return converted.item() if isinstance(converted, np.generic) else converted
 
     def extended(self, values: npt.NDArray[Any]) -> IdIndex:
         """Return the index with those of the ids appended that it lacks, as ids of its kind.
@@ -295,9 +295,9 @@ class IdIndex:
                 fresh = as_ids(translated, self.axis)
         return IdIndex(np.concatenate([known, fresh]), self.axis)
 
-    def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64], hint: str) -> str:
-        places = np.flatnonzero(found < 0)
-        shown = [wanted[place] for place in places[:SHOWN]]
+    def _not_found(self, ids: Sequence[Any], positions: npt.NDArray[np.int64], hint: str) -> str:
+        places = np.flatnonzero(positions < 0)
+        shown = [ids[place] for place in places[:SHOWN]]
         named = ", ".join(repr(v.item() if isinstance(v, np.generic) else v) for v in shown)
         more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
         if not any(isinstance(value, self._types) for value in shown):

@@ -173,10 +173,10 @@ class Interactions:
         """Twelve hex digits that change when any pair, weight, time or id does."""
         digest = hashlib.sha256(repr(self.matrix.shape).encode())
         digest.update(self.matrix.indptr.astype(np.int64).tobytes())
-        for some in slices(self.n_interactions):
-            digest.update(self.matrix.indices[some].astype(np.int64).tobytes())
-        for some in slices(self.n_interactions):
-            digest.update(self.matrix.data[some].tobytes())
+        for block in slices(self.n_interactions):
+            digest.update(self.matrix.indices[block].astype(np.int64).tobytes())
+        for block in slices(self.n_interactions):
+            digest.update(self.matrix.data[block].tobytes())
         for ids in (self.users, self.items):
             digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
         if self.events is None:
@@ -230,9 +230,9 @@ class Interactions:
         if self.events is None or self.events.times is None:
             return None
         latest = np.full(self.n_interactions, np.nan)
-        held = self.event_pairs >= 0
+        has_value = self.event_pairs >= 0
         # the events of a user are in order of time, and the last value assigned stays
-        latest[self.event_pairs[held]] = self.events.times[held]
+        latest[self.event_pairs[has_value]] = self.events.times[has_value]
         if np.isnan(latest).any():
             raise DataError("the matrix has a pair without an event; make it of the events")
         return latest
@@ -251,9 +251,11 @@ class Interactions:
             for name in ("items", "weights")
         )
 
-    def _known_events(self, what: str) -> Events:
+    def _known_events(self, caller: str) -> Events:
         if self.events is None:
-            raise DataError(f"{what} needs events, and these data have none; read them with times")
+            raise DataError(
+                f"{caller} needs events, and these data have none; read them with times"
+            )
         return self.events
 
     def history(self, user: Any) -> list[Any]:
@@ -301,35 +303,35 @@ class Interactions:
         """Return the same rows under other user ids."""
         return self._rebuilt(self.matrix, users=users)
 
-    def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
+    def entries(self, mask: npt.NDArray[np.bool_]) -> Interactions:
         """Return only the pairs under this mask (one flag per stored value of `matrix`).
 
         The events of a pair go with it; those of pairs without a value stay.
         """
-        kept = np.asarray(kept)
-        if kept.dtype != bool or kept.shape != self.matrix.data.shape:
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != self.matrix.data.shape:
             raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
         events = self.events
-        if events is not None and not kept.all():
-            events = events.keep(np.append(kept, True)[self.event_pairs])
-        return self._rebuilt(keep_entries(self.matrix, kept), events=events)
+        if events is not None and not mask.all():
+            events = events.keep(np.append(mask, True)[self.event_pairs])
+        return self._rebuilt(keep_entries(self.matrix, mask), events=events)
 
-    def only_events(self, kept: npt.NDArray[np.bool_]) -> Interactions:
+    def only_events(self, mask: npt.NDArray[np.bool_]) -> Interactions:
         """Return only the events under this mask, and the matrix that they make.
 
         Values are sums of the weights of the events that are left; where the events have no
         weights, a pair keeps its value as long as it has an event.
         """
         before = self._known_events("only_events")
-        kept = np.asarray(kept)
-        if kept.dtype != bool or kept.shape != before.items.shape:
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != before.items.shape:
             raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
-        events = before.keep(kept)
+        events = before.keep(mask)
         if events.weights is not None:
             matrix = summed(events, self.n_items, signed=self.signed)[0]
             return self._rebuilt(matrix, events=events)
         left = np.zeros(self.n_interactions + 1, bool)
-        left[self.event_pairs[kept]] = True
+        left[self.event_pairs[mask]] = True
         return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
 
     def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
@@ -358,8 +360,8 @@ class Interactions:
         self, new: npt.NDArray[np.int64], items: IdIndex, labels: pl.DataFrame | None
     ) -> Interactions:
         """Move column i to ``new[i]``, or leave it out where that is negative."""
-        kept = new[self.matrix.indices] >= 0
-        part = keep_entries(self.matrix, kept)
+        has_column = new[self.matrix.indices] >= 0
+        part = keep_entries(self.matrix, has_column)
         csr = (part.data, new[part.indices], part.indptr)
         return self._rebuilt(
             sp.csr_array(csr, shape=(self.n_users, len(items))),
@@ -370,7 +372,7 @@ class Interactions:
 
     def _rebuilt(self, matrix: Any, **changes: Any) -> Interactions:
         """Return the data with another matrix; what else differs is named."""
-        kept = {
+        unchanged = {
             "users": self.user_index,
             "items": self.item_index,
             "labels": self.labels,
@@ -378,7 +380,7 @@ class Interactions:
             "notes": self.notes,
             "signed": self.signed,
         }
-        return Interactions(matrix, **{**kept, **changes})
+        return Interactions(matrix, **{**unchanged, **changes})
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
         """Keep users with `min_user` items and items with `min_item` users, until both hold."""
@@ -393,13 +395,13 @@ class Interactions:
                 break
             users, items = users[fine], items[fine]
         if not users.size:
-            asked = f"min_user={min_user} and min_item={min_item}"
-            raise DataError(f"nothing is left with {asked}; lower them")
-        kept = self.rows(user_fine).columns(item_fine)
-        gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
+            limits = f"min_user={min_user} and min_item={min_item}"
+            raise DataError(f"nothing is left with {limits}; lower them")
+        filtered = self.rows(user_fine).columns(item_fine)
+        gone = (self.n_users - filtered.n_users, self.n_items - filtered.n_items)
         if any(gone):
-            kept.notes += (core_note(min_user, min_item, *gone),)
-        return kept
+            filtered.notes += (core_note(min_user, min_item, *gone),)
+        return filtered
 
     def union(self, other: Interactions, *, replace: bool = False) -> Interactions:
         """All pairs and events of both, as if both tables had been read as one.
@@ -413,8 +415,8 @@ class Interactions:
         instance("other", other, Interactions, MADE_BY_READ)
         users = self.user_index.extended(other.users)
         items = self.item_index.extended(other.items)
-        mine = self.difference(other) if replace else self
-        parts = [part.with_items(items) for part in (mine, other)]
+        left = self.difference(other) if replace else self
+        parts = [part.with_items(items) for part in (left, other)]
         rows = [users.positions(part.users) for part in parts]
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
         notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
@@ -425,8 +427,8 @@ class Interactions:
             matrix: Any = summed(events, len(items), signed=signed)[0]
         else:
             row, column, value = (
-                np.concatenate(each)
-                for each in zip(
+                np.concatenate(columns)
+                for columns in zip(
                     *(
                         (new[entry_rows(part.matrix)], part.matrix.indices, part.matrix.data)
                         for part, new in zip(parts, rows, strict=True)
@@ -457,12 +459,12 @@ class Interactions:
         The events of a pair go with it; users and items stay.
         """
         instance("other", other, Interactions, MADE_BY_READ)
-        theirs = other.with_items(self.item_index, unknown="skip")
-        row = self.user_index.positions(theirs.users, unknown="skip")
-        gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
-        if theirs.events is not None:
+        removed = other.with_items(self.item_index, unknown="skip")
+        row = self.user_index.positions(removed.users, unknown="skip")
+        gone = keys_under(row, entry_rows(removed.matrix), removed.matrix.indices, self.n_items)
+        if removed.events is not None:
             # pairs whose weights add up to nothing have events alone
-            keys = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
+            keys = keys_under(row, removed.events.rows, removed.events.items, self.n_items)
             gone = np.concatenate([gone, keys])
         gone.sort()
         out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
@@ -486,10 +488,10 @@ class Interactions:
             raise DataError(
                 f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio"
             )
-        kept = np.ones(len(keys), bool)
-        kept[rng.permutation(len(keys))[:n_new]] = False
-        cell = np.concatenate([keys[kept], unobserved(keys, n_cells, n_new, rng)])
-        value = np.concatenate([self.matrix.data[kept], np.ones(n_new, np.float32)])
+        is_kept = np.ones(len(keys), bool)
+        is_kept[rng.permutation(len(keys))[:n_new]] = False
+        cell = np.concatenate([keys[is_kept], unobserved(keys, n_cells, n_new, rng)])
+        value = np.concatenate([self.matrix.data[is_kept], np.ones(n_new, np.float32)])
         place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
         return Interactions(
             sp.csr_array((value, place), shape=self.matrix.shape),
@@ -603,11 +605,11 @@ def _joined_events(
         return None
     lost = [
         name
-        for name, held in (
+        for name, present in (
             ("times were", [side.times is not None for side in sides]),
             ("the order of events was", [side.ordered for side in sides]),
         )
-        if any(held) and not all(held)
+        if any(present) and not all(present)
     ]
     notes += [f"{name} left out of a union, because one side has none" for name in lost]
     for at, side in enumerate(sides):
@@ -616,7 +618,7 @@ def _joined_events(
             changes["times"] = None
         if weighted and side.weights is None:
             changes["weights"] = shares(parts[at].matrix, side)  # of a side where all count 1
-        if any(each.types is not None for each in sides) and side.types is None:
+        if any(other.types is not None for other in sides) and side.types is None:
             changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
         sides[at] = replace_fields(side, **changes)
     return joined(sides[0], sides[1], rows, n_users)

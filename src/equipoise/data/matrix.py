@@ -62,21 +62,21 @@ def compact(
 
 
 def _single_precision(csr: Csr, signed: bool) -> Csr:
-    for some in slices(csr.nnz):
-        values = csr.data[some]
+    for block in slices(csr.nnz):
+        values = csr.data[block]
         wrong = ~np.isfinite(values)
         if not signed:
             wrong |= values < 0
         if wrong.any():
-            wanted = "finite" if signed else "finite and >= 0"
-            found = _cell(csr, some.start + int(np.argmax(wrong)))
-            raise DataError(f"weights must be {wanted}, found {found}")
+            allowed = "finite" if signed else "finite and >= 0"
+            cell = _cell(csr, block.start + int(np.argmax(wrong)))
+            raise DataError(f"weights must be {allowed}, found {cell}")
     if csr.dtype == np.float32:
         return csr
     wrong = lost_in_single(csr.data)
     if wrong.any():
-        found = _cell(csr, int(np.argmax(wrong)))
-        raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {found}")
+        cell = _cell(csr, int(np.argmax(wrong)))
+        raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {cell}")
     # `csr.astype` would add up duplicates, and so part the values from their times.
     return sp.csr_array((csr.data.astype(np.float32), csr.indices, csr.indptr), csr.shape)
 
@@ -97,17 +97,17 @@ def slices(size: int) -> Iterator[slice]:
 def column_counts(csr: Csr) -> npt.NDArray[np.int64]:
     """Return the number of stored values of each column."""
     counts = np.zeros(csr.shape[1], np.int64)
-    for some in slices(csr.nnz):
-        counts += np.bincount(csr.indices[some], minlength=csr.shape[1])
+    for block in slices(csr.nnz):
+        counts += np.bincount(csr.indices[block], minlength=csr.shape[1])
     return counts
 
 
 def column_squares(csr: Csr) -> npt.NDArray[np.float64]:
     """Return the sum of squares of each column."""
     sums = np.zeros(csr.shape[1])
-    for some in slices(csr.nnz):
-        squares = csr.data[some].astype(np.float64) ** 2
-        sums += np.bincount(csr.indices[some], squares, minlength=csr.shape[1])
+    for block in slices(csr.nnz):
+        squares = csr.data[block].astype(np.float64) ** 2
+        sums += np.bincount(csr.indices[block], squares, minlength=csr.shape[1])
     return sums
 
 
@@ -131,8 +131,8 @@ def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDAr
     if not csr.has_canonical_format:
         raise DataError("with times, each user-item pair may occur only once; keep one of them")
     if not csr.data.all():
-        kept = csr.data != 0
-        return keep_entries(csr, kept), times[kept]
+        nonzero = csr.data != 0
+        return keep_entries(csr, nonzero), times[nonzero]
     return csr, times
 
 
@@ -156,10 +156,10 @@ def in_ascending(
     return np.asarray(keys[place] == values)
 
 
-def keep_entries(csr: Csr, kept: npt.NDArray[np.bool_]) -> Csr:
+def keep_entries(csr: Csr, mask: npt.NDArray[np.bool_]) -> Csr:
     """Return the stored values under this mask, in a matrix of the same shape."""
-    running = np.concatenate([[0], np.cumsum(kept)])
-    return sp.csr_array((csr.data[kept], csr.indices[kept], running[csr.indptr]), csr.shape)
+    running = np.concatenate([[0], np.cumsum(mask)])
+    return sp.csr_array((csr.data[mask], csr.indices[mask], running[csr.indptr]), csr.shape)
 
 
 def as_positions(positions: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:

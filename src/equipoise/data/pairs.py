@@ -27,9 +27,9 @@ def summed(events: Events, n_items: int, *, signed: bool = False) -> tuple[Csr, 
     total = np.bincount(pair, events.weights, minlength=len(indices))
     size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
     # what is left of a purchase and its return is 0, also where decimals are rounded
-    kept = (np.abs(total) if signed else total) > ROUNDING * size
+    has_value = (np.abs(total) if signed else total) > ROUNDING * size
     matrix = compact(total, indices, indptr, (len(events), n_items))
-    matrix = matrix if kept.all() else keep_entries(matrix, kept)
+    matrix = matrix if has_value.all() else keep_entries(matrix, has_value)
     return matrix, len(indices)
 
 
@@ -49,14 +49,14 @@ def dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) ->
     place = events.places(matrix)
     last = np.full(len(times) + 1, -1)
     last[place] = np.arange(len(place))
-    found = np.full(len(place), np.inf)
+    event_times = np.full(len(place), np.inf)
     latest = last[:-1][last[:-1] >= 0]
-    found[latest] = times[place[latest]]
+    event_times[latest] = times[place[latest]]
     for start, stop in pairwise(events.offsets.tolist()):
-        found[start:stop] = np.minimum.accumulate(found[start:stop][::-1])[::-1]
-    if not np.isfinite(found).all():
+        event_times[start:stop] = np.minimum.accumulate(event_times[start:stop][::-1])[::-1]
+    if not np.isfinite(event_times).all():
         raise DataError("the events name a pair that the matrix lacks; give them their times")
-    return replace(events, times=found)
+    return replace(events, times=event_times)
 
 
 def bare(matrix: Csr) -> Events:

@@ -106,11 +106,11 @@ class Signals:
                 raise SettingError(
                     f"weights must map kinds of events to numbers, got {self.weights!r}"
                 )
-            found = {
-                str(kind): number(f"weights[{kind!r}]", each)
-                for kind, each in self.weights.items()
+            weights = {
+                str(kind): number(f"weights[{kind!r}]", weight)
+                for kind, weight in self.weights.items()
             }
-            object.__setattr__(self, "weights", found)
+            object.__setattr__(self, "weights", weights)
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -178,24 +178,24 @@ class Signals:
         worth = bought * ((share > 0) if self.transform == "binary" else share)
         if self.returns == "negative":
             worth = np.where((left == 0) & (back > 0), -returned, worth)
-        kept = worth != 0
-        running = np.concatenate([[0], np.cumsum(kept)])
-        csr = (worth[kept], indices[kept], running[indptr])
+        has_value = worth != 0
+        running = np.concatenate([[0], np.cumsum(has_value)])
+        csr = (worth[has_value], indices[has_value], running[indptr])
         return sp.csr_array(csr, shape=(len(events), n_items))
 
     def _side(self, pair: Any, quantity: Floats, factor: Floats, n_pairs: int) -> Floats:
         """Return what the purchases (or the returns) of each pair are worth together."""
-        some = quantity > 0
+        counts = quantity > 0
         if self.transform in ("binary", "last"):
-            found = np.zeros(n_pairs)
+            worth = np.zeros(n_pairs)
             value = factor if self.transform == "binary" else factor * quantity
             # the last value assigned stays: the largest, or that of the last event
-            order = np.flatnonzero(some)
+            order = np.flatnonzero(counts)
             if self.transform == "binary":
                 order = order[np.argsort(value[order], kind="stable")]
-            found[pair[order]] = value[order]
-            return found
-        size = some.astype(np.float64) if self.transform == "count" else quantity
+            worth[pair[order]] = value[order]
+            return worth
+        size = counts.astype(np.float64) if self.transform == "count" else quantity
         return np.asarray(np.bincount(pair, size * factor, minlength=n_pairs), np.float64)
 
     def _quantities(self, events: Events) -> Floats:

@@ -68,7 +68,7 @@ class Statistics:
         return pl.DataFrame([self._numbers()])
 
     def _numbers(self) -> dict[str, Any]:
-        names = [each.name for each in fields(self) if each.name != "popularity"]
+        names = [attribute.name for attribute in fields(self) if attribute.name != "popularity"]
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -258,15 +258,15 @@ def sampled_ratio(
     `sums` are those of w s and of w of the items of a sample, over the chance of each; `place`
     says which one of these was drawn, draw by draw.
     """
-    each = sums[:, place]
-    similar, total = each.sum(axis=1)
+    draws = sums[:, place]
+    similar, total = draws.sum(axis=1)
     if not total > 0:
         return 0.0, 0.0, 0.0
-    found = float(similar / total)
+    ratio = float(similar / total)
     # of a ratio: the spread of what its numerator has too much for its denominator
-    rest = (each[0] - found * each[1]).reshape(BATCHES, -1).mean(axis=1)
-    error = T_19 * float(rest.std(ddof=1)) / BATCHES**0.5 / float(each[1].mean())
-    return found, max(found - error, 0.0), min(found + error, 1.0)
+    residuals = (draws[0] - ratio * draws[1]).reshape(BATCHES, -1).mean(axis=1)
+    error = T_19 * float(residuals.std(ddof=1)) / BATCHES**0.5 / float(draws[1].mean())
+    return ratio, max(ratio - error, 0.0), min(ratio + error, 1.0)
 
 
 def _positive(interactions: Interactions, delta: float) -> Interactions:
@@ -300,8 +300,8 @@ def _add_all(
     items = matrix.indices.astype(np.int32, copy=False)
 
     def add_block(number: int) -> None:
-        some = chosen[number * BLOCK : (number + 1) * BLOCK]
-        _add_pairs(some, whole, users, places, starts, rows, items, counts, power, sums)
+        block = chosen[number * BLOCK : (number + 1) * BLOCK]
+        _add_pairs(block, whole, users, places, starts, rows, items, counts, power, sums)
 
     run(add_block, -(-len(chosen) // BLOCK))
 
@@ -406,8 +406,8 @@ def popularity_curve(data: Counted) -> pl.DataFrame:
     ranked = np.sort(data.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
-    held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
-    return pl.DataFrame({"items": share, "interactions": held})
+    covered = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
+    return pl.DataFrame({"items": share, "interactions": covered})
 
 
 def _spread(median: float, least: int, most: int) -> str:

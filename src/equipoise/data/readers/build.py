@@ -145,25 +145,25 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
 def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
     """Load and check these columns; rows of no use are left out."""
     extra = (columns.time, columns.rating, columns.weight, columns.type)
-    others = [column for column in extra if column is not None]
-    table = source.load((columns.user, columns.item), others)
+    other_columns = [column for column in extra if column is not None]
+    table = source.load((columns.user, columns.item), other_columns)
     if table.frame.height == 0:
         return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else _types(table.frame[columns.type])
-    found = Rows(users, items, weights, times, types, columns.type, notes)
-    found.found, found.skipped = len(columns.notes), bad.counts
-    found.reasons, found.height = bad.reasons(), table.frame.height
-    kept = _kept_rows(ratings, options, bad, found)
+    rows = Rows(users, items, weights, times, types, columns.type, notes)
+    rows.found, rows.skipped = len(columns.notes), bad.counts
+    rows.reasons, rows.height = bad.reasons(), table.frame.height
+    usable = _kept_rows(ratings, options, bad, rows)
     # The frame is the largest thing in memory and, like the ratings, no longer needed.
     table.frame = table.frame.clear()
-    if kept is not None:
-        found.users, found.items = (each.filter(pl.Series(kept)) for each in (users, items))
-        found.weights = None if weights is None else weights[kept]
-        found.times = None if times is None else times[kept]
-        found.types = None if types is None else types.filter(pl.Series(kept))
-    return found
+    if usable is not None:
+        rows.users, rows.items = (column.filter(pl.Series(usable)) for column in (users, items))
+        rows.weights = None if weights is None else weights[usable]
+        rows.times = None if times is None else times[usable]
+        rows.types = None if types is None else types.filter(pl.Series(usable))
+    return rows
 
 
 def _types(column: pl.Series) -> pl.Series:
@@ -222,8 +222,8 @@ def _values(
         times, time_notes = time_column(
             frame[columns.time], bad, options.time_unit, options.time_format
         )
-    found = [*columns.notes, *dict.fromkeys(bad.table.notes)]
-    notes = [*found, *user_notes, *item_notes, *time_notes]
+    table_notes = [*columns.notes, *dict.fromkeys(bad.table.notes)]
+    notes = [*table_notes, *user_notes, *item_notes, *time_notes]
     return users, items, weights, ratings, times, notes
 
 
@@ -260,25 +260,25 @@ def item_labels(items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFr
 
 
 def _kept_rows(
-    ratings: Floats | None, options: ReadOptions, bad: BadRows, found: Rows
+    ratings: Floats | None, options: ReadOptions, bad: BadRows, rows: Rows
 ) -> Mask | None:
     """Return the rows to use, or None for all; a row that is left out is counted once."""
-    kept = None if bad.mask is None else ~bad.mask
+    usable = None if bad.mask is None else ~bad.mask
     if options.min_rating is not None and ratings is not None:
-        found.rated = len(ratings) if kept is None else int(kept.sum())
-        kept, found.low = _narrowed(kept, ratings >= options.min_rating)
-    if found.weights is not None:  # a weight of 0 is no interaction
-        kept, found.idle = _narrowed(kept, found.weights != 0)
-    return kept
+        rows.rated = len(ratings) if usable is None else int(usable.sum())
+        usable, rows.low = _narrowed(usable, ratings >= options.min_rating)
+    if rows.weights is not None:  # a weight of 0 is no interaction
+        usable, rows.idle = _narrowed(usable, rows.weights != 0)
+    return usable
 
 
-def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
+def _narrowed(usable: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
     """Keep only fine rows of those kept so far; also return how many fall out."""
     if fine.all():
-        return kept, 0
-    if kept is None:
+        return usable, 0
+    if usable is None:
         return fine, int((~fine).sum())
-    return kept & fine, int((kept & ~fine).sum())
+    return usable & fine, int((usable & ~fine).sum())
 
 
 def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
@@ -349,22 +349,22 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
 def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
     """Return one row of labels per item, the title first; items without labels get nulls."""
     key = label_id_column(source, options)
-    rest = [name for name in source.columns if name != key]
-    if not rest:
+    label_columns = [name for name in source.columns if name != key]
+    if not label_columns:
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
-    table = source.load([key], rest)
+    table = source.load([key], label_columns)
     if options.title is not None:
         title = given_column(source, options.title, "title")
     else:
-        title = _title(table.frame, rest, key)
-    frame = table.frame.select([key, title, *(name for name in rest if name != title)])
-    wanted = pl.Series("\x00item", items.tolist())  # a name that no column of labels has
-    keys = _same_type(wanted, frame[key], table.written)
+        title = _title(table.frame, label_columns, key)
+    frame = table.frame.select([key, title, *(name for name in label_columns if name != title)])
+    item_ids = pl.Series("\x00item", items.tolist())  # a name that no column of labels has
+    keys = _same_type(item_ids, frame[key], table.written)
     frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
     unique = frame.unique(subset=[key], keep="first", maintain_order=True)
-    joined = wanted.to_frame().join(
+    joined = item_ids.to_frame().join(
         unique.with_columns(pl.lit(True).alias("\x00found")),
-        left_on=wanted.name,
+        left_on=item_ids.name,
         right_on=key,
         how="left",
         maintain_order="left",
@@ -375,13 +375,13 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
             f"{source.name}: none of the items is labelled; check that column {key!r} holds "
             f"ids such as {items.tolist()[0]!r}, or pass label_id= with another column"
         )
-    also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
+    also = "" if options.title is not None or len(label_columns) == 1 else "; title= for another"
     notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
     if missing:
         notes.append(f"{missing:,} of {len(items):,} items have no label")
     if unique.height < frame.height:
         notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
-    return joined.drop(wanted.name, "\x00found")
+    return joined.drop(item_ids.name, "\x00found")
 
 
 def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
@@ -430,23 +430,23 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
         low, high = int(values.min() or 0), int(values.max() or 0)  # type: ignore[arg-type]
         # A table over the whole range beats hashing unless it is much larger than the data.
         if high - low < max(2 * len(values), 1 << 16):
-            pieces = [each.to_numpy() for each in values.get_chunks()]
+            pieces = [chunk.to_numpy() for chunk in values.get_chunks()]
             codes, seen = _by_table(pieces, low, high - low + 1)
             return codes, np.flatnonzero(seen).astype(np.int64) + low
     distinct = values.unique().sort()
     places = pl.int_range(len(distinct), eager=True, dtype=pl.Int32)
     table = pl.DataFrame({"value": distinct, "place": places})
-    found = (
+    matched = (
         values.alias("value").to_frame().join(table, on="value", how="left", maintain_order="left")
     )
-    return found["place"].to_numpy(), distinct.to_numpy()
+    return matched["place"].to_numpy(), distinct.to_numpy()
 
 
 def factorize_both(*columns: pl.Series) -> list[tuple[Codes, Ids]]:
     """Return the positions and the distinct values of columns, each on its own thread."""
-    found: dict[int, tuple[Codes, Ids]] = {}
-    run(lambda at: found.update({at: factorize(columns[at])}), len(columns))
-    return [found[at] for at in range(len(columns))]
+    factorized: dict[int, tuple[Codes, Ids]] = {}
+    run(lambda at: factorized.update({at: factorize(columns[at])}), len(columns))
+    return [factorized[at] for at in range(len(columns))]
 
 
 def gathered(

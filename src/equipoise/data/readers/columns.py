@@ -114,7 +114,7 @@ class Columns:
 
 def choose_columns(source: Source, options: ReadOptions) -> Columns:
     """Find the column of each role; what was guessed is said in the notes."""
-    asked = {
+    requested = {
         "user": options.user if options.session is None else options.session,
         "item": options.item,
         "time": options.time,
@@ -123,7 +123,7 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
     needed = {"user", "item"}
     needed |= {role for name, role in NEEDED_BY.items() if getattr(options, name) is not None}
     choose = _by_name if source.named else _by_position
-    chosen, notes = choose(source, asked, needed)
+    chosen, notes = choose(source, requested, needed)
     weight = None if options.weight is None else given_column(source, options.weight, "weight")
     if source.named and options.rating is not False and chosen["rating"] is None:
         ratings = spelled_like(source.columns, "rating")
@@ -146,14 +146,14 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
 
 
 def _type_column(
-    source: Source, options: ReadOptions, taken: set[str | None], notes: list[str]
+    source: Source, options: ReadOptions, used: set[str | None], notes: list[str]
 ) -> str | None:
     """Return the column of the kind of event, named or the only one of a usual spelling."""
     if options.type is not None and not isinstance(options.type, bool):
         return given_column(source, options.type, "type")
     if options.type is False or not source.named:
         return None
-    hits = [name for name in spelled_like(source.columns, "type") if name not in taken]
+    hits = [name for name in spelled_like(source.columns, "type") if name not in used]
     if len(hits) != 1:
         return None
     notes.append(f"column {hits[0]!r} read as the type of each event; type=False leaves it out")
@@ -164,10 +164,10 @@ Asked = dict[str, str | int | bool | None]
 Chosen = dict[str, str | None]
 
 
-def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+def _by_name(source: Source, requested: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
     chosen: Chosen = {}
-    found: list[str] = []
-    for role, name in asked.items():
+    guesses: list[str] = []
+    for role, name in requested.items():
         if name is not None and name is not False:
             chosen[role] = given_column(source, name, role)
         elif name is False or (role == "rating" and role not in needed):
@@ -175,23 +175,23 @@ def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, li
         else:
             chosen[role] = _spelled(source, role, set(chosen.values()), needed=role in needed)
             if chosen[role] is not None:
-                found.append(f"{role} = {chosen[role]!r}")
-    if not found:
+                guesses.append(f"{role} = {chosen[role]!r}")
+    if not guesses:
         return chosen, []
-    guessed = [text.split(" = ")[0] for text in found]
-    others = [
+    guessed = [text.split(" = ")[0] for text in guesses]
+    alternatives = [
         f"{role}={name!r}"
         for role in guessed
         for name in source.columns
         if name not in chosen.values() and _simple(name) in " ".join(SPELLINGS[role]).split()
     ]
-    also = f"; also possible: {', '.join(others)}" if others else ""
-    return chosen, [f"columns found by name: {', '.join(found)}{also}"]
+    also = f"; also possible: {', '.join(alternatives)}" if alternatives else ""
+    return chosen, [f"columns found by name: {', '.join(guesses)}{also}"]
 
 
-def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+def _by_position(source: Source, requested: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
     chosen: Chosen = dict.fromkeys(ORDER)
-    for role, name in asked.items():
+    for role, name in requested.items():
         if name is not None and name is not False:
             chosen[role] = given_column(source, name, role)
     if (chosen["user"] is None) != (chosen["item"] is None):
@@ -208,34 +208,34 @@ def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen
     if [name in source.dated for name in source.columns[2:]] in ([True], [True, False]):
         order[2:] = ["time", "rating"][: n_columns - 2]
     for role, name in zip(order, source.columns, strict=True):
-        if asked[role] is None and (role != "rating" or role in needed):
+        if requested[role] is None and (role != "rating" or role in needed):
             chosen[role] = name
     return chosen, [f"no header: columns taken in order as {', '.join(order)}"]
 
 
-def given_column(source: Source, asked: str | int, role: str) -> str:
+def given_column(source: Source, requested: str | int, role: str) -> str:
     """Return the name of a column given by name or by position from 0."""
     names = source.columns
-    if isinstance(asked, int):
-        if asked in source.numbers:
-            return str(asked)
-        if not 0 <= asked < len(names):
+    if isinstance(requested, int):
+        if requested in source.numbers:
+            return str(requested)
+        if not 0 <= requested < len(names):
             raise DataError(
-                f"{source.name} has {len(names)} columns, and {role}={asked} is none of "
+                f"{source.name} has {len(names)} columns, and {role}={requested} is none of "
                 "them; they count from 0"
             )
-        return names[asked]
-    if asked in names:
-        if names.count(asked) > 1:
+        return names[requested]
+    if requested in names:
+        if names.count(requested) > 1:
             raise DataError(
-                f"{source.name} has {names.count(asked)} columns called {asked!r}; "
+                f"{source.name} has {names.count(requested)} columns called {requested!r}; "
                 "rename all but one"
             )
-        return asked
+        return requested
     plain = {_simple(name): name for name in names}
-    near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_simple(requested), plain, n=1, cutoff=0.5)
     hint = f"did you mean {plain[near[0]]!r}? " if near else ""
-    raise DataError(f"{source.name} has no column {asked!r}; {hint}{_listed(names)}")
+    raise DataError(f"{source.name} has no column {requested!r}; {hint}{_listed(names)}")
 
 
 def label_id_column(source: Source, options: ReadOptions) -> str:
@@ -278,8 +278,8 @@ def spelled_like(names: tuple[str, ...], role: str) -> list[str]:
     return []
 
 
-def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool) -> str | None:
-    hits = [name for name in spelled_like(source.columns, role) if name not in taken]
+def _spelled(source: Source, role: str, used: set[str | None], *, needed: bool) -> str | None:
+    hits = [name for name in spelled_like(source.columns, role) if name not in used]
     if len(hits) > 1:
         several = " and ".join(repr(name) for name in hits)
         leave = "" if needed else f", or {role}=False to use none"
@@ -293,7 +293,7 @@ def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool)
     near = [
         name
         for name in source.columns
-        if name not in taken and difflib.get_close_matches(_simple(name), known, n=1, cutoff=0.75)
+        if name not in used and difflib.get_close_matches(_simple(name), known, n=1, cutoff=0.75)
     ]
     hint = f"; perhaps {role}={near[0]!r}" if near else ""
     raise DataError(
@@ -362,8 +362,8 @@ def _from_floats(
     large = (np.abs(values) >= 2.0**bits) & ~broken
     reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where integers run together"
     bad.refuse(large, column.name, reason, text)
-    whole = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
-    return whole, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
+    integers = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
+    return integers, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
 
 
 def number_column(column: pl.Series, role: str, bad: BadRows) -> Floats:
@@ -397,7 +397,7 @@ def _refuse_unusable(
     values: Floats,
     column: pl.Series,
     role: str,
-    wanted: str,
+    expected: str,
     bad: BadRows,
     fill: str = "fill it",
     remedy: str = "correct it",
@@ -408,7 +408,7 @@ def _refuse_unusable(
         return  # the usual case in two passes; NaN fails the first comparison
     missing = _is_missing(column)
     bad.refuse(missing, column.name, f"has no {role}", fill)
-    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {wanted}", remedy)
+    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {expected}", remedy)
     if not negative:
         bad.refuse(values < 0, column.name, f"is a negative {role}", remedy)
 
@@ -464,18 +464,18 @@ def time_column(
     dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
     if form is not None and (kind == pl.String or kind.is_numeric()):
         values = formed(_text_of_times(column, form, bad), form)
-        how = f"times of the form {form}"
+        description = f"times of the form {form}"
     elif dated is not None and dated.any():
         values = _from_dates(column, dated)
-        how = "ISO dates, UTC where no zone is given"
+        description = "ISO dates, UTC where no zone is given"
     elif kind in (pl.String, pl.Null) or kind.is_numeric():
         values = _filled(_numbers_in_text(column, bad) if kind == pl.String else column)
-        how = ""
+        description = ""
     elif kind == pl.Date or isinstance(kind, pl.Datetime):
         moments = column.cast(pl.Datetime("us")) if kind == pl.Date else column
         values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
         zone = kind.time_zone if isinstance(kind, pl.Datetime) else None
-        how = f"datetimes, {zone or 'taken as UTC'}"
+        description = f"datetimes, {zone or 'taken as UTC'}"
     else:
         raise DataError(
             f"column {column.name!r} holds {kind}, not times; pass time= with another column "
@@ -485,12 +485,12 @@ def time_column(
         raise SettingError(
             f"column {column.name!r} holds {kind}, which needs no time_format; leave it out"
         )
-    if not how and unit is None:
+    if not description and unit is None:
         digits = _digits(values, bad)
         if digits is not None:
-            whole = pl.Series(values).fill_nan(None).cast(pl.Int64)
-            values = formed(whole.cast(pl.String), digits)
-            how = "dates in digits, such as 20240131; time_unit= if they are not"
+            integers = pl.Series(values).fill_nan(None).cast(pl.Int64)
+            values = formed(integers.cast(pl.String), digits)
+            description = "dates in digits, such as 20240131; time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
     if form is not None:
         zeros = "" if _pattern(form) is None else ", with its zeros"
@@ -500,12 +500,12 @@ def time_column(
     _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
     if kind == pl.Null:
         return values, []
-    if not how:
+    if not description:
         power = _power(values, column, bad) if unit is None else TIME_UNITS.index(unit)
         if power:
             values /= 1000.0**power
-        how = f"{UNIT_NAMES[power]} since 1970"
-    return values, [f"times {column.name!r} read as {how}"]
+        description = f"{UNIT_NAMES[power]} since 1970"
+    return values, [f"times {column.name!r} read as {description}"]
 
 
 def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:

@@ -125,13 +125,15 @@ def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> S
     return Source(name, columns[0], load, header, dated)
 
 
-def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataError:
+def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> DataError:
     if b"\x00" in line:
         return DataError(f"{path}, line 1: NUL bytes; this is not a text table, check the file")
     shown = line[:40].decode("utf-8", "replace")
-    if asked and guess:
-        found = f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
-        return DataError(f"{path}: asked for separator={asked!r} but {found}: leave it out")
+    if requested and guess:
+        problem = (
+            f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
+        )
+        return DataError(f"{path}: asked for separator={requested!r} but {problem}: leave it out")
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
         "(for labels, a frame in place of the file)"
@@ -197,12 +199,12 @@ def _fields(line: bytes, separator: str, quote: str) -> list[str]:
 
 def _dated(columns: tuple[str, ...], rows: list[list[str]]) -> frozenset[str]:
     """Return the columns whose first cells are all dates or times, which no rating looks like."""
-    found = set()
+    date_columns = set()
     for place, name in enumerate(columns):
         cells = [row[place].strip() for row in rows if len(row) > place and row[place].strip()]
         if cells and all(DATED.match(cell) for cell in cells):
-            found.add(name)
-    return frozenset(found)
+            date_columns.add(name)
+    return frozenset(date_columns)
 
 
 def _header(
@@ -217,14 +219,14 @@ def _header(
     if options.header is not None:
         return options.header, []
     shown = ", ".join(repr(field) for field in first[:6])
-    said = [f"the first line, {shown}, is taken as the header; header=False if not"]
+    note = [f"the first line, {shown}, is taken as the header; header=False if not"]
     roles = ("user", "item", "session", "time", "rating", "weight")
-    asked = [getattr(options, role) for role in roles]
+    requested = [getattr(options, role) for role in roles]
     usual = [role for role in SPELLINGS if spelled_like(tuple(first), role)]
-    sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in asked)
+    sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in requested)
     values = [_is_value(field, separator) for field in first]
     if sure or not any(values):
-        return True, said if any(values) or not sure else []
+        return True, note if any(values) or not sure else []
     words = [place for place, value in enumerate(values) if not value and first[place].strip()]
     if _turns(first, body, separator) or (usual and len(words) > 1):
         raise DataError(
@@ -256,21 +258,21 @@ def _load(
     on_bad: OnBad,
     detect: bool,
     notes: list[str],
-    wanted: list[str],
+    names: list[str],
     ids: Collection[str],
 ) -> Table:
     """Load these columns; ids become whole numbers only if that loses nothing."""
-    parts, guesses, counts, said = _parsed(files, on_bad, detect, wanted)
-    notes = [*notes, *said]
+    parts, guesses, counts, parse_notes = _parsed(files, on_bad, detect, names)
+    notes = [*notes, *parse_notes]
     skipped: Counter[str] = sum((part.skipped for part in parts), Counter())
     full = [place for place, part in enumerate(parts) if part.n_rows > 0]
     parts, guesses = [parts[place] for place in full], [guesses[place] for place in full]
     if not parts:
-        return Table(pl.DataFrame(schema=dict.fromkeys(wanted, pl.String)), row_of(name), skipped)
+        return Table(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), row_of(name), skipped)
     exact = not counts[ZERO]
-    plain = [column for column in wanted if not _agreed(guesses, column, column in ids, exact)]
+    plain = [column for column in names if not _agreed(guesses, column, column in ids, exact)]
     typed = [
-        _with_text(guess, part, plain).select(wanted)
+        _with_text(guess, part, plain).select(names)
         for part, guess in zip(parts, guesses, strict=True)
     ]
     frame = typed[0] if len(typed) == 1 else pl.concat(typed, how="vertical_relaxed")
@@ -287,41 +289,41 @@ def _load(
 
 
 def _parsed(
-    files: list[TextFile], on_bad: OnBad, detect: bool, wanted: list[str]
+    files: list[TextFile], on_bad: OnBad, detect: bool, names: list[str]
 ) -> tuple[list[TextFile], list[pl.DataFrame | None], Counter[int], list[str]]:
     """Return what is usable of the files, the types polars guesses, what scans count, and notes.
 
     To `detect` is to look for quotation marks that a backslash escapes, where marks are at fault.
     """
-    numbers = [file.numbers(wanted) for file in files]
+    numbers = [file.numbers(names) for file in files]
     if all(frame is not None for frame in numbers):
         sizes = [0 if frame is None else frame.height for frame in numbers]
         parts = [replace(file, quote="", n_rows=n) for file, n in zip(files, sizes, strict=True)]
         return parts, numbers, Counter(), []
     with ThreadPoolExecutor(1) as pool:
         scanning = pool.submit(lambda: [file.scanned() for file in files])
-        guesses = [file.guessed(wanted) for file in files]
+        guesses = [file.guessed(names) for file in files]
         scans = scanning.result()
-    if detect and any(found.faulty_marks for found in scans):
+    if detect and any(scanned.faulty_marks for scanned in scans):
         escaped = _escaped(files)
         if escaped:
             note = "quotation marks are escaped by backslashes; escape='' if not"
-            return (*_parsed(escaped, on_bad, False, wanted)[:3], [note])
+            return (*_parsed(escaped, on_bad, False, names)[:3], [note])
     scans = [
-        file.records if found.counts[OPEN] else found
-        for file, found in zip(files, scans, strict=True)
+        file.records if scanned.counts[OPEN] else scanned
+        for file, scanned in zip(files, scans, strict=True)
     ]
-    counts: Counter[int] = sum((found.counts for found in scans), Counter())
+    counts: Counter[int] = sum((scanned.counts for scanned in scans), Counter())
     # A mark that encloses a field in one part makes a loose one in another a fault.
     enclosing = counts[QUOTE] > 0
     stray = counts[STRAY] > 0
     parts = [
-        file.usable(found, enclosing=enclosing, stray=stray and enclosing, on_bad=on_bad)
-        for file, found in zip(files, scans, strict=True)
+        file.usable(scanned, enclosing=enclosing, stray=stray and enclosing, on_bad=on_bad)
+        for file, scanned in zip(files, scans, strict=True)
     ]
     for place, (file, part) in enumerate(zip(files, parts, strict=True)):
         if part.n_rows > 0 and (stray or part.data is not file.data):
-            guesses[place] = part.guessed(wanted)
+            guesses[place] = part.guessed(names)
     return parts, guesses, counts, []
 
 
@@ -479,12 +481,12 @@ class TextFile:
         lines = self.records.lines if self.lines is None else self.lines
         return f"{self.name}, line {lines[row + self.header]}"
 
-    def usable(self, found: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
+    def usable(self, scanned: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
         """Return what can be parsed of it: bad records are refused or left out."""
         quote = self.quote if enclosing else ""
         problems = (RAGGED, NUL, BLANK, OPEN, *((STRAY,) if stray else ()))
-        if found.valid and not any(found.counts[bit] for bit in problems):
-            return replace(self, quote=quote, n_rows=found.records - self.header)
+        if scanned.valid and not any(scanned.counts[bit] for bit in problems):
+            return replace(self, quote=quote, n_rows=scanned.records - self.header)
         data, records = all_bytes(self.data), self.records
         ends = np.append(records.starts[1:], len(data))
         flags = records.flags.copy()
@@ -503,9 +505,9 @@ class TextFile:
                     reason = self._ragged(data[records.starts[place] : ends[place]])
                 raise bad_row(f"{self.name}, line {records.lines[place]}", reason, remedy)
             skipped[reason] += 1
-        kept = np.flatnonzero((flags & (bits | BLANK)) == 0)
-        left = b"".join([data[records.starts[place] : ends[place]] for place in kept])
-        lines, n_rows = records.lines[kept], len(kept) - self.header
+        good = np.flatnonzero((flags & (bits | BLANK)) == 0)
+        left = b"".join([data[records.starts[place] : ends[place]] for place in good])
+        lines, n_rows = records.lines[good], len(good) - self.header
         return replace(self, data=left, quote=quote, lines=lines, n_rows=n_rows, skipped=skipped)
 
     def _ragged(self, record: bytes) -> str:

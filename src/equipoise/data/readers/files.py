@@ -91,9 +91,9 @@ def is_blank(path: Path) -> bool:
 def contents(path: Path) -> bytes | Path:
     """Return the path itself, or the unpacked bytes of a gzipped file."""
     head = first_bytes(existing_file(path), 16)
-    for magic, what in FOREIGN.items():
+    for magic, description in FOREIGN.items():
         if head.startswith(magic):
-            raise DataError(f"{path} is {what}")
+            raise DataError(f"{path} is {description}")
     if not head.startswith(GZIP):
         return path
     try:
@@ -121,8 +121,8 @@ def text_contents(path: Path, encoding: str) -> bytes | Path:
     if CARRIAGE + CARRIAGE + NEWLINE in sample:
         return all_bytes(data).replace(CARRIAGE + CARRIAGE + NEWLINE, CARRIAGE + NEWLINE)
     if CARRIAGE in sample and NEWLINE not in sample:
-        whole = all_bytes(data)
-        return data if NEWLINE in whole else whole.replace(CARRIAGE, NEWLINE)
+        text = all_bytes(data)
+        return data if NEWLINE in text else text.replace(CARRIAGE, NEWLINE)
     return data
 
 
@@ -143,13 +143,13 @@ def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
         raise DataError(f"{path} is UTF-16; save it as UTF-8 or pass encoding='utf-16'")
     if plain and not head.startswith(UTF8_BOM):
         return data
-    whole = all_bytes(data)
+    content = all_bytes(data)
     if plain:
-        return whole.removeprefix(UTF8_BOM)
+        return content.removeprefix(UTF8_BOM)
     try:
-        return whole.decode(encoding).encode("utf-8")
+        return content.decode(encoding).encode("utf-8")
     except UnicodeDecodeError as error:
-        line = whole.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}, line {line}: not {encoding}; pass another encoding=") from error
 
 
@@ -164,13 +164,13 @@ class JsonLines:
     skipped: Counter[str]
     as_text: bool = False  # whether numbers may be ids of text
 
-    def load(self, wanted: list[str], ids: Collection[str]) -> Table:
+    def load(self, names: list[str], ids: Collection[str]) -> Table:
         """Return these columns; ids that are numbers here and text there are refused."""
         for name in ids:
             mixed = self.frame[name].dtype == pl.String and self.starts is None
             if mixed and not self.as_text:
                 self._refuse_mixture(name)
-        return Table(self.frame.select(wanted), self._locate, self.skipped)
+        return Table(self.frame.select(names), self._locate, self.skipped)
 
     def _locate(self, row: int) -> str:
         starts = self.starts
@@ -266,27 +266,27 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
     """Open Parquet files with the same columns, one after another."""
     opened = [(file, contents(file)) for file in files]
     columns = [
-        _unbroken(*each, lambda stream: tuple(pl.read_parquet_schema(stream))) for each in opened
+        _unbroken(*part, lambda stream: tuple(pl.read_parquet_schema(stream))) for part in opened
     ]
     check_one_schema(files, columns)
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
+    def load(names: list[str], ids: Collection[str]) -> Table:
         frames = [
-            _unbroken(*each, lambda stream: pl.read_parquet(stream, columns=wanted))
-            for each in opened
+            _unbroken(*part, lambda stream: pl.read_parquet(stream, columns=names))
+            for part in opened
         ]
         kinds = {
             key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
-            for key in wanted
+            for key in names
         }
         if options.ids == "text":
             kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
-        whole = pl.concat(
-            frame.select(as_type(frame[key], kinds[key], file) for key in wanted)
+        table = pl.concat(
+            frame.select(as_type(frame[key], kinds[key], file) for key in names)
             for file, frame in zip(files, frames, strict=True)
         )
         sizes = [frame.height for frame in frames]
-        return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
+        return Table(table, located(sizes, [row_of(str(file)) for file in files]))
 
     return Source(name, columns[0], load)
 
@@ -329,8 +329,8 @@ def _one_type(
         return next(iter(known), pl.Null())
     first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
     if is_id and all(kind.is_integer() or kind == pl.String for kind in known):
-        whole = {kind for kind in known if kind.is_integer()}
-        if len(whole) < len(known):  # the ids are of the kind of the first part
+        integer_kinds = {kind for kind in known if kind.is_integer()}
+        if len(integer_kinds) < len(known):  # the ids are of the kind of the first part
             return plain[first] if plain[first] == pl.String else pl.Int64()
     if all(kind.is_integer() for kind in known):
         return pl.Int128() if pl.UInt64() in known else pl.Int64()
@@ -368,8 +368,8 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             reason = str(error).splitlines()[0]
             raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
         if options.sheet is None and len(names) > 1:
-            others = ", ".join(repr(each) for each in names[1:])
-            notes.append(f"read the sheet {sheet!r}; sheet= for another of {others}")
+            other_sheets = ", ".join(repr(other) for other in names[1:])
+            notes.append(f"read the sheet {sheet!r}; sheet= for another of {other_sheets}")
     if not has_header:
         frames = [
             frame.rename({name: f"column {place}" for place, name in enumerate(frame.columns)})
@@ -377,13 +377,13 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
         ]
     check_one_schema(files, [frame.columns for frame in frames])
     first = frames[0].columns
-    whole = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
+    table = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
     start = 1 + has_header  # the names of the columns are row 1 of a sheet
     places = [lambda row, file=file: f"{file}, row {row + start}" for file in files]
     locate = located([frame.height for frame in frames], places)
     return Source(
         name,
         tuple(first),
-        lambda wanted, ids: Table(whole.select(wanted), locate, notes=list(notes)),
+        lambda names, ids: Table(table.select(names), locate, notes=list(notes)),
         named=has_header,
     )

@@ -69,8 +69,8 @@ def _lazy(source: pl.LazyFrame, name: str) -> Source:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise DataError(f"the lazy frame cannot be read: {error}; mend its query") from error
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
-        return Table(attempt(source.select(wanted).collect), row_of(name))
+    def load(names: list[str], ids: Collection[str]) -> Table:
+        return Table(attempt(source.select(names).collect), row_of(name))
 
     return Source(name, tuple(attempt(source.collect_schema).names()), load)
 
@@ -91,8 +91,8 @@ def _narwhals(source: Any, name: str) -> Source:
     except Exception as error:  # narwhals has its own errors, such as for repeated column names
         raise DataError(f"{name} cannot be read: {error}; change it before") from error
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
-        chosen = frame.select(wanted)
+    def load(names: list[str], ids: Collection[str]) -> Table:
+        chosen = frame.select(names)
         if isinstance(chosen, nw.LazyFrame):
             chosen = chosen.collect()
         columns = [_polars_column(chosen[column]) for column in chosen.columns]
@@ -111,15 +111,15 @@ def _with_text_names(source: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     if not (hasattr(source, "columns") and hasattr(source, "set_axis")):
         return source, ()
     names = list(source.columns)
-    if all(isinstance(each, str) for each in names):
+    if all(isinstance(label, str) for label in names):
         return source, ()
-    if any(isinstance(each, tuple) for each in names):
+    if any(isinstance(label, tuple) for label in names):
         raise DataError(
             f"{name} has columns of several levels, such as {names[0]!r}; name them by text: "
             "frame.columns = ['_'.join(map(str, levels)) for levels in frame.columns]"
         )
-    renamed = source.set_axis([str(each) for each in names], axis=1)
-    return renamed, tuple(int(each) for each in names if isinstance(each, (int, np.integer)))
+    renamed = source.set_axis([str(label) for label in names], axis=1)
+    return renamed, tuple(int(label) for label in names if isinstance(label, (int, np.integer)))
 
 
 def _polars_column(column: Any) -> pl.Series:
@@ -183,8 +183,8 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
         return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         try:
-            whole = [None if value is None else int(value) for value in values]
-            return pl.Series(name, whole, dtype=pl.Int64)
+            integers = [None if value is None else int(value) for value in values]
+            return pl.Series(name, integers, dtype=pl.Int64)
         except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
             message = f"column {name!r} holds integers beyond 2^63; give them as text"
             raise DataError(message) from error

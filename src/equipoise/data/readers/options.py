@@ -179,9 +179,9 @@ class Source:
     dated: frozenset[str] = frozenset()  # of a file without a header: columns of dates and times
     numbers: tuple[Any, ...] = ()  # names of columns that are numbers, as pandas allows them
 
-    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
+    def load(self, ids: Sequence[str], other_columns: Sequence[str]) -> Table:
         """Load columns of ids and other ones; a column may be asked for twice."""
-        return self.loader(list(dict.fromkeys([*ids, *others])), ids)
+        return self.loader(list(dict.fromkeys([*ids, *other_columns])), ids)
 
     def renamed(self, names: tuple[str, ...]) -> Source:
         """Give the columns other names, in the same order."""
@@ -189,9 +189,9 @@ class Source:
             raise DataError(f"{self.name} should have {len(names)} columns; check the file")
         old = dict(zip(names, self.columns, strict=True))
 
-        def load(wanted: list[str], ids: Collection[str]) -> Table:
-            table = self.loader([old[name] for name in wanted], [old[name] for name in ids])
-            frame = table.frame.rename({old[name]: name for name in wanted})
+        def load(new_names: list[str], ids: Collection[str]) -> Table:
+            table = self.loader([old[name] for name in new_names], [old[name] for name in ids])
+            frame = table.frame.rename({old[name]: name for name in new_names})
             text = table.written
             written = None if text is None else lambda name: text(old[name]).alias(name)
             return replace(table, frame=frame, written=written)
@@ -210,7 +210,7 @@ def frame_source(
     return Source(
         name,
         tuple(frame.columns),
-        lambda wanted, ids: Table(frame.select(wanted), place, Counter(skipped or {})),
+        lambda names, ids: Table(frame.select(names), place, Counter(skipped or {})),
     )
 
 
@@ -236,9 +236,9 @@ class BadRows:
         fresh = wrong if self.mask is None else wrong & ~self.mask
         self.mask = wrong.copy() if self.mask is None else self.mask | wrong
         if fresh.any():
-            said = f"{column!r} {reason}"
-            self.counts[said] += int(fresh.sum())
-            self.examples.setdefault(said, self.table.frame[column][int(fresh.argmax())])
+            full_reason = f"{column!r} {reason}"
+            self.counts[full_reason] += int(fresh.sum())
+            self.examples.setdefault(full_reason, self.table.frame[column][int(fresh.argmax())])
 
     def reasons(self) -> str:
         """Return why rows were left out, each reason with a value."""
@@ -261,7 +261,7 @@ def skipped_notes(counts: Counter[str], name: str) -> list[str]:
 
 def reasons_text(counts: Counter[str]) -> str:
     """Return how many rows were left out for which reason, most first, in whatever order found."""
-    most_first = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    most_first = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return "; ".join(f"{count:,} where {reason}" for reason, count in most_first)
 
 

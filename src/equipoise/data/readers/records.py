@@ -107,16 +107,16 @@ def scan(
 
     def walk(piece: bytes) -> bool:
         array = np.frombuffer(piece, np.uint8)
-        rest = (offset, state, counts, starts, lines, flags)
-        return _walk(array, special, mark, n_fields, wary, detail, *rest)
+        arrays = (offset, state, counts, starts, lines, flags)
+        return _walk(array, special, mark, n_fields, wary, detail, *arrays)
 
     for piece in pieces:
         # where the walk can go back, it has to see the end of the last record
-        whole = piece + b"\n" if detail and not piece.endswith(b"\n") else piece
-        high = walk(whole)
+        closed_piece = piece + b"\n" if detail and not piece.endswith(b"\n") else piece
+        high = walk(closed_piece)
         if valid and (high or decoder.getstate()[0]):
             valid = _decodes(decoder, piece)
-        offset, last = offset + len(piece), whole[-1:]
+        offset, last = offset + len(piece), closed_piece[-1:]
     if valid and decoder.getstate()[0]:
         valid = False  # the file ends within a character
     if state[QUOTED]:
@@ -125,8 +125,8 @@ def scan(
         walk(b"\n")
     records = int(state[RECORDS])
     summary = Counter({bit: int(count) for bit, count in zip(BITS, counts, strict=True)})
-    kept = min(room, records)
-    return Scan(records, summary, valid, starts[:kept], lines[:kept], flags[:kept])
+    n_kept = min(room, records)
+    return Scan(records, summary, valid, starts[:n_kept], lines[:n_kept], flags[:n_kept])
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
