@@ -1,7 +1,7 @@
-"""Events: what each user did, one after another, repeats included.
+"""Events: the log of what each user did, in order and with repeats.
 
-A matrix says which user used which item; the events say when, how often, how much and in which
-way. Everything that depends on time or on repeats is computed from them.
+The matrix says which user used which item; the events add when, how often, how much and what type
+of event it was. Everything that depends on time or on repeats is computed from them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Mask = npt.NDArray[np.bool_]
 COLUMNS = ("times", "weights", "types")
 NO_TYPE = -1
 MOST_TYPES = 2**15
-BLOCK, MOST_BLOCKS = 100_000, 64  # events that a thread sorts at a time
-SHORT, LANES = 256, 64  # events of a user that are counted, and how many are compared at a time
+BLOCK, MOST_BLOCKS = 100_000, 64  # events per task of a thread, and the largest number of tasks
+SHORT, LANES = 256, 64  # up to SHORT events are sorted by counting, LANES comparisons at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """The events of each user in their order, by time where there are times.
+    """The events of each user, in order of time where times are known.
 
-    The events of user u are those at ``offsets[u]`` up to ``offsets[u + 1]``.
+    The events of user u are ``items[offsets[u]:offsets[u + 1]]``.
 
     Parameters
     ----------
     items
-        Position of the item of each event.
+        Item position of each event.
     offsets
-        Where the events of each user begin, and the number of all events.
+        Index of the first event of each user, then the total number of events.
     times
-        Seconds since 1970, which do not fall within a user; None where no time is known.
+        Seconds since 1970, ascending within a user; None if unknown.
     weights
-        What each event counts, negative for a return; None where each counts 1.
+        Weight of each event, negative for a return; None if every event counts 1.
     types, type_names
-        Kind of each event as a position in the names, -1 for none; None where all are alike.
+        Type of each event as an index into the names, -1 for none; None without types.
     ordered
-        Whether the order means anything; events without times may just be as they came.
+        Whether the order is meaningful; events without times may be in any order.
 
     Examples
     --------
@@ -72,8 +72,10 @@ class Events:
         if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0:
             raise DataError("the offsets of events must be a list that starts with 0")
         if (offsets[1:] < offsets[:-1]).any() or offsets[-1] != len(self.items):
-            ends = f"end at the number of events, {len(self.items)}"
-            raise DataError(f"the offsets of events must not fall and must {ends}")
+            raise DataError(
+                "the offsets of events must not fall and must end at the number of events, "
+                f"{len(self.items)}"
+            )
         for name in COLUMNS:
             column = getattr(self, name)
             if column is not None and column.shape != self.items.shape:
@@ -81,32 +83,39 @@ class Events:
                     f"events have {column.size} {name} for {len(self.items)} items; give one each"
                 )
         if self.times is not None:
-            _check_times(self.times, offsets)
+            if not np.isfinite(self.times).all():
+                raise DataError("times must be finite")
+            if not _in_order(self.times, offsets):
+                raise DataError(
+                    "the times of a user's events must not fall; put the events in order"
+                )
         if self.weights is not None and not np.isfinite(self.weights).all():
             raise DataError("the weights of events must be finite")
         if self.types is not None and len(self.types):
-            low, high = int(self.types.min()), int(self.types.max())
-            if low < NO_TYPE or high >= len(self.type_names):
-                known = f"{len(self.type_names)} names"
-                raise DataError(f"the types of events must be positions in their {known}, or -1")
+            n_names = len(self.type_names)
+            if self.types.min() < NO_TYPE or self.types.max() >= n_names:
+                raise DataError(
+                    f"the types of events must be positions in their {n_names} names, or -1"
+                )
 
     @classmethod
     def collected(
         cls, rows: Ints, n_users: int, items: npt.NDArray[Any], **columns: Any
     ) -> Events:
-        """Make events of a table: the user and the item of each, and what else is known.
+        """Sort a table of events by user, then time; equal times keep their order.
 
-        They are put in order of user, then time; equal times stay as they come.
+        `rows` and `items` are the user and item position of each event.
         """
         order = np.argsort(rows, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_users))])
-        found = {name: columns.pop(name, None) for name in COLUMNS}
-        dealt = {name: None if each is None else each[order] for name, each in found.items()}
-        return cls.dealt(items[order].astype(np.int32), offsets, **dealt, **columns)
+        for name in COLUMNS:
+            if columns.get(name) is not None:
+                columns[name] = columns[name][order]
+        return cls.sorted_by_time(items[order].astype(np.int32), offsets, **columns)
 
     @classmethod
-    def dealt(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
-        """Make events that are in order of user; those of a user are put in order of time."""
+    def sorted_by_time(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
+        """Return events that are grouped by user already, each user's sorted by time."""
         times = columns.get("times")
         if times is not None and not _in_order(times, offsets):
             present = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
@@ -115,7 +124,7 @@ class Events:
         return cls(items, offsets, **columns)
 
     def check_shape(self, n_users: int, n_items: int) -> None:
-        """Refuse events that do not fit a matrix of this shape."""
+        """Raise if the events do not fit a matrix of this shape."""
         if len(self) != n_users:
             raise DataError(f"events has {len(self)} rows for {n_users} users; give one each")
         if len(self.items) and (self.items.min() < 0 or self.items.max() >= n_items):
@@ -139,12 +148,12 @@ class Events:
 
     @property
     def rows(self) -> Ints:
-        """The user of each event, by position."""
+        """User position of each event."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def positive(self) -> Mask:
-        """Mark the events that add something: all but returns and events of weight 0."""
+        """Mask of the events with a positive weight: no returns."""
         return np.ones(self.n_events, bool) if self.weights is None else self.weights > 0
 
     @property
@@ -161,7 +170,7 @@ class Events:
         return self.rows * n_items + self.items
 
     def take(self, users: Ints) -> Events:
-        """Return the events of these users, by position."""
+        """Return the events of the users at these positions."""
         places, offsets = segments(self.offsets[users], self.lengths[users])
         return self._at(places, offsets)
 
@@ -173,19 +182,20 @@ class Events:
         return self._at(events, running[self.offsets])
 
     def recode(self, new: Ints) -> Events:
-        """Rename item i to ``new[i]``; events on items with a negative new name are left out."""
+        """Move item i to position ``new[i]``; a negative one drops its events."""
         remaining = self.keep(new[self.items] >= 0)
         return replace(remaining, items=new[remaining.items].astype(np.int32))
 
     def _at(self, places: npt.NDArray[Any], offsets: Ints) -> Events:
-        found = {name: getattr(self, name) for name in COLUMNS}
         columns: dict[str, Any] = {
-            name: None if each is None else each[places] for name, each in found.items()
+            name: getattr(self, name)[places]
+            for name in COLUMNS
+            if getattr(self, name) is not None
         }
         return replace(self, items=self.items[places], offsets=offsets, **columns)
 
     def places(self, matrix: Csr) -> Ints:
-        """Return where in the stored values of a matrix the pair of each event is, or -1."""
+        """Return the index of each event's pair among the stored values of a matrix, or -1."""
         positions = np.empty(self.n_events, np.int64)
         indptr = matrix.indptr.astype(np.int64, copy=False)
         indices = matrix.indices.astype(np.int32, copy=False)
@@ -193,21 +203,14 @@ class Events:
         return positions
 
     def pairs(self) -> tuple[Ints, Items, Ints]:
-        """Return the distinct pairs, as row offsets and columns, and the pair of each event."""
+        """Return the distinct pairs, as row offsets and columns, and each event's pair."""
         return pair_up(self.offsets, self.items)
 
 
-def _check_times(times: Floats, offsets: Ints) -> None:
-    if not np.isfinite(times).all():
-        raise DataError("times must be finite")
-    if not _in_order(times, offsets):
-        raise DataError("the times of a user's events must not fall; put the events in order")
-
-
 def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int) -> Events:
-    """Put the events of two sides together, those of the second after those of the first.
+    """Merge two sets of events with the same columns, those of the second after the first.
 
-    `rows` are the new positions of the users of each side. Both have the same columns.
+    `rows` are the new positions of the users of each.
     """
     names = list(dict.fromkeys([*first.type_names, *second.type_names]))
     sides = [_renamed(side, names) for side in (first, second)]
@@ -227,7 +230,7 @@ def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int)
 
 
 def _renamed(events: Events, names: list[str]) -> Events:
-    """Return the types as positions in a longer list of names."""
+    """Return the events with their types as positions in a longer list of names."""
     if events.types is None or not events.type_names:
         return replace(events, type_names=tuple(names))
     new = np.array([*map(names.index, events.type_names), NO_TYPE], np.int16)
@@ -235,21 +238,17 @@ def _renamed(events: Events, names: list[str]) -> Events:
 
 
 def as_types(texts: Iterable[Any]) -> tuple[Codes, tuple[str, ...]]:
-    """Return the kinds of events as positions, and their names in order of the alphabet."""
+    """Return types of events as positions, and their names in alphabetical order."""
     listed = [None if text is None else str(text) for text in texts]
     names = sorted({text for text in listed if text is not None})
-    place = {name: at for at, name in enumerate(names)}
-    codes = [NO_TYPE if text is None else place[text] for text in listed]
-    return np.array(codes, np.int16), tuple(names)
+    position = {None: NO_TYPE} | {name: at for at, name in enumerate(names)}
+    return np.array([position[text] for text in listed], np.int16), tuple(names)
 
 
 def in_time_order(
     offsets: Ints, times: Floats, columns: dict[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return columns with the events of each user in order of time; equal times stay as they come.
-
-    Threads have some of the users each, and put all columns of these in order at once.
-    """
+    """Sort the columns by time within each user, in threads; equal times keep their order."""
     ordered = {name: np.empty_like(column) for name, column in columns.items()}
 
     def put(first: int, stop: int) -> None:
@@ -264,9 +263,9 @@ def in_time_order(
 
 
 def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, Items, Ints]:
-    """Return the distinct pairs as row offsets and ascending columns, and the pair of each event.
+    """Return the distinct pairs as row offsets and ascending columns, and each event's pair.
 
-    Without `places` the last is left empty, which saves its memory.
+    Without `places` the last array stays empty, which saves memory.
     """
     pair_of_event = np.empty(len(items) if places else 0, np.int64)
     ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
@@ -283,7 +282,7 @@ def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, 
 
 
 def _in_blocks(offsets: Ints, work: Any) -> None:
-    """Call with first and last rows, in threads; each has its share of the events."""
+    """Call ``work(first, stop)`` in threads, on ranges of users with about as many events."""
     count = min(int(offsets[-1]) // BLOCK + 1, MOST_BLOCKS)
     cuts = np.searchsorted(offsets, np.linspace(0, offsets[-1], count + 1)[1:-1])
     bounds = [0, *cuts.tolist(), len(offsets) - 1]
@@ -292,10 +291,9 @@ def _in_blocks(offsets: Ints, work: Any) -> None:
 
 @compiled
 def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints) -> None:
-    """Put the places of each user's events in order of time.
+    """Write the indices of each user's events in order of time, stable.
 
-    The place of an event among few is the number of those before it, counted for many at a time;
-    of equal times the first takes the first place.
+    For up to SHORT events the rank of an event is the number of earlier ones, counted by SIMD.
     """
     low = offsets[first]
     room = np.empty((SHORT // LANES, LANES))
@@ -333,7 +331,7 @@ def _fall(times: Floats) -> bool:
 
 @compiled
 def _in_order(times: Floats, offsets: Ints) -> bool:
-    """Whether no event is before the one before it, of the same user."""
+    """Whether times ascend within each user."""
     for user in range(offsets.size - 1):
         if _fall(times[offsets[user] : offsets[user + 1]]):
             return False
@@ -352,9 +350,9 @@ def _distinct(
     lengths: Ints,
     pair_of_event: Ints,
 ) -> None:
-    """Write the distinct items of each user in ascending order, and which of them each event has.
+    """Write the distinct items of each user in ascending order, and each event's index in them.
 
-    Every item has a bit; a second layer has one for each word of the first that is not empty.
+    A bit set of two layers: `words` has a bit per item, `layer` a bit per word in use.
     """
     one = np.uint64(1)
     words = np.zeros((most - least >> 6) + 1, np.uint64)
@@ -391,7 +389,7 @@ def _distinct(
 
 @compiled
 def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, pair_of_event: Ints) -> None:
-    """Move the distinct items of all users together, which begin where their events do."""
+    """Move the distinct items of all users together; each block starts at the user's events."""
     for user in range(offsets.size - 1):
         moved = offsets[user] - indptr[user]
         for place in range(indptr[user], indptr[user + 1]):
