@@ -133,11 +133,11 @@ def test_data_that_cannot_follow_are_refused() -> None:
     plain = eq.read([("a", "x"), ("b", "y")])
     with pytest.raises(DataError, match="decay needs times"):
         Signals(decay="30d").apply(plain)
-    with pytest.raises(DataError, match="weights needs kinds of events"):
+    with pytest.raises(DataError, match="weights needs types of events"):
         Signals(weights={"buy": 1}).apply(plain)
-    with pytest.raises(DataError, match="no number for events of kind 'view'"):
+    with pytest.raises(DataError, match="no number for events of type 'view'"):
         Signals(weights={"buy": 1}).apply(shop())
-    with pytest.raises(DataError, match="no event is of kind 'bye'; there are buy, view"):
+    with pytest.raises(DataError, match="no event is of type 'bye'; the types are buy, view"):
         Signals(weights={"bye": 1, "view": 1, "buy": 1}).apply(shop())
     with pytest.raises(SettingError, match="SLIS weighs clicks by their order"):
         eq.SLIS(signals=Signals()).fit(shop())

@@ -416,10 +416,12 @@ class Interactions:
         if not replace and events is not None and events.weights is not None:
             matrix: Any = summed(events, len(items), signed=signed)[0]
         else:
-            row = [new[entry_rows(part.matrix)] for part, new in zip(parts, rows, strict=True)]
-            column = [part.matrix.indices for part in parts]
-            value = [part.matrix.data for part in parts]
-            matrix = merged(*map(np.concatenate, (row, column, value)), shape)
+            matrix = merged(
+                np.concatenate([rows[at][entry_rows(parts[at].matrix)] for at in (0, 1)]),
+                np.concatenate([part.matrix.indices for part in parts]),
+                np.concatenate([part.matrix.data for part in parts]),
+                shape,
+            )
         return Interactions(
             matrix,
             users,

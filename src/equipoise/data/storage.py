@@ -130,7 +130,7 @@ class Fields(dict[str, Any]):
     def text(self, name: str, among: Collection[str] | None = None) -> str:
         """Text, one of `among` if given."""
         expected = "text" if among is None else f"one of {', '.join(among)}"
-        text = self._read(name, str, expected)
+        text: str = self._read(name, str, expected)
         return text if among is None or text in among else self._refuse(name, expected)
 
     def texts(self, name: str) -> list[str]:
@@ -140,7 +140,7 @@ class Fields(dict[str, Any]):
     def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
         """An integer in this range."""
         expected = f"a whole number from {least} to {most:.3g}"
-        number = self._read(name, int, expected)
+        number: int = self._read(name, int, expected)
         return number if least <= number <= most else self._refuse(name, expected)
 
     def wholes(self, name: str, least: int = 0, most: int = LARGEST) -> list[int]:

@@ -1,4 +1,4 @@
-"""Frames of pandas, polars and arrow, and plain Python lists, as sources of columns."""
+"""Sources from frames of pandas, polars and arrow, and from Python lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def object_source(source: Any, name: str = "the frame") -> Source:
 
 
 def _column(values: Any, name: str) -> pl.Series:
-    """Return a column of a mapping; text is no list of letters, and a set has no order."""
+    """Return a column of a mapping; text, sets and mappings are no lists of values."""
     listed = isinstance(values, Iterable) and not isinstance(
         values, (str, bytes, bytearray, Mapping, Set)
     )
@@ -104,9 +104,9 @@ def _narwhals(source: Any, name: str) -> Source:
 
 
 def _with_text_names(source: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Return a frame whose columns are named by text, and the names that were numbers.
+    """Return a frame with text column names, and the names that were integers.
 
-    pandas takes anything as a name; of a file without a header it numbers the columns.
+    pandas accepts any object as a name, and numbers the columns of a file without a header.
     """
     if not (hasattr(source, "columns") and hasattr(source, "set_axis")):
         return source, ()
@@ -154,7 +154,7 @@ def _rows(rows: Sequence[Any]) -> Source:
 
 
 def row_options(source: Any, options: ReadOptions) -> ReadOptions:
-    """Say what the third value of a list of rows is: the rating with `min_rating`, else weight."""
+    """Use the third value of a list of rows as rating if `min_rating` is set, else as weight."""
     is_rows = isinstance(source, (list, tuple)) and source and isinstance(source[0], (list, tuple))
     if not is_rows or len(source[0]) < 3 or options.weight is not None:
         return options
@@ -164,7 +164,7 @@ def row_options(source: Any, options: ReadOptions) -> ReadOptions:
 
 
 def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Series:
-    """Make a column of Python values; values of several kinds are refused, by row or place."""
+    """Make a column of Python values; mixed types are an error that names the row."""
     values = [None if type(value).__name__ in MISSING else value for value in values]
     kinds = {type(value) for value in values} - {type(None)}
     if float in kinds and str in kinds:  # pandas marks missing text by NaN
@@ -212,10 +212,7 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
 
 
 def _moments(values: list[Any], name: str) -> pl.Series:
-    """Make a column of dates and times of any kind; times without a zone are UTC, as dates are.
-
-    Python resolves local times that a change of the clocks leaves out or repeats.
-    """
+    """Make a column of dates and times; times without a time zone are UTC."""
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {dt.date}:
         return pl.Series(name, values, dtype=pl.Date)
