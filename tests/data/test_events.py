@@ -58,8 +58,8 @@ def test_take_keep_and_recode_agree_with_lists(
     events = build(lists)
     assert lists_of(events) == lists
     assert events.rows.tolist() == [n for n, row in enumerate(lists) for _ in row]
-    taken = data.draw(st.permutations(range(len(lists))))[: len(lists) // 2]
-    assert lists_of(events.take(np.array(taken, np.int64))) == [lists[n] for n in taken]
+    users = data.draw(st.permutations(range(len(lists))))[: len(lists) // 2]
+    assert lists_of(events.take(np.array(users, np.int64))) == [lists[n] for n in users]
     even = lists_of(events.keep(events.items % 2 == 0))
     assert even == [[v for v in row if v % 2 == 0] for row in lists]
     new = np.array([-1, 3, -1, 0, 1, 2])
@@ -72,8 +72,8 @@ def test_take_keep_and_recode_agree_with_lists(
 def test_pairs_are_the_distinct_items_of_each_user(lists: list[list[int]]) -> None:
     events = build(lists)
     indptr, indices, place = pair_up(events.offsets, events.items)
-    found = [indices[a:b].tolist() for a, b in pairwise(indptr)]
-    assert found == [sorted(set(row)) for row in lists]
+    distinct = [indices[a:b].tolist() for a, b in pairwise(indptr)]
+    assert distinct == [sorted(set(row)) for row in lists]
     assert indices[place].tolist() == events.items.tolist()
 
 
@@ -88,11 +88,11 @@ def test_pairs_of_a_large_catalogue_are_those_of_each_user(
         sorted({*row}) for row in lists
     ]
     for user, (first, stop) in enumerate(pairwise(events.offsets)):
-        own = place[first:stop]
-        assert ((own >= indptr[user]) & (own < indptr[user + 1])).all()
-        assert indices[own].tolist() == lists[user]
+        user_pairs = place[first:stop]
+        assert ((user_pairs >= indptr[user]) & (user_pairs < indptr[user + 1])).all()
+        assert indices[user_pairs].tolist() == lists[user]
     bare = pair_up(events.offsets, events.items, places=False)
-    assert [each.tolist() for each in bare] == [indptr.tolist(), indices.tolist(), []]
+    assert [array.tolist() for array in bare] == [indptr.tolist(), indices.tolist(), []]
 
 
 @pytest.mark.parametrize("size", [2, 63, 64, 65, 256, 257, 1000])
@@ -102,18 +102,18 @@ def test_times_of_short_and_long_histories_are_sorted_alike(
 ) -> None:
     times = rng.integers(-kinds, kinds, 3 * size) / 7
     offsets = np.arange(4) * size
-    found = Events.dealt(np.arange(3 * size, dtype=np.int32), offsets, times=times)
+    events = Events.sorted_by_time(np.arange(3 * size, dtype=np.int32), offsets, times=times)
     order = [at + np.argsort(times[at : at + size], kind="stable") for at in offsets[:-1]]
-    assert found.items.tolist() == np.concatenate(order).tolist()
-    assert found.times is not None
-    assert found.times.tolist() == times[found.items].tolist()
+    assert events.items.tolist() == np.concatenate(order).tolist()
+    assert events.times is not None
+    assert events.times.tolist() == times[events.items].tolist()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_times_that_are_no_numbers_are_refused_after_sorting(wrong: float) -> None:
     times = np.array([3.0, wrong, 1.0, wrong, 2.0])
     with pytest.raises(DataError, match="times must be finite"):
-        Events.dealt(np.arange(5, dtype=np.int32), np.array([0, 5]), times=times)
+        Events.sorted_by_time(np.arange(5, dtype=np.int32), np.array([0, 5]), times=times)
 
 
 @pytest.mark.parametrize("block", [1, 2, 100_000])
@@ -123,12 +123,12 @@ def test_equal_times_stay_as_they_come_and_others_are_sorted(
     monkeypatch.setattr("equipoise.data.events.BLOCK", block)
     items, offsets = np.array([5, 6, 7, 8, 9, 1], np.int32), np.array([0, 3, 3, 5, 6])
     times, weights = np.array([2.0, 1.0, 2.0, 7.0, 7.0, 0.0]), np.arange(6.0)
-    found = Events.dealt(items, offsets, times=times, weights=weights)
-    assert found.items.tolist() == [6, 5, 7, 8, 9, 1]
-    assert found.times is not None
-    assert found.weights is not None
-    assert found.times.tolist() == [1, 2, 2, 7, 7, 0]
-    assert found.weights.tolist() == [1, 0, 2, 3, 4, 5]
+    events = Events.sorted_by_time(items, offsets, times=times, weights=weights)
+    assert events.items.tolist() == [6, 5, 7, 8, 9, 1]
+    assert events.times is not None
+    assert events.weights is not None
+    assert events.times.tolist() == [1, 2, 2, 7, 7, 0]
+    assert events.weights.tolist() == [1, 0, 2, 3, 4, 5]
     assert items.tolist() == [5, 6, 7, 8, 9, 1]  # those that were given stay
 
 
@@ -207,15 +207,15 @@ def carried(data: Interactions) -> list[tuple[Any, ...]]:
 @given(table, st.data())
 @settings(max_examples=40, deadline=None)
 def test_parts_of_data_carry_their_events(log: list[tuple[int, int, int]], draw: Any) -> None:
-    whole = frame([(*row, n % 3 + 1) for n, row in enumerate(log)], "n")
-    data = eq.read(whole, weight="n", on_bad="skip")
+    all_rows = frame([(*row, n % 3 + 1) for n, row in enumerate(log)], "n")
+    data = eq.read(all_rows, weight="n", on_bad="skip")
     users = draw.draw(st.permutations(data.users.tolist()))[:3]
     items = draw.draw(st.permutations(data.items.tolist()))[:4]
     part = data.select(users, items)
-    wanted = whole.filter(pl.col("user").is_in(users) & pl.col("item").is_in(items))
-    wanted = wanted.select("user", "item", pl.col("n").cast(float), pl.col("time").cast(float))
-    assert carried(part) == sorted(wanted.rows(), key=repr)
-    sums = wanted.group_by("user", "item").agg(pl.sum("n"), pl.max("time"))
+    expected = all_rows.filter(pl.col("user").is_in(users) & pl.col("item").is_in(items))
+    expected = expected.select("user", "item", pl.col("n").cast(float), pl.col("time").cast(float))
+    assert carried(part) == sorted(expected.rows(), key=repr)
+    sums = expected.group_by("user", "item").agg(pl.sum("n"), pl.max("time"))
     assert sorted(part.to_frame().rows()) == sorted(sums.rows())
     even = data.entries(data.matrix.indices % 2 == 0)
     assert {row[1] for row in carried(even)} <= set(data.items[::2].tolist())
@@ -232,12 +232,12 @@ def test_a_union_is_both_tables_read_as_one(
             frame([(*row, n % 4 - 1) for n, row in enumerate(log)], "n") for log in (first, second)
         ]
         if columns:
-            tables = [each.filter(pl.col("n") != 0) for each in tables]
-        one, two = (eq.read(each, **columns, on_bad="skip") for each in tables)
-        whole = eq.read(pl.concat(tables), **columns, on_bad="skip")
+            tables = [part.filter(pl.col("n") != 0) for part in tables]
+        one, two = (eq.read(part, **columns, on_bad="skip") for part in tables)
+        together = eq.read(pl.concat(tables), **columns, on_bad="skip")
         both = one.union(two)
-        assert carried(both) == carried(whole)
-        assert sorted(both.to_frame().rows()) == sorted(whole.to_frame().rows())
+        assert carried(both) == carried(together)
+        assert sorted(both.to_frame().rows()) == sorted(together.to_frame().rows())
 
 
 def test_a_union_can_replace() -> None:
@@ -278,7 +278,7 @@ def test_an_event_before_the_cut_belongs_to_the_past() -> None:
 
 
 @pytest.mark.parametrize(
-    ("repeats", "found"),
+    ("repeats", "targets"),
     [
         ("new", {("b", "jam")}),
         ("all", {("a", "milk"), ("b", "jam")}),
@@ -286,10 +286,10 @@ def test_an_event_before_the_cut_belongs_to_the_past() -> None:
     ],
 )
 def test_targets_are_new_items_all_items_or_repeats(
-    repeats: Any, found: set[Any], tmp_path: Path
+    repeats: Any, targets: set[Any], tmp_path: Path
 ) -> None:
     split = eq.split.time_cut(eq.read(frame(SHOP)), test_from=8, valid=0, repeats=repeats)
-    assert pairs(split.test.target) == found
+    assert pairs(split.test.target) == targets
     split.save(tmp_path / "split")
     assert eq.split.Split.load(tmp_path / "split").test.repeats == repeats
     model = eq.Popularity().fit(split.train)
@@ -308,21 +308,22 @@ def test_targets_are_new_items_all_items_or_repeats(
 def test_a_time_cut_equals_a_plain_computation_on_the_rows(
     log: list[tuple[int, int, int]], repeats: Any
 ) -> None:
-    whole = frame(log)
+    all_rows = frame(log)
     times = sorted({row[2] for row in log})
     cut = times[2 * len(times) // 3]
-    before, after = whole.filter(pl.col("time") < cut), whole.filter(pl.col("time") >= cut)
+    before = all_rows.filter(pl.col("time") < cut)
+    after = all_rows.filter(pl.col("time") >= cut)
     past = set(before.select("user", "item").rows())
     items = {item for _, item in past}
     later = {pair for pair in after.select("user", "item").rows() if pair[1] in items}
-    kept = {"new": later - past, "again": later & past, "all": later}[repeats]
-    users = {user for user, _ in past} & {user for user, _ in kept}
+    target_pairs = {"new": later - past, "again": later & past, "all": later}[repeats]
+    users = {user for user, _ in past} & {user for user, _ in target_pairs}
     if not users:
         return
-    data = eq.read(whole, on_bad="skip")
+    data = eq.read(all_rows, on_bad="skip")
     split = eq.split.time_cut(data, test_from=cut, valid=0, repeats=repeats)
     assert pairs(split.train) == past
-    assert pairs(split.test.target) == {pair for pair in kept if pair[0] in users}
+    assert pairs(split.test.target) == {pair for pair in target_pairs if pair[0] in users}
     assert pairs(split.test.history) == {pair for pair in past if pair[0] in users}
     known = split.train.to_frame(events=True).select("user", "item", "time").rows()
     assert sorted(known) == sorted(before.rows())
@@ -332,18 +333,18 @@ LAST = [("u", item, n) for n, item in enumerate("abacba")] + [("v", "a", 3), ("v
 
 
 @pytest.mark.parametrize(
-    ("repeats", "history", "found"),
+    ("repeats", "history", "targets"),
     [
         ("new", ["a", "b", "a"], {("u", "c"), ("v", "b")}),
         ("all", ["a", "b", "a", "c", "b"], {("u", "a"), ("v", "b")}),
         ("again", ["a", "b", "a", "c", "b"], {("u", "a")}),
     ],
 )
-def test_the_last_event_is_left_out(repeats: Any, history: list[str], found: set[Any]) -> None:
+def test_the_last_event_is_left_out(repeats: Any, history: list[str], targets: set[Any]) -> None:
     data = eq.read(frame(LAST))
     split = eq.split.leave_last_out(data, valid=0, repeats=repeats)
     assert split.test.history.history("u") == history
-    assert pairs(split.test.target) == found
+    assert pairs(split.test.target) == targets
     assert split.train.history("u") == history
     assert split.test.repeats == repeats
 
@@ -377,8 +378,8 @@ def test_a_search_follows_what_is_to_be_found() -> None:
         (int(rng.integers(30)), int(rng.integers(9)), int(rng.integers(90))) for _ in range(600)
     ]
     split = eq.split.time_cut(eq.read(frame(log)), test=0.2, valid=0.2, repeats="again")
-    found = eq.tune(eq.EASE(normalizer=eq.NoNorm()), split, grid={"l2": [1.0, 20.0]})
-    for row in found.trials.iter_rows(named=True):
+    search = eq.tune(eq.EASE(normalizer=eq.NoNorm()), split, grid={"l2": [1.0, 20.0]})
+    for row in search.trials.iter_rows(named=True):
         model = eq.EASE(l2=row["l2"]).fit(split.train)
         expected = eq.evaluate(model, split.valid, bootstrap=0)["ndcg@20"]
         assert row["ndcg@20"] == pytest.approx(expected, abs=1e-12)

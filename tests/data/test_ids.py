@@ -31,23 +31,23 @@ def test_ids_survive_unchanged_and_are_found_where_they_stand(ids: list[object])
 @given(integers, integers)
 @settings(max_examples=60, deadline=None)
 def test_arrays_and_lists_of_integers_are_looked_up_alike(
-    ids: list[int], asked: list[int]
+    ids: list[int], unknown: list[int]
 ) -> None:
     index = IdIndex(ids, "item")
-    wanted = asked + ids[:3]
-    from_list = index.positions(wanted, unknown="skip")
-    from_array = index.positions(np.array(wanted, np.int64), unknown="skip")
+    queries = unknown + ids[:3]
+    from_list = index.positions(queries, unknown="skip")
+    from_array = index.positions(np.array(queries, np.int64), unknown="skip")
     assert from_array.tolist() == from_list.tolist()
-    assert from_list.tolist() == [ids.index(v) if v in ids else -1 for v in wanted]
+    assert from_list.tolist() == [ids.index(v) if v in ids else -1 for v in queries]
 
 
 @pytest.mark.parametrize("ids", [[2**63 - 1, 2**63 - 3], [-(2**63), 2 - 2**63], [0, 2**63 - 1]])
 def test_ids_at_the_ends_of_the_integers_are_found(ids: list[int]) -> None:
     index = IdIndex(ids, "item")
     assert index.positions(np.array(ids[::-1])).tolist() == [1, 0]
-    asked = np.array([-(2**63), 2**63 - 1, 2**63 - 2, 1 - 2**63, 7])
-    expected = [ids.index(value) if value in ids else -1 for value in asked.tolist()]
-    assert index.positions(asked, unknown="skip").tolist() == expected
+    queries = np.array([-(2**63), 2**63 - 1, 2**63 - 2, 1 - 2**63, 7])
+    expected = [ids.index(value) if value in ids else -1 for value in queries.tolist()]
+    assert index.positions(queries, unknown="skip").tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_text_of_any_container_becomes_python_text(values: object) -> None:
 
 
 def test_the_callers_array_is_neither_locked_nor_followed() -> None:
-    mine = np.array([1, 2, 3])
-    index = IdIndex(mine, "item")
-    mine[0] = 9
+    array = np.array([1, 2, 3])
+    index = IdIndex(array, "item")
+    array[0] = 9
     assert index.values.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
         index.values[0] = 9
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("ids", "message"),
     [
         ([7], r"unknown item 7; check the id"),
         (np.array([7, 1, 8]), r"unknown items 7, 8; check the id"),
@@ -98,45 +98,45 @@ def test_the_callers_array_is_neither_locked_nor_followed() -> None:
         (np.array([2**64 - 1], np.uint64), "unknown item 18446744073709551615; check the id"),
     ],
 )
-def test_unknown_ids_are_named_with_the_remedy(wanted: object, message: str) -> None:
+def test_unknown_ids_are_named_with_the_remedy(ids: object, message: str) -> None:
     index = IdIndex([1, 2, -1], "item")
     with pytest.raises(UnknownIdError, match=message):
-        index.positions(wanted)
-    assert (index.positions(wanted, unknown="skip") < 0).any()
+        index.positions(ids)
+    assert (index.positions(ids, unknown="skip") < 0).any()
 
 
 def test_ids_of_the_other_kind_are_compared_by_the_kind_that_is_there() -> None:
-    text, whole = IdIndex(["1", "2", "007"], "user"), IdIndex([1, 2, -7], "user")
+    text, integer = IdIndex(["1", "2", "007"], "user"), IdIndex([1, 2, -7], "user")
     assert text.positions(np.array([2, 1])).tolist() == [1, 0]
-    assert whole.positions(["2", "-7"]).tolist() == [1, 2]
+    assert integer.positions(["2", "-7"]).tolist() == [1, 2]
     assert 1 in text
-    assert "1" in whole
+    assert "1" in integer
     strange = ["01", "+1", "-07", "1.0", " 1", "", True, 1.0]
-    assert (whole.positions(strange, unknown="skip") == -1).sum() == len(strange)
+    assert (integer.positions(strange, unknown="skip") == -1).sum() == len(strange)
     assert text.positions([7, 7.0, True], unknown="skip").tolist() == [-1, -1, -1]
 
 
 def test_an_index_grows_by_ids_of_its_own_kind() -> None:
-    text, whole = IdIndex(["1", "x"], "item"), IdIndex([1, 5], "item")
-    assert text.extended(whole.values).values.tolist() == ["1", "x", "5"]
-    assert whole.extended(np.array(["5", "8"], object)).values.tolist() == [1, 5, 8]
+    text, integer = IdIndex(["1", "x"], "item"), IdIndex([1, 5], "item")
+    assert text.extended(integer.values).values.tolist() == ["1", "x", "5"]
+    assert integer.extended(np.array(["5", "8"], object)).values.tolist() == [1, 5, 8]
     assert IdIndex([], "item").extended(text.values).values.tolist() == ["1", "x"]
     assert text.extended(text.values) is text
 
 
 @pytest.mark.parametrize("new", ["x", "05", "-0", "", str(2**63), "9" * 5000])
 def test_integer_ids_become_text_where_a_new_id_is_no_integer(new: str) -> None:
-    whole = IdIndex([1, -5], "item")
-    wider = whole.extended(np.array(["8", new, "-5"], object))
+    integer = IdIndex([1, -5], "item")
+    wider = integer.extended(np.array(["8", new, "-5"], object))
     assert wider.values.tolist() == ["1", "-5", "8", new]
     assert wider.positions([1, "1", -5, 8, new]).tolist() == [0, 0, 1, 2, 3]
-    assert whole.positions([new, "8"], unknown="skip").tolist() == [-1, -1]
+    assert integer.positions([new, "8"], unknown="skip").tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(
     ("ids", "single"),
-    [(["n", "ann"], each) for each in ("ann", np.str_("ann"), np.array("ann"))]
-    + [([5, 7], each) for each in (7, np.int64(7), np.array(7))],
+    [(["n", "ann"], single_id) for single_id in ("ann", np.str_("ann"), np.array("ann"))]
+    + [([5, 7], single_id) for single_id in (7, np.int64(7), np.array(7))],
 )
 def test_a_single_id_in_place_of_a_list_is_one_id(ids: list[object], single: object) -> None:
     assert IdIndex(ids, "user").positions(single).tolist() == [1]

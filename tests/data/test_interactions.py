@@ -132,13 +132,13 @@ def test_select_takes_raw_ids_in_the_given_order() -> None:
 
 def test_entries_drop_the_events_of_dropped_pairs() -> None:
     data = sessions()
-    kept = np.array([False, True, True, True, True, True, False])  # without (10, a) and (30, d)
-    part = data.entries(kept)
+    mask = np.array([False, True, True, True, True, True, False])  # without (10, a) and (30, d)
+    part = data.entries(mask)
     assert [part.history(user) for user in (10, 20, 30)] == [["b", "c"], ["c", "b"], ["a"]]
     assert part.times is not None
     assert part.times.tolist() == [12, 14, 22, 21, 33]
     assert titles(part) == titles(data)
-    for wrong in (np.array([0, 1]), kept[:-1], kept.astype(int)):
+    for wrong in (np.array([0, 1]), mask[:-1], mask.astype(int)):
         with pytest.raises(DataError, match="entries needs a mask of 7"):
             data.entries(wrong)
 
@@ -267,10 +267,12 @@ def test_a_union_that_replaces_is_that_of_the_pairs(first: Cells, second: Cells)
 @settings(max_examples=80, deadline=None)
 def test_difference_is_that_of_the_pairs_and_keeps_the_axes(first: Cells, second: Cells) -> None:
     one = build(first)
-    rest = one.difference(build(second))
-    assert content_of(rest) == {pair: value for pair, value in first.items() if pair not in second}
-    assert rest.users.tolist() == one.users.tolist()
-    assert rest.items.tolist() == one.items.tolist()
+    remaining = one.difference(build(second))
+    assert content_of(remaining) == {
+        pair: value for pair, value in first.items() if pair not in second
+    }
+    assert remaining.users.tolist() == one.users.tolist()
+    assert remaining.items.tolist() == one.items.tolist()
 
 
 @given(cells, cells)
@@ -318,19 +320,19 @@ def test_filter_says_what_it_left_out(toy: Interactions) -> None:
 
 
 def test_data_put_together_have_ids_of_the_kind_of_the_first() -> None:
-    whole, text = eq.read([(1, 10), (2, 20)]), eq.read([("2", "20"), ("3", "30")])
-    assert whole.union(text).users.tolist() == [1, 2, 3]
-    assert text.union(whole).items.tolist() == ["20", "30", "10"]
-    assert whole.union(text).n_interactions == text.union(whole).n_interactions == 3
-    assert whole.difference(text).n_interactions == 1
+    integer, text = eq.read([(1, 10), (2, 20)]), eq.read([("2", "20"), ("3", "30")])
+    assert integer.union(text).users.tolist() == [1, 2, 3]
+    assert text.union(integer).items.tolist() == ["20", "30", "10"]
+    assert integer.union(text).n_interactions == text.union(integer).n_interactions == 3
+    assert integer.difference(text).n_interactions == 1
     named = eq.read([("ann", "20"), ("2", "x")])
-    assert named.union(whole).n_interactions == 4
-    wider = whole.union(named)
+    assert named.union(integer).n_interactions == 4
+    wider = integer.union(named)
     assert wider.users.tolist() == ["1", "2", "ann"]
     assert wider.items.tolist() == ["10", "20", "x"]
-    assert content_of(wider) == content_of(named.union(whole))
-    told = "ids were integers and are text now, because some of those added are no integers"
-    assert wider.notes[-2:] == (f"the user {told}", f"the item {told}")
+    assert content_of(wider) == content_of(named.union(integer))
+    note = "ids were integers and are text now, because added ids are no integers"
+    assert wider.notes[-2:] == (f"the user {note}", f"the item {note}")
     nothing = Interactions(np.zeros((0, 0)))
     assert nothing.union(text).fingerprint == text.fingerprint
     assert text.union(nothing).fingerprint == text.fingerprint

@@ -60,8 +60,8 @@ def test_rows_keys_and_kept_entries_agree_with_coordinates() -> None:
     csr, _ = checked_matrix([[1, 0, 1], [0, 0, 0], [0, 1, 1]], None)
     assert entry_rows(csr).tolist() == [0, 0, 2, 2]
     assert cell_keys(csr).tolist() == [0, 2, 7, 8]
-    kept = keep_entries(csr, np.array([True, False, False, True]))
-    assert kept.toarray().tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+    masked = keep_entries(csr, np.array([True, False, False, True]))
+    assert masked.toarray().tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
 
 
 def test_positions_come_from_masks_lists_and_arrays() -> None:

@@ -68,16 +68,16 @@ def test_sessions_are_held_out_whole(rows: list[list[int]], order: str, seed: in
     assert split.train.items.tolist() == [f"i{n}" for n in sorted(known)]
     for place in train:
         assert split.train.history(place) == [f"i{n}" for n in rows[place]]
-    kept = {n: [v for v in row if v in known] for n, row in enumerate(rows) if n not in train}
-    steps = {f"{n}:{t}": row[: t + 1] for n, row in kept.items() for t in range(1, len(row))}
-    found = {
+    held_out = {n: [v for v in row if v in known] for n, row in enumerate(rows) if n not in train}
+    steps = {f"{n}:{t}": row[: t + 1] for n, row in held_out.items() for t in range(1, len(row))}
+    revealed = {
         user: part.history.history(user) + part.target.history(user)
         for part in split.parts
         for user in part.history.users.tolist()
     }
-    assert found == {step: [f"i{n}" for n in row] for step, row in steps.items()}
-    lost = sum(len(rows[n]) - len(row) for n, row in kept.items())
-    short = sum(len(row) < 2 for row in kept.values())
+    assert revealed == {step: [f"i{n}" for n in row] for step, row in steps.items()}
+    lost = sum(len(rows[n]) - len(row) for n, row in held_out.items())
+    short = sum(len(row) < 2 for row in held_out.values())
     assert sum(int(n.split()[0]) for n in split.notes if re.match(r"\d+ events?", n)) == lost
     assert sum(int(n.split()[0]) for n in split.notes if re.match(r"\d+ sessions?", n)) == short
     if order == "time":

@@ -51,20 +51,20 @@ def shop(log: list[tuple[Any, ...]] = LOG) -> Interactions:
     ],
 )
 def test_the_matrix_is_what_the_events_are_worth(options: dict[str, Any], expected: Any) -> None:
-    found = Signals(**options).apply(shop())
-    np.testing.assert_allclose(found.matrix.toarray(), np.float32(expected), rtol=4 * TINY)
-    assert found.to_frame(events=True).equals(shop().to_frame(events=True))
+    weighted = Signals(**options).apply(shop())
+    np.testing.assert_allclose(weighted.matrix.toarray(), np.float32(expected), rtol=4 * TINY)
+    assert weighted.to_frame(events=True).equals(shop().to_frame(events=True))
 
 
 def test_bm25_saturates_and_weighs_rare_items_more() -> None:
     log = [("a", "x", 0, 1.0, ""), ("b", "x", 0, 9.0, ""), ("b", "y", 0, 1.0, "")]
-    found = Signals(transform="bm25").apply(shop(log)).matrix.toarray()
+    values = Signals(transform="bm25").apply(shop(log)).matrix.toarray()
     lengths, mean = np.array([1, 10]), 5.5
     rarity = np.log1p((2 - np.array([2, 1]) + 0.5) / (np.array([2, 1]) + 0.5))
     amounts = np.array([[1, 0], [9, 1]])
     scale = 1.2 * (0.25 + 0.75 * lengths / mean)[:, None]
     expected = rarity * amounts * 2.2 / (amounts + scale)
-    np.testing.assert_allclose(found, np.float32(expected), rtol=4 * TINY)
+    np.testing.assert_allclose(values, np.float32(expected), rtol=4 * TINY)
 
 
 RETURNED = [
@@ -88,11 +88,11 @@ RETURNED = [
     ],
 )
 def test_returns_are_netted_ignored_or_negative(options: dict[str, Any], expected: Any) -> None:
-    found = Signals(**options).apply(shop(RETURNED))
-    assert found.matrix.toarray().tolist() == expected
-    assert found.item_counts.tolist() == (np.array(expected) > 0).sum(axis=0).tolist()
-    assert found.user_counts.tolist() == (np.array(expected) > 0).sum(axis=1).tolist()
-    assert found.rows([1]).matrix.toarray().tolist() == expected[1:]
+    weighted = Signals(**options).apply(shop(RETURNED))
+    assert weighted.matrix.toarray().tolist() == expected
+    assert weighted.item_counts.tolist() == (np.array(expected) > 0).sum(axis=0).tolist()
+    assert weighted.user_counts.tolist() == (np.array(expected) > 0).sum(axis=1).tolist()
+    assert weighted.rows([1]).matrix.toarray().tolist() == expected[1:]
 
 
 def test_negative_feedback_is_for_linear_autoencoders() -> None:
@@ -133,11 +133,11 @@ def test_data_that_cannot_follow_are_refused() -> None:
     plain = eq.read([("a", "x"), ("b", "y")])
     with pytest.raises(DataError, match="decay needs times"):
         Signals(decay="30d").apply(plain)
-    with pytest.raises(DataError, match="weights needs kinds of events"):
+    with pytest.raises(DataError, match="weights needs types of events"):
         Signals(weights={"buy": 1}).apply(plain)
-    with pytest.raises(DataError, match="no number for events of kind 'view'"):
+    with pytest.raises(DataError, match="no number for events of type 'view'"):
         Signals(weights={"buy": 1}).apply(shop())
-    with pytest.raises(DataError, match="no event is of kind 'bye'; there are buy, view"):
+    with pytest.raises(DataError, match="no event is of type 'bye'; the types are buy, view"):
         Signals(weights={"bye": 1, "view": 1, "buy": 1}).apply(shop())
     with pytest.raises(SettingError, match="SLIS weighs clicks by their order"):
         eq.SLIS(signals=Signals()).fit(shop())
@@ -186,8 +186,8 @@ def test_a_model_is_fitted_on_its_signals_and_saved_with_them(model: Any, tmp_pa
     back = eq.load(tmp_path / "model")
     assert back.signals == model.signals
     assert back.data_fingerprint_ == data.fingerprint
-    for asked in (data.users[:5].tolist(), [[0, 1, 1], []], data.rows([1, 2])):
-        np.testing.assert_array_equal(back.score(asked), model.score(asked))
+    for users in (data.users[:5].tolist(), [[0, 1, 1], []], data.rows([1, 2])):
+        np.testing.assert_array_equal(back.score(users), model.score(users))
     assert "Signals" in model.summary()
 
 
@@ -252,16 +252,16 @@ def test_tune_searches_the_signals() -> None:
     data = random_shop(np.random.default_rng(2), 60, 900)
     split = eq.split.strong(data, valid=0.3, test=0.2)
     grid = {"transform": ["binary", "sum"], "decay": [None, "5d"], "l2": [1.0, 50.0]}
-    found = eq.tune(eq.EASE(normalizer=eq.NoNorm()), split, grid=grid)
-    assert found.solves == 8
-    assert set(found.trials["transform"]) == {"binary", "sum"}
-    for row in found.trials.iter_rows(named=True):
+    search = eq.tune(eq.EASE(normalizer=eq.NoNorm()), split, grid=grid)
+    assert search.solves == 8
+    assert set(search.trials["transform"]) == {"binary", "sum"}
+    for row in search.trials.iter_rows(named=True):
         signals = Signals(transform=row["transform"], decay=row["decay"])
         model = eq.EASE(l2=row["l2"], signals=signals).fit(split.train)
         expected = eq.evaluate(model, split.valid, bootstrap=0)["ndcg@20"]
         assert row["ndcg@20"] == pytest.approx(expected, abs=1e-12)
-    best = found.trials.sort("ndcg@20", descending=True, maintain_order=True).row(0, named=True)
-    assert found.model.signals.transform == best["transform"]
+    best = search.trials.sort("ndcg@20", descending=True, maintain_order=True).row(0, named=True)
+    assert search.model.signals.transform == best["transform"]
     neighbours = eq.tune(eq.ItemKNN(), split, grid={"transform": ["binary", "log1p"]})
     assert neighbours.trials.height == 2
 

@@ -44,8 +44,8 @@ def times(data: Interactions) -> dict[tuple[Any, Any], float]:
 
 def noted(split: Split, pattern: str) -> int:
     """Sum of the numbers that begin the notes that match."""
-    found = [note for note in split.notes if re.search(pattern, note)]
-    return sum(int(note.split()[0].replace(",", "")) for note in found)
+    matching = [note for note in split.notes if re.search(pattern, note)]
+    return sum(int(note.split()[0].replace(",", "")) for note in matching)
 
 
 def attempt(split: Callable[..., Split], data: Interactions, **options: Any) -> Split:
@@ -92,13 +92,13 @@ def test_strong_holds_out_users_and_loses_nothing_unsaid(
     assert known == {item for _, item in pairs(split.train)}
     held_out = {pair for pair in pairs(data) if pair[0] not in split.train.users.tolist()}
     assert noted(split, "pairs? of") == sum(item not in known for _, item in held_out)
-    kept = {pair for pair in held_out if pair[1] in known and pair[0] in users}
+    evaluated = {pair for pair in held_out if pair[1] in known and pair[0] in users}
     sides = [side for part in split.parts for side in (part.history, part.target)]
-    assert pairs(*sides) == kept
+    assert pairs(*sides) == evaluated
     for part in split.parts:
         total = part.history.user_counts + part.target.user_counts
-        asked = np.clip(np.floor(0.2 * total + 0.5), 1, total - 1)
-        np.testing.assert_array_equal(part.target.user_counts, asked)
+        n_hidden = np.clip(np.floor(0.2 * total + 0.5), 1, total - 1)
+        np.testing.assert_array_equal(part.target.user_counts, n_hidden)
         if order == "time":
             for user in part.history.users:
                 shown = part.history.select(users=[user]).times
@@ -129,8 +129,8 @@ def test_weak_hides_a_share_of_every_user(
     assert (split.valid is None) == (valid == 0)
     if split.valid is not None:
         left = (counts - hidden)[counts - hidden >= 2]
-        asked = np.clip(np.floor(valid * left + 0.5), 1, left - 1)
-        np.testing.assert_array_equal(split.valid.target.user_counts, asked)
+        n_hidden = np.clip(np.floor(valid * left + 0.5), 1, left - 1)
+        np.testing.assert_array_equal(split.valid.target.user_counts, n_hidden)
 
 
 @given(timed_data(), st.integers(0, 3), st.integers(1, 3))
@@ -145,14 +145,14 @@ def test_leave_last_out_hides_the_last_items_of_each_user(
     when = times(data)
     for user in data.users:
         ordered = sorted((pair for pair in when if pair[0] == user), key=lambda p: (when[p], p[1]))
-        kept, last = ordered[:-test], ordered[-test:]
+        before, last = ordered[:-test], ordered[-test:]
         if len(ordered) <= test:
-            kept, last = ordered, []
+            before, last = ordered, []
         assert {pair for pair in pairs(split.test.target) if pair[0] == user} == set(last)
         in_history = {pair for pair in pairs(split.test.history) if pair[0] == user}
-        assert in_history == (set(kept) if last else set())
+        assert in_history == (set(before) if last else set())
         if split.valid is not None:
-            tuned = kept[-valid:] if len(ordered) > test + valid else []
+            tuned = before[-valid:] if len(ordered) > test + valid else []
             assert {p for p in pairs(split.valid.target) if p[0] == user} == set(tuned)
             assert pairs(split.valid.history) <= pairs(split.train)
     assert noted(split, "in train only") == (data.user_counts <= test).sum()
@@ -232,9 +232,9 @@ def test_the_number_of_users_needed_is_true(n_users: int, valid: float, test: fl
     try:
         split = eq.split.strong(Interactions(np.ones((n_users, 2))), valid=valid, test=test)
     except DataError as error:
-        found = re.search(r"at least (\d+) users", str(error))
-        assert found is not None
-        needed = int(found[1])
+        match = re.search(r"at least (\d+) users", str(error))
+        assert match is not None
+        needed = int(match[1])
         assert needed > n_users
         split = eq.split.strong(Interactions(np.ones((needed, 2))), valid=valid, test=test)
     assert split.train.n_users > 0

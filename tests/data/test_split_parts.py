@@ -52,11 +52,11 @@ def test_a_split_survives_a_round_trip(tmp_path: Path, protocol: str) -> None:
     assert (back.protocol, back.seed, back.notes) == (protocol, split.seed, split.notes)
     assert (back.valid is None) == (split.valid is None)
     assert back.train.notes == ("made by hand",)
-    for mine, yours in zip(split.parts, back.parts, strict=True):
-        assert (mine.name, mine.protocol) == (yours.name, yours.protocol)
-        assert yours.fingerprint == mine.fingerprint
-        assert yours.history.item_index is back.train.item_index, "items are stored once"
-        assert yours.history.label(2) == "c"
+    for part, loaded in zip(split.parts, back.parts, strict=True):
+        assert (part.name, part.protocol) == (loaded.name, loaded.protocol)
+        assert loaded.fingerprint == part.fingerprint
+        assert loaded.history.item_index is back.train.item_index, "items are stored once"
+        assert loaded.history.label(2) == "c"
 
 
 def test_a_split_without_valid_survives_a_round_trip(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ def expected_outside_test(name: str, split: Split, data: Interactions) -> list[t
     if name.startswith("last"):
         history = event_rows(split.test.history)
         return sorted([*history, *(row for row in rows if row[0] not in tested)])
-    held = set(split.train.users.tolist())
+    train_users = set(split.train.users.tolist())
     assert split.valid_data is not None
-    held |= set(split.valid_data.users.tolist())
-    assert not held & {str(user).partition(":")[0] for user in tested}
-    return [row for row in rows if row[0] in held]
+    train_users |= set(split.valid_data.users.tolist())
+    assert not train_users & {str(user).partition(":")[0] for user in tested}
+    return [row for row in rows if row[0] in train_users]
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -247,13 +247,13 @@ def test_train_and_valid_hold_every_event_outside_test_once(
 ) -> None:
     data = purchases(weighted=weighted)
     split = OUTSIDE_TEST[name](data)
-    whole = split.train_and_valid()
-    assert event_rows(whole) == expected_outside_test(name, split, data)
-    assert whole.n_users > split.train.n_users or name in ("weak", "last", "last-all")
-    assert whole.label("i1") == "i1"
-    assert whole.label(whole.items[-1]) == whole.items[-1]
+    final = split.train_and_valid()
+    assert event_rows(final) == expected_outside_test(name, split, data)
+    assert final.n_users > split.train.n_users or name in ("weak", "last", "last-all")
+    assert final.label("i1") == "i1"
+    assert final.label(final.items[-1]) == final.items[-1]
     split.save(tmp_path)
-    assert Split.load(tmp_path).train_and_valid().fingerprint == whole.fingerprint
+    assert Split.load(tmp_path).train_and_valid().fingerprint == final.fingerprint
 
 
 def test_train_and_valid_of_published_parts_are_the_union_of_the_parts() -> None:
@@ -261,21 +261,21 @@ def test_train_and_valid_of_published_parts_are_the_union_of_the_parts() -> None
         split = make(purchases())
         assert split.valid is not None
         bare = Split(split.train, split.valid, split.test, split.protocol)
-        whole = bare.train_and_valid()
-        assert whole.n_interactions > split.train.n_interactions or "again" in name
+        final = bare.train_and_valid()
+        assert final.n_interactions > split.train.n_interactions or "again" in name
         if name == "session":
             steps = split.valid.history.users.tolist()
             sessions = {step.rpartition(":")[0] for step in steps}
-            assert whole.n_users == split.train.n_users + len(sessions)
+            assert final.n_users == split.train.n_users + len(sessions)
             for session in sessions:
                 last = max((s for s in steps if s.startswith(f"{session}:")), key=_step)
                 shown = split.valid.history.history(last)
-                assert whole.history(session) == shown + split.valid.target.history(last)
+                assert final.history(session) == shown + split.valid.target.history(last)
             continue
         added = event_rows(split.valid.target)
         if split.protocol == "strong":
             added += event_rows(split.valid.history)
-        assert event_rows(whole) == sorted([*event_rows(split.train), *added])
+        assert event_rows(final) == sorted([*event_rows(split.train), *added])
 
 
 def _step(text: str) -> int:
@@ -286,8 +286,8 @@ def test_users_of_published_strong_parts_stay_apart_from_users_of_train() -> Non
     train = Interactions([[1, 1, 0], [0, 1, 1]])
     shown, hidden = Interactions([[1, 0, 0]]), Interactions([[0, 1, 0]])
     pair = (shown, hidden)
-    whole = eq.split.from_parts(train, test=pair, valid=pair, protocol="strong").train_and_valid()
-    assert whole.matrix.toarray().tolist() == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
+    final = eq.split.from_parts(train, test=pair, valid=pair, protocol="strong").train_and_valid()
+    assert final.matrix.toarray().tolist() == [[1, 1, 0], [0, 1, 1], [1, 1, 0]]
 
 
 def test_pairs_of_valid_that_train_holds_already_count_once() -> None:

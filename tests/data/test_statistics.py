@@ -83,8 +83,8 @@ matrices = st.tuples(st.integers(1, 9), st.integers(1, 8)).flatmap(
 
 @given(matrices, st.sampled_from([0.0, 0.5, 1.5, 3.0]))
 def test_homophily_equals_brute_force_over_all_pairs(pattern: np.ndarray, delta: float) -> None:
-    found = homophily(Interactions(pattern), delta=delta)
-    assert found == pytest.approx(brute_force(pattern.astype(float), delta), rel=1e-12, abs=0)
+    ratio = homophily(Interactions(pattern), delta=delta)
+    assert ratio == pytest.approx(brute_force(pattern.astype(float), delta), rel=1e-12, abs=0)
 
 
 @settings(max_examples=20)
@@ -107,13 +107,13 @@ def test_weights_are_ignored(synthetic: Interactions, rng: np.random.Generator) 
 def test_homophily_is_the_same_bit_for_bit_on_any_number_of_threads_and_blocks(
     synthetic: Interactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = set()
+    ratios = set()
     for threads in (1, None):
         for block in (7, 64, 1000):
             monkeypatch.setattr(statistics, "BLOCK", block)
             with limited(threads):
-                found.add(homophily(synthetic))
-    assert len(found) == 1
+                ratios.add(homophily(synthetic))
+    assert len(ratios) == 1
 
 
 @pytest.mark.parametrize("delta", [-0.1, float("nan"), float("inf"), 51])
@@ -141,12 +141,12 @@ def test_head_is_a_fifth_of_the_items_rounded_up() -> None:
 
 def test_popularity_curve_is_concave_from_nothing_to_everything(synthetic: Interactions) -> None:
     stats = describe(synthetic)
-    held = stats.popularity["interactions"].to_numpy()
+    covered = stats.popularity["interactions"].to_numpy()
     assert stats.popularity["items"].to_list() == pytest.approx([n / 50 for n in range(51)])
-    assert (held[0], held[-1]) == (0.0, 1.0)
-    assert (np.diff(held) >= 0).all()
-    assert (np.diff(held, n=2) <= 1e-12).all()
-    assert held[10] == pytest.approx(stats.head_share, rel=1e-12, abs=0)
+    assert (covered[0], covered[-1]) == (0.0, 1.0)
+    assert (np.diff(covered) >= 0).all()
+    assert (np.diff(covered, n=2) <= 1e-12).all()
+    assert covered[10] == pytest.approx(stats.head_share, rel=1e-12, abs=0)
 
 
 def test_empty_data_can_be_described() -> None:
@@ -200,11 +200,11 @@ def test_a_sampled_homophily_has_an_interval_that_holds_the_exact_one(
     assert exact.homophily_low == exact.homophily == exact.homophily_high
     assert "sampled" not in repr(exact)
     monkeypatch.setattr(statistics, "SAMPLE", 100)
-    found = [sampled_homophily(synthetic, seed=seed) for seed in range(60)]
-    held = sum(low <= exact.homophily <= high for _, low, high in found)
-    assert held >= 48  # 57 are expected; the seeds are fixed
-    assert all(high - low < exact.homophily for _, low, high in found)
-    wide = [high - low for _, low, high in found]
+    estimates = [sampled_homophily(synthetic, seed=seed) for seed in range(60)]
+    n_covering = sum(low <= exact.homophily <= high for _, low, high in estimates)
+    assert n_covering >= 48  # 57 are expected; the seeds are fixed
+    assert all(high - low < exact.homophily for _, low, high in estimates)
+    wide = [high - low for _, low, high in estimates]
     monkeypatch.setattr(statistics, "SAMPLE", 10_000)
     narrow = [high - low for _, low, high in [sampled_homophily(synthetic, seed=1)]]
     assert narrow[0] < np.mean(wide) / 5
@@ -216,11 +216,11 @@ def test_describe_samples_where_there_are_too_many_pairs_and_says_so(
     exact = describe(synthetic)
     monkeypatch.setattr(statistics, "PAIRS", 10)
     monkeypatch.setattr(statistics, "homophily", pytest.fail)
-    found = describe(synthetic)
-    assert found.homophily_low < found.homophily < found.homophily_high
-    assert f"sampled, 95% interval {found.homophily_low:.4f} to" in repr(found)
-    assert found == describe(synthetic)
-    assert found.to_dict()["homophily_low"] == found.homophily_low
-    assert found.gini_items == exact.gini_items
+    stats = describe(synthetic)
+    assert stats.homophily_low < stats.homophily < stats.homophily_high
+    assert f"sampled, 95% interval {stats.homophily_low:.4f} to" in repr(stats)
+    assert stats == describe(synthetic)
+    assert stats.to_dict()["homophily_low"] == stats.homophily_low
+    assert stats.gini_items == exact.gini_items
     empty = describe(Interactions(np.zeros((3, 2))), exact=False)
     assert empty.homophily == empty.homophily_high == 0.0

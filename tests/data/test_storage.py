@@ -57,10 +57,10 @@ def test_a_directory_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_saving_again_replaces_the_content_and_leaves_no_rests(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    held = read(tmp_path).arrays["numbers"]
+    old_array = read(tmp_path).arrays["numbers"]
     save(tmp_path, 2)
     assert value_in(tmp_path) == 2
-    assert (held == 1).all(), "what a reader has mapped stays"
+    assert (old_array == 1).all(), "what a reader has mapped stays"
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -218,7 +218,7 @@ def test_long_lists_of_numbers_are_kept_beside_the_manifest(tmp_path: Path) -> N
     save(tmp_path, meta=meta)
     stored = read(tmp_path)
     assert stored.meta == meta
-    assert [type(each) for each in stored.meta["mixed"][:2]] == [int, float]
+    assert [type(entry) for entry in stored.meta["mixed"][:2]] == [int, float]
     assert set(stored.arrays) == {"numbers", "empty"}
     assert (tmp_path / "manifest.json").stat().st_size < 10_000
 
@@ -302,7 +302,9 @@ def test_a_reader_waits_for_the_end_of_a_first_save(
     save(tmp_path)
     hidden = tmp_path / "manifest.json.0123456789ab"
     (tmp_path / "manifest.json").rename(hidden)
-    with pytest.raises(FileFormatError, match=r"no manifest.json yet: its first save goes on or"):
+    with pytest.raises(
+        FileFormatError, match=r"no manifest.json yet: its first save is still running or"
+    ):
         read(tmp_path)
     monkeypatch.setattr(storage, "FIRST_SAVE", 30.0)
     finish = threading.Timer(0.1, hidden.rename, [tmp_path / "manifest.json"])

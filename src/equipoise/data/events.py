@@ -1,7 +1,7 @@
-"""Events: what each user did, one after another, repeats included.
+"""Events: the log of what each user did, in order and with repeats.
 
-A matrix says which user used which item; the events say when, how often, how much and in which
-way. Everything that depends on time or on repeats is computed from them.
+The matrix says which user used which item; the events add when, how often, how much and what type
+of event it was. Everything that depends on time or on repeats is computed from them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Mask = npt.NDArray[np.bool_]
 COLUMNS = ("times", "weights", "types")
 NO_TYPE = -1
 MOST_TYPES = 2**15
-BLOCK, MOST_BLOCKS = 100_000, 64  # events that a thread sorts at a time
-SHORT, LANES = 256, 64  # events of a user that are counted, and how many are compared at a time
+BLOCK, MOST_BLOCKS = 100_000, 64  # events per task of a thread, and the largest number of tasks
+SHORT, LANES = 256, 64  # up to SHORT events are sorted by counting, LANES comparisons at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """The events of each user in their order, by time where there are times.
+    """The events of each user, in order of time where times are known.
 
-    The events of user u are those at ``offsets[u]`` up to ``offsets[u + 1]``.
+    The events of user u are ``items[offsets[u]:offsets[u + 1]]``.
 
     Parameters
     ----------
     items
-        Position of the item of each event.
+        Item position of each event.
     offsets
-        Where the events of each user begin, and the number of all events.
+        Index of the first event of each user, then the total number of events.
     times
-        Seconds since 1970, which do not fall within a user; None where no time is known.
+        Seconds since 1970, ascending within a user; None if unknown.
     weights
-        What each event counts, negative for a return; None where each counts 1.
+        Weight of each event, negative for a return; None if every event counts 1.
     types, type_names
-        Kind of each event as a position in the names, -1 for none; None where all are alike.
+        Type of each event as an index into the names, -1 for none; None without types.
     ordered
-        Whether the order means anything; events without times may just be as they came.
+        Whether the order is meaningful; events without times may be in any order.
 
     Examples
     --------
@@ -72,8 +72,10 @@ class Events:
         if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0:
             raise DataError("the offsets of events must be a list that starts with 0")
         if (offsets[1:] < offsets[:-1]).any() or offsets[-1] != len(self.items):
-            ends = f"end at the number of events, {len(self.items)}"
-            raise DataError(f"the offsets of events must not fall and must {ends}")
+            raise DataError(
+                "the offsets of events must not fall and must end at the number of events, "
+                f"{len(self.items)}"
+            )
         for name in COLUMNS:
             column = getattr(self, name)
             if column is not None and column.shape != self.items.shape:
@@ -81,41 +83,48 @@ class Events:
                     f"events have {column.size} {name} for {len(self.items)} items; give one each"
                 )
         if self.times is not None:
-            _check_times(self.times, offsets)
+            if not np.isfinite(self.times).all():
+                raise DataError("times must be finite")
+            if not _in_order(self.times, offsets):
+                raise DataError(
+                    "the times of a user's events must not fall; put the events in order"
+                )
         if self.weights is not None and not np.isfinite(self.weights).all():
             raise DataError("the weights of events must be finite")
         if self.types is not None and len(self.types):
-            low, high = int(self.types.min()), int(self.types.max())
-            if low < NO_TYPE or high >= len(self.type_names):
-                known = f"{len(self.type_names)} names"
-                raise DataError(f"the types of events must be positions in their {known}, or -1")
+            n_names = len(self.type_names)
+            if self.types.min() < NO_TYPE or self.types.max() >= n_names:
+                raise DataError(
+                    f"the types of events must be positions in their {n_names} names, or -1"
+                )
 
     @classmethod
     def collected(
         cls, rows: Ints, n_users: int, items: npt.NDArray[Any], **columns: Any
     ) -> Events:
-        """Make events of a table: the user and the item of each, and what else is known.
+        """Sort a table of events by user, then time; equal times keep their order.
 
-        They are put in order of user, then time; equal times stay as they come.
+        `rows` and `items` are the user and item position of each event.
         """
         order = np.argsort(rows, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_users))])
-        found = {name: columns.pop(name, None) for name in COLUMNS}
-        dealt = {name: None if each is None else each[order] for name, each in found.items()}
-        return cls.dealt(items[order].astype(np.int32), offsets, **dealt, **columns)
+        for name in COLUMNS:
+            if columns.get(name) is not None:
+                columns[name] = columns[name][order]
+        return cls.sorted_by_time(items[order].astype(np.int32), offsets, **columns)
 
     @classmethod
-    def dealt(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
-        """Make events that are in order of user; those of a user are put in order of time."""
+    def sorted_by_time(cls, items: Items, offsets: Ints, **columns: Any) -> Events:
+        """Return events that are grouped by user already, each user's sorted by time."""
         times = columns.get("times")
         if times is not None and not _in_order(times, offsets):
-            held = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
-            columns |= in_time_order(offsets, times, {"items": items, **held})
+            present = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
+            columns |= in_time_order(offsets, times, {"items": items, **present})
             items = columns.pop("items")
         return cls(items, offsets, **columns)
 
     def check_shape(self, n_users: int, n_items: int) -> None:
-        """Refuse events that do not fit a matrix of this shape."""
+        """Raise if the events do not fit a matrix of this shape."""
         if len(self) != n_users:
             raise DataError(f"events has {len(self)} rows for {n_users} users; give one each")
         if len(self.items) and (self.items.min() < 0 or self.items.max() >= n_items):
@@ -139,29 +148,29 @@ class Events:
 
     @property
     def rows(self) -> Ints:
-        """The user of each event, by position."""
+        """User position of each event."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def positive(self) -> Mask:
-        """Mark the events that add something: all but returns and events of weight 0."""
+        """Mask of the events with a positive weight: no returns."""
         return np.ones(self.n_events, bool) if self.weights is None else self.weights > 0
 
     @property
     def last_times(self) -> Floats:
         """Time of each user's last event; minus infinity for a user without events."""
         assert self.times is not None
-        some = self.lengths > 0
-        last = np.full(len(self), -np.inf)
-        last[some] = self.times[self.offsets[1:][some] - 1]
-        return last
+        has_events = self.lengths > 0
+        last_times = np.full(len(self), -np.inf)
+        last_times[has_events] = self.times[self.offsets[1:][has_events] - 1]
+        return last_times
 
     def keys(self, n_items: int) -> Ints:
         """Return user * n_items + item for each event."""
         return self.rows * n_items + self.items
 
     def take(self, users: Ints) -> Events:
-        """Return the events of these users, by position."""
+        """Return the events of the users at these positions."""
         places, offsets = segments(self.offsets[users], self.lengths[users])
         return self._at(places, offsets)
 
@@ -173,49 +182,43 @@ class Events:
         return self._at(events, running[self.offsets])
 
     def recode(self, new: Ints) -> Events:
-        """Rename item i to ``new[i]``; events on items with a negative new name are left out."""
-        kept = self.keep(new[self.items] >= 0)
-        return replace(kept, items=new[kept.items].astype(np.int32))
+        """Move item i to position ``new[i]``; a negative one drops its events."""
+        remaining = self.keep(new[self.items] >= 0)
+        return replace(remaining, items=new[remaining.items].astype(np.int32))
 
     def _at(self, places: npt.NDArray[Any], offsets: Ints) -> Events:
-        found = {name: getattr(self, name) for name in COLUMNS}
         columns: dict[str, Any] = {
-            name: None if each is None else each[places] for name, each in found.items()
+            name: getattr(self, name)[places]
+            for name in COLUMNS
+            if getattr(self, name) is not None
         }
         return replace(self, items=self.items[places], offsets=offsets, **columns)
 
     def places(self, matrix: Csr) -> Ints:
-        """Return where in the stored values of a matrix the pair of each event is, or -1."""
-        found = np.empty(self.n_events, np.int64)
+        """Return the index of each event's pair among the stored values of a matrix, or -1."""
+        positions = np.empty(self.n_events, np.int64)
         indptr = matrix.indptr.astype(np.int64, copy=False)
         indices = matrix.indices.astype(np.int32, copy=False)
-        _find(indptr, indices, self.offsets, self.items, found)
-        return found
+        _find(indptr, indices, self.offsets, self.items, positions)
+        return positions
 
     def pairs(self) -> tuple[Ints, Items, Ints]:
-        """Return the distinct pairs, as row offsets and columns, and the pair of each event."""
+        """Return the distinct pairs, as row offsets and columns, and each event's pair."""
         return pair_up(self.offsets, self.items)
 
 
-def _check_times(times: Floats, offsets: Ints) -> None:
-    if not np.isfinite(times).all():
-        raise DataError("times must be finite")
-    if not _in_order(times, offsets):
-        raise DataError("the times of a user's events must not fall; put the events in order")
-
-
 def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int) -> Events:
-    """Put the events of two sides together, those of the second after those of the first.
+    """Merge two sets of events with the same columns, those of the second after the first.
 
-    `rows` are the new positions of the users of each side. Both have the same columns.
+    `rows` are the new positions of the users of each.
     """
     names = list(dict.fromkeys([*first.type_names, *second.type_names]))
-    sides = [_renamed(each, names) for each in (first, second)]
-    row = np.concatenate([new[each.rows] for each, new in zip(sides, rows, strict=True)])
+    sides = [_renamed(side, names) for side in (first, second)]
+    row = np.concatenate([new[side.rows] for side, new in zip(sides, rows, strict=True)])
     columns: dict[str, Any] = {}
     for name in ("items", *COLUMNS):
-        held = [getattr(each, name) for each in sides]
-        columns[name] = None if held[0] is None else np.concatenate(held)
+        parts = [getattr(side, name) for side in sides]
+        columns[name] = None if parts[0] is None else np.concatenate(parts)
     return Events.collected(
         row,
         n_users,
@@ -227,7 +230,7 @@ def joined(first: Events, second: Events, rows: tuple[Ints, Ints], n_users: int)
 
 
 def _renamed(events: Events, names: list[str]) -> Events:
-    """Return the types as positions in a longer list of names."""
+    """Return the events with their types as positions in a longer list of names."""
     if events.types is None or not events.type_names:
         return replace(events, type_names=tuple(names))
     new = np.array([*map(names.index, events.type_names), NO_TYPE], np.int16)
@@ -235,21 +238,17 @@ def _renamed(events: Events, names: list[str]) -> Events:
 
 
 def as_types(texts: Iterable[Any]) -> tuple[Codes, tuple[str, ...]]:
-    """Return the kinds of events as positions, and their names in order of the alphabet."""
+    """Return types of events as positions, and their names in alphabetical order."""
     listed = [None if text is None else str(text) for text in texts]
     names = sorted({text for text in listed if text is not None})
-    place = {name: at for at, name in enumerate(names)}
-    codes = [NO_TYPE if text is None else place[text] for text in listed]
-    return np.array(codes, np.int16), tuple(names)
+    position = {None: NO_TYPE} | {name: at for at, name in enumerate(names)}
+    return np.array([position[text] for text in listed], np.int16), tuple(names)
 
 
 def in_time_order(
     offsets: Ints, times: Floats, columns: dict[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return columns with the events of each user in order of time; equal times stay as they come.
-
-    Threads have some of the users each, and put all columns of these in order at once.
-    """
+    """Sort the columns by time within each user, in threads; equal times keep their order."""
     ordered = {name: np.empty_like(column) for name, column in columns.items()}
 
     def put(first: int, stop: int) -> None:
@@ -264,26 +263,26 @@ def in_time_order(
 
 
 def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, Items, Ints]:
-    """Return the distinct pairs as row offsets and ascending columns, and the pair of each event.
+    """Return the distinct pairs as row offsets and ascending columns, and each event's pair.
 
-    Without `places` the last is left empty, which saves its memory.
+    Without `places` the last array stays empty, which saves memory.
     """
-    found = np.empty(len(items) if places else 0, np.int64)
+    pair_of_event = np.empty(len(items) if places else 0, np.int64)
     ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
     ends = int(items.min(initial=0)), int(items.max(initial=0))
 
     def put(first: int, stop: int) -> None:
-        _distinct(offsets, items, first, stop, *ends, ascending, lengths, found)
+        _distinct(offsets, items, first, stop, *ends, ascending, lengths, pair_of_event)
 
     _in_blocks(offsets, put)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     if indptr[-1] < len(items):
-        _close_gaps(offsets, indptr, ascending, found)
-    return indptr, ascending[: indptr[-1]], found
+        _close_gaps(offsets, indptr, ascending, pair_of_event)
+    return indptr, ascending[: indptr[-1]], pair_of_event
 
 
 def _in_blocks(offsets: Ints, work: Any) -> None:
-    """Call with first and last rows, in threads; each has its share of the events."""
+    """Call ``work(first, stop)`` in threads, on ranges of users with about as many events."""
     count = min(int(offsets[-1]) // BLOCK + 1, MOST_BLOCKS)
     cuts = np.searchsorted(offsets, np.linspace(0, offsets[-1], count + 1)[1:-1])
     bounds = [0, *cuts.tolist(), len(offsets) - 1]
@@ -292,29 +291,28 @@ def _in_blocks(offsets: Ints, work: Any) -> None:
 
 @compiled
 def _sort_times(offsets: Ints, times: Floats, first: int, stop: int, order: Ints) -> None:
-    """Put the places of each user's events in order of time.
+    """Write the indices of each user's events in order of time, stable.
 
-    The place of an event among few is the number of those before it, counted for many at a time;
-    of equal times the first takes the first place.
+    For up to SHORT events the rank of an event is the number of earlier ones, counted by SIMD.
     """
     low = offsets[first]
     room = np.empty((SHORT // LANES, LANES))
     part = room.ravel()
     for user in range(first, stop):
         start, size = offsets[user], offsets[user + 1] - offsets[user]
-        own = times[start : start + size]
-        if not _fall(own):
+        user_times = times[start : start + size]
+        if not _fall(user_times):
             continue
         out = order[start - low : start - low + size]
         if size > SHORT:
-            out[:] = start + np.argsort(own, kind="mergesort")
+            out[:] = start + np.argsort(user_times, kind="mergesort")
             continue
         out[:] = -1
-        part[:size] = own
+        part[:size] = user_times
         rows = (size + LANES - 1) // LANES
         part[size : rows * LANES] = np.inf
         for event in range(size):
-            time, place = own[event], 0
+            time, place = user_times[event], 0
             for row in range(rows):
                 for lane in range(LANES):
                     place += room[row, lane] < time
@@ -333,7 +331,7 @@ def _fall(times: Floats) -> bool:
 
 @compiled
 def _in_order(times: Floats, offsets: Ints) -> bool:
-    """Whether no event is before the one before it, of the same user."""
+    """Whether times ascend within each user."""
     for user in range(offsets.size - 1):
         if _fall(times[offsets[user] : offsets[user + 1]]):
             return False
@@ -350,11 +348,11 @@ def _distinct(
     most: int,
     ascending: Items,
     lengths: Ints,
-    found: Ints,
+    pair_of_event: Ints,
 ) -> None:
-    """Write the distinct items of each user in ascending order, and which of them each event has.
+    """Write the distinct items of each user in ascending order, and each event's index in them.
 
-    Every item has a bit; a second layer has one for each word of the first that is not empty.
+    A bit set of two layers: `words` has a bit per item, `layer` a bit per word in use.
     """
     one = np.uint64(1)
     words = np.zeros((most - least >> 6) + 1, np.uint64)
@@ -380,32 +378,32 @@ def _distinct(
                     bits &= bits - one
                     at += 1
         lengths[user] = at - start
-        if found.size:
+        if pair_of_event.size:
             for place in range(start, end):
                 word = items[place] - least >> 6
                 before = (one << np.uint64(items[place] - least & 63)) - one
-                found[place] = ranks[word] + bits_set(words[word] & before)
+                pair_of_event[place] = ranks[word] + bits_set(words[word] & before)
         for place in range(start, end):
             words[items[place] - least >> 6] = 0
 
 
 @compiled
-def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, found: Ints) -> None:
-    """Move the distinct items of all users together, which begin where their events do."""
+def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, pair_of_event: Ints) -> None:
+    """Move the distinct items of all users together; each block starts at the user's events."""
     for user in range(offsets.size - 1):
         moved = offsets[user] - indptr[user]
         for place in range(indptr[user], indptr[user + 1]):
             ascending[place] = ascending[place + moved]
-        if found.size:
+        if pair_of_event.size:
             for place in range(offsets[user], offsets[user + 1]):
-                found[place] -= moved
+                pair_of_event[place] -= moved
 
 
 @compiled
-def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, found: Ints) -> None:
+def _find(indptr: Ints, indices: Items, offsets: Ints, items: Items, positions: Ints) -> None:
     for user in range(offsets.size - 1):
         end = indptr[user + 1]
         for event in range(offsets[user], offsets[user + 1]):
             item = items[event]
             place = first_at_least(indices, indptr[user], end, item)
-            found[event] = place if place < end and indices[place] == item else -1
+            positions[event] = place if place < end and indices[place] == item else -1

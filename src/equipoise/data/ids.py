@@ -1,8 +1,8 @@
 """Raw ids of users and items, and their positions in the matrix.
 
-Ids are what the user's table holds: integers or text, one kind per axis, never silently changed.
-Ids of another kind are compared by the kind that is there: "7" is 7, but "007" is not. Where
-data with text ids are added to data with integer ids, these become text (`IdIndex.extended`).
+Ids are integers or text, one type per axis, as in the user's table. Look-ups convert between the
+two: "7" finds 7, but "007" does not. Where data with text ids are added to data with integer ids,
+these become text (`IdIndex.extended`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ CHECK = "check the id"
 
 
 def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
-    """Return ids as an int64 array or as an object array of `str`.
-
-    Floats, booleans, nulls and mixtures are refused; `axis` is "user" or "item".
-    """
+    """Return ids as an int64 array or an object array of `str`; any other type is an error."""
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     if array.ndim != 1:
         raise DataError(f"{axis} ids must be one-dimensional, got shape {array.shape}")
@@ -57,24 +54,24 @@ def as_ids(values: Any, axis: str) -> npt.NDArray[Any]:
 
 
 def is_id(value: Any) -> bool:
-    """Whether this is one value rather than a collection of ids: a text is one id."""
+    """Whether this is a single id rather than a collection; text is a single id."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0
     return isinstance(value, (str, bytes, bytearray)) or not isinstance(value, Iterable)
 
 
-def as_list(given: Any) -> list[Any]:
-    """Return ids given in any form as a list; a single one is a list of one.
+def as_list(ids: Any) -> list[Any]:
+    """Return a single id or any collection of ids as a list.
 
     >>> as_list("ab"), as_list(np.array([1, 2])), as_list(iter("ab"))
     (['ab'], [1, 2], ['a', 'b'])
     """
-    values = given.tolist() if isinstance(given, np.ndarray) else given
+    values = ids.tolist() if isinstance(ids, np.ndarray) else ids
     return [values] if is_id(values) else list(values)
 
 
 def id_key(value: Any) -> Any:
-    """Return what is equal for two ids exactly if they name the same user or item.
+    """Return a key that is equal for two ids if they name the same user or item.
 
     >>> id_key(7) == id_key("7"), id_key(7) == id_key("07"), id_key(7) == id_key(7.0)
     (True, False, False)
@@ -87,7 +84,7 @@ def id_key(value: Any) -> Any:
 
 
 def by_id_key(name: str, values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the values by the `id_key` of their user; a user under two keys is an error."""
+    """Return the values keyed by `id_key`; a user that occurs twice is an error."""
     keyed: dict[Any, Any] = {}
     spelled: dict[Any, Any] = {}
     for user, value in values.items():
@@ -101,7 +98,7 @@ def by_id_key(name: str, values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def some(ids: npt.NDArray[Any]) -> str:
-    """Name the first few ids for an error message."""
+    """Return the first few ids as text for a message."""
     named = ", ".join(repr(value) for value in ids[:SHOWN].tolist())
     return named + (", ..." if len(ids) > SHOWN else "")
 
@@ -125,7 +122,7 @@ class IdIndex:
             )
 
     def take(self, positions: npt.NDArray[np.integer]) -> IdIndex:
-        """Return the ids at these positions; their uniqueness needs no look at the ids."""
+        """Return the ids at these positions, which must be distinct."""
         times = np.bincount(positions, minlength=1)
         if times.max() > 1:
             twice = self.values.tolist()[int(times.argmax())]
@@ -173,7 +170,7 @@ class IdIndex:
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int64] | None:
-        """Position of every integer between the least and the largest id, where ids are dense."""
+        """Position of every integer from the smallest to the largest id; None if sparse."""
         if not len(self.values):
             return None
         least, most = int(self.values.min()), int(self.values.max())
@@ -202,85 +199,84 @@ class IdIndex:
         """Whether both hold the same ids in the same order."""
         return self.values is other.values or np.array_equal(self.values, other.values)
 
-    def position(self, wanted: Any) -> int:
-        """Position of one id; an unknown one is an error that names some known items."""
-        if not is_id(wanted):
-            raise DataError(f"one {self.axis} id is needed, got {wanted!r}")
-        found = self.positions(wanted, unknown="skip")
-        if found[0] < 0:
-            # ids of users are private, and whoever asks may be shown the error
+    def position(self, value: Any) -> int:
+        """Position of one id; an unknown one is an error."""
+        if not is_id(value):
+            raise DataError(f"one {self.axis} id is needed, got {value!r}")
+        position = self.positions(value, unknown="skip")
+        if position[0] < 0:
+            # the message may be shown to clients, and user ids are private
             hint = f"known are {some(self.values)}" if self.axis == "item" else CHECK
-            raise UnknownIdError(self._not_found([wanted], found, hint))
-        return int(found[0])
+            raise UnknownIdError(self._not_found([value], position, hint))
+        return int(position[0])
 
     def positions(
-        self, wanted: Any, *, unknown: Unknown = "error", hint: str = CHECK
+        self, ids: Any, *, unknown: Unknown = "error", hint: str = CHECK
     ) -> npt.NDArray[np.int64]:
-        """Positions of the wanted ids; unknown ones are an error, or -1 with ``"skip"``.
+        """Positions of these ids; unknown ones are an error, or -1 with ``"skip"``.
 
-        1 is "1", but neither 1.0 nor True nor "01". A text is one id, not a list of its letters.
-        The error ends in `hint`, which says what the caller takes.
+        1 is "1", but neither 1.0 nor True nor "01". A single text is one id. `hint` ends the error
+        message.
         """
         choice("unknown", unknown, UNKNOWN)
-        listed: Any = wanted
-        kind = wanted.dtype if isinstance(wanted, np.ndarray) and wanted.ndim == 1 else None
-        # uint64, which int64 cannot hold, goes the slow, exact way
+        listed: Any = ids
+        kind = ids.dtype if isinstance(ids, np.ndarray) and ids.ndim == 1 else None
+        # uint64 does not fit int64 and takes the slow path
         if self._are_integers and kind is not None and kind.kind in "iu" and kind != np.uint64:
-            found = self._integer_positions(listed.astype(np.int64, copy=False))
+            positions = self._integer_positions(listed.astype(np.int64, copy=False))
         else:
-            listed = as_list(wanted)
-            found = self._listed_positions(listed)
-        if unknown == "error" and (found < 0).any():
-            raise UnknownIdError(self._not_found(listed, found, hint))
-        return found
+            listed = as_list(ids)
+            positions = self._listed_positions(listed)
+        if unknown == "error" and (positions < 0).any():
+            raise UnknownIdError(self._not_found(listed, positions, hint))
+        return positions
 
-    def _integer_positions(self, wanted: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        out = np.full(len(wanted), -1, np.int64)
+    def _integer_positions(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        out = np.full(len(ids), -1, np.int64)
         if self._table is not None:
             least = int(self.values.min())
-            inside = np.flatnonzero((wanted >= least) & (wanted < least + len(self._table)))
-            out[inside] = self._table[wanted[inside] - least]
+            inside = np.flatnonzero((ids >= least) & (ids < least + len(self._table)))
+            out[inside] = self._table[ids[inside] - least]
         elif len(self.values):
             ascending, order = self._sorted
-            # Searching in ascending order walks through memory instead of jumping around in it.
-            asked = np.argsort(wanted)
-            place = np.searchsorted(ascending, wanted[asked]).clip(max=len(ascending) - 1)
-            out[asked] = np.where(ascending[place] == wanted[asked], order[place], -1)
+            # Searching in ascending order is kinder to the cache.
+            ascending_ids = np.argsort(ids)
+            place = np.searchsorted(ascending, ids[ascending_ids]).clip(max=len(ascending) - 1)
+            out[ascending_ids] = np.where(ascending[place] == ids[ascending_ids], order[place], -1)
         return out
 
-    def _listed_positions(self, wanted: Sequence[Any]) -> npt.NDArray[np.int64]:
-        # Testing each type once keeps the common case, all of one type, a plain look-up.
-        kinds = set(map(type, wanted))
-        fit = {each for each in kinds if issubclass(each, self._types) and each is not bool}
+    def _listed_positions(self, ids: Sequence[Any]) -> npt.NDArray[np.int64]:
+        # Test each type once, so that the common case, a single type, is a plain look-up.
+        kinds = set(map(type, ids))
+        fit = {kind for kind in kinds if issubclass(kind, self._types) and kind is not bool}
         if kinds == fit:
-            found = (self._position.get(value, -1) for value in wanted)
+            positions = (self._position.get(value, -1) for value in ids)
         else:
-            own = (v if type(v) in fit else self._translated(v) for v in wanted)
-            found = (-1 if v is None else self._position.get(v, -1) for v in own)
-        return np.fromiter(found, np.int64, len(wanted))
+            translated = (v if type(v) in fit else self._translated(v) for v in ids)
+            positions = (-1 if v is None else self._position.get(v, -1) for v in translated)
+        return np.fromiter(positions, np.int64, len(ids))
 
     def _translated(self, value: Any) -> Any:
-        """Return an id of the other kind as one of this kind; None where it is no such id."""
+        """Convert an id to the type of this index; None if that is impossible."""
         if self._are_integers:
-            # an int64 has 20 characters at most, and Python refuses to read much longer numbers
+            # an int64 has at most 20 characters, and Python refuses to parse very long numbers
             if not isinstance(value, str) or len(value) > 20 or not WHOLE.fullmatch(value):
                 return None
-            whole = int(value)
-            return whole if -(2**63) <= whole < 2**63 else None
+            integer = int(value)
+            return integer if -(2**63) <= integer < 2**63 else None
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return str(int(value)) if is_whole else None
 
     def spelled(self, value: Any) -> Any:
-        """Return an id as one of this kind where it can be one, else as it is."""
+        """Convert an id to the type of this index if possible, else return it."""
         translated = None if isinstance(value, self._types) else self._translated(value)
-        own = value if translated is None else translated
-        return own.item() if isinstance(own, np.generic) else own
+        converted = value if translated is None else translated
+        return converted.item() if isinstance(converted, np.generic) else converted
 
     def extended(self, values: npt.NDArray[Any]) -> IdIndex:
-        """Return the index with those of the ids appended that it lacks, as ids of its kind.
+        """Return the index with new ids appended, converted to its type.
 
-        Integers become text where one of the others is text that is no integer: 7 is then "7",
-        and is still found by either.
+        If a new id is text that is no integer, integer ids become text: 7 is then "7".
         """
         if not len(self):
             return IdIndex(values, self.axis)
@@ -295,9 +291,9 @@ class IdIndex:
                 fresh = as_ids(translated, self.axis)
         return IdIndex(np.concatenate([known, fresh]), self.axis)
 
-    def _not_found(self, wanted: Sequence[Any], found: npt.NDArray[np.int64], hint: str) -> str:
-        places = np.flatnonzero(found < 0)
-        shown = [wanted[place] for place in places[:SHOWN]]
+    def _not_found(self, ids: Sequence[Any], positions: npt.NDArray[np.int64], hint: str) -> str:
+        places = np.flatnonzero(positions < 0)
+        shown = [ids[place] for place in places[:SHOWN]]
         named = ", ".join(repr(v.item() if isinstance(v, np.generic) else v) for v in shown)
         more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
         if not any(isinstance(value, self._types) for value in shown):
@@ -307,7 +303,7 @@ class IdIndex:
 
 
 def unchecked(values: npt.NDArray[Any], axis: str) -> IdIndex:
-    """Index of int64 or `str` ids that are known to be unique; their look-up is built on use."""
+    """Return an index of int64 or `str` ids that are known to be unique."""
     index = IdIndex.__new__(IdIndex)
     index.axis, index.values = axis, values
     index.values.flags.writeable = False

@@ -1,7 +1,7 @@
 """Interactions: which user used which item, as a checked sparse matrix with the raw ids.
 
-Everything that makes interactions from interactions keeps events and labels with it. On disk they
-are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
+Every method that returns other interactions carries events and labels along. On disk they are a
+directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,23 +52,23 @@ class Interactions:
     ----------
     matrix
         Rows are users, columns are items; values are non-negative weights (1 = an interaction).
-        Any scipy sparse format or a two-dimensional array; kept as CSR float32. A matrix that is
-        so already is shared, not copied: do not change it afterwards.
+        Any scipy sparse format or a two-dimensional array; stored as CSR float32. A matrix of that
+        format is shared, not copied: do not change it afterwards.
     users, items
         Raw ids, integers or text; positions 0, 1, ... when left out.
     times
         Seconds since 1970, one for each stored value of the CSR `matrix`, in its order: the time
-        of the one event of that pair, or of the last one where `events` are given without times.
+        of the pair's only event, or of its last one if `events` without times are given.
     labels
         A frame with one row per item (titles, genres) for display; its first column is the title.
     events
-        What happened one after another, repeats included, where that is more than the matrix
-        tells: times, kinds, weights that add up to those of the matrix, the order of a session.
+        The log behind the matrix, if it holds more: times, types, repeats, weights that add up to
+        those of the matrix, or the order of a session.
     notes
-        Sentences on how the data came about, such as what a reader merged or skipped.
+        Sentences on how the data were made, such as which rows a reader merged or skipped.
     signed
-        Whether values may be negative, as `Signals` make them of what a user does not want; such
-        a pair is in no count.
+        Whether values may be negative, as `Signals` gives to unwanted items; counts leave out
+        such pairs.
 
     Examples
     --------
@@ -99,8 +98,9 @@ class Interactions:
         self.item_index = _index(items, n_items, "item")
         if labels is not None:
             instance("labels", labels, pl.DataFrame, "give a frame with a row for each item")
-        if labels is not None and labels.height != n_items:
-            raise DataError(f"labels has {labels.height} rows for {n_items} items; give one each")
+            if labels.height != n_items:
+                rows = f"{labels.height} rows for {n_items} items"
+                raise DataError(f"labels has {rows}; give one each")
         if events is not None:
             instance("events", events, Events, "make data with eq.read(...)")
             events.check_shape(n_users, n_items)
@@ -161,40 +161,38 @@ class Interactions:
 
     @property
     def empty_users(self) -> npt.NDArray[np.bool_]:
-        """Mark the users without any value or event.
+        """Mask of the users without any value or event.
 
-        A user whose purchases were all returned has events, but no item in `user_counts`.
+        A user who returned every purchase has events, but a `user_counts` of 0.
         """
         empty = np.asarray(np.diff(self.matrix.indptr) == 0)
         return empty if self.events is None else empty & (self.events.lengths == 0)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when any pair, weight, time or id does."""
+        """Twelve hex digits that identify the pairs, weights, times and ids."""
         digest = hashlib.sha256(repr(self.matrix.shape).encode())
         digest.update(self.matrix.indptr.astype(np.int64).tobytes())
-        for some in slices(self.n_interactions):
-            digest.update(self.matrix.indices[some].astype(np.int64).tobytes())
-        for some in slices(self.n_interactions):
-            digest.update(self.matrix.data[some].tobytes())
+        for block in slices(self.n_interactions):
+            digest.update(self.matrix.indices[block].astype(np.int64).tobytes())
+        for block in slices(self.n_interactions):
+            digest.update(self.matrix.data[block].tobytes())
         for ids in (self.users, self.items):
             digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
-        if self.events is None:
-            return digest.hexdigest()[:12]
         if self._one_event_per_pair:
             assert self.times is not None
             digest.update(self.times.tobytes())
-            return digest.hexdigest()[:12]
-        for name in ("items", "offsets", *COLUMNS):
-            column = getattr(self.events, name)
-            if column is not None:
-                digest.update(name.encode() + column.tobytes())
-        digest.update(repr((self.events.type_names, self.events.ordered)).encode())
+        elif self.events is not None:
+            for name in ("items", "offsets", *COLUMNS):
+                column = getattr(self.events, name)
+                if column is not None:
+                    digest.update(name.encode() + column.tobytes())
+            digest.update(repr((self.events.type_names, self.events.ordered)).encode())
         return digest.hexdigest()[:12]
 
     @cached_property
     def own_events(self) -> Events:
-        """The events with what each counts; one per pair where there are none."""
+        """The events with their weights; one per pair if the data have no events."""
         if self.events is None:
             return bare(self.matrix)
         if self.events.weights is not None or not self.weighted:
@@ -202,44 +200,40 @@ class Interactions:
         return replace_fields(self.events, weights=shares(self.matrix, self.events))
 
     def with_values(self, matrix: Any) -> Interactions:
-        """Return the data with another matrix of the same shape; its values may be negative."""
+        """Return the data with another matrix of the same shape; values may be negative."""
         return self._rebuilt(matrix, signed=True)
 
     @cached_property
     def sequences(self) -> Events | None:
-        """What each user used, one after another: by time, or in the order of a session.
-
-        Returns, which are no uses, are left out. None where the events are in no order.
-        """
+        """The events in order of time or of the session, without returns; None if unordered."""
         if self.events is None or not self.events.ordered:
             return None
         return self.events.keep(self.events.positive)
 
     @cached_property
     def event_pairs(self) -> npt.NDArray[np.int64]:
-        """Where in the stored values of `matrix` the pair of each event is, or -1.
+        """Index of each event's pair among the stored values of `matrix`, or -1.
 
-        A pair has events and no value where its weights add up to nothing, such as a purchase
-        and its return.
+        A pair has events but no value if its weights add up to 0, as after a return.
         """
         return self._known_events("event_pairs").places(self.matrix)
 
     @cached_property
     def times(self) -> npt.NDArray[np.float64] | None:
-        """Time of the last event of each pair, in the order of the matrix; None without times."""
+        """Time of each pair's last event, in the order of the matrix; None without times."""
         if self.events is None or self.events.times is None:
             return None
         latest = np.full(self.n_interactions, np.nan)
-        held = self.event_pairs >= 0
-        # the events of a user are in order of time, and the last value assigned stays
-        latest[self.event_pairs[held]] = self.events.times[held]
+        has_value = self.event_pairs >= 0
+        # events are sorted by time, and numpy keeps the last value assigned
+        latest[self.event_pairs[has_value]] = self.events.times[has_value]
         if np.isnan(latest).any():
-            raise DataError("the matrix has a pair without an event; make it of the events")
+            raise DataError("the matrix has a pair without an event; build it from the events")
         return latest
 
     @cached_property
     def _one_event_per_pair(self) -> bool:
-        """Whether the events say no more than the times of the pairs do."""
+        """Whether the events hold no more than `times` and the matrix."""
         events = self.events
         if events is None or events.times is None or events.types is not None:
             return False
@@ -251,13 +245,13 @@ class Interactions:
             for name in ("items", "weights")
         )
 
-    def _known_events(self, what: str) -> Events:
+    def _known_events(self, caller: str) -> Events:
         if self.events is None:
-            raise DataError(f"{what} needs events, and these data have none; read them with times")
+            raise DataError(f"{caller} needs events, but the data have none; read them with times")
         return self.events
 
     def history(self, user: Any) -> list[Any]:
-        """Raw ids of a user's items: one by one in order of the events, else by position."""
+        """Raw ids of a user's items: in order of the events, else by item position."""
         row = self.user_index.position(user)
         if self.sequences is not None:
             return list(self.items[self.sequences[row]].tolist())
@@ -265,14 +259,14 @@ class Interactions:
         return list(self.items[self.matrix.indices[start:stop]].tolist())
 
     def label(self, item: Any) -> str:
-        """Return the title of an item, or the id as text where there is none."""
+        """Return the title of an item, or its id as text if it has none."""
         if self.labels is None or not self.labels.width:
             return str(item)
         text = self.labels[self.item_index.position(item), 0]
         return str(item) if text is None else str(text)
 
     def rows(self, positions: npt.ArrayLike) -> Interactions:
-        """Return the users at these positions (or under this mask), all items kept."""
+        """Return the users at these positions (or under this mask), with all items."""
         where = as_positions(positions, self.n_users)
         indptr = self.matrix.indptr
         places, offsets = segments(indptr[where], np.diff(indptr)[where])
@@ -284,7 +278,7 @@ class Interactions:
         )
 
     def columns(self, positions: npt.ArrayLike) -> Interactions:
-        """Return the items at these positions (or under this mask), all users kept."""
+        """Return the items at these positions (or under this mask), with all users."""
         where = as_positions(positions, self.n_items)
         items = self.item_index.take(where)
         new = np.full(self.n_items, -1, np.int64)
@@ -301,41 +295,41 @@ class Interactions:
         """Return the same rows under other user ids."""
         return self._rebuilt(self.matrix, users=users)
 
-    def entries(self, kept: npt.NDArray[np.bool_]) -> Interactions:
-        """Return only the pairs under this mask (one flag per stored value of `matrix`).
+    def entries(self, mask: npt.NDArray[np.bool_]) -> Interactions:
+        """Return the pairs under this mask (one flag per stored value of `matrix`).
 
-        The events of a pair go with it; those of pairs without a value stay.
+        Events of other pairs are dropped; those of pairs without a value stay.
         """
-        kept = np.asarray(kept)
-        if kept.dtype != bool or kept.shape != self.matrix.data.shape:
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != self.matrix.data.shape:
             raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
         events = self.events
-        if events is not None and not kept.all():
-            events = events.keep(np.append(kept, True)[self.event_pairs])
-        return self._rebuilt(keep_entries(self.matrix, kept), events=events)
+        if events is not None and not mask.all():
+            events = events.keep(np.append(mask, True)[self.event_pairs])
+        return self._rebuilt(keep_entries(self.matrix, mask), events=events)
 
-    def only_events(self, kept: npt.NDArray[np.bool_]) -> Interactions:
-        """Return only the events under this mask, and the matrix that they make.
+    def only_events(self, mask: npt.NDArray[np.bool_]) -> Interactions:
+        """Return the events under this mask, and the matrix computed from them.
 
-        Values are sums of the weights of the events that are left; where the events have no
-        weights, a pair keeps its value as long as it has an event.
+        Values are the sums of the remaining weights; if events have no weights, a pair keeps its
+        value as long as it has an event.
         """
         before = self._known_events("only_events")
-        kept = np.asarray(kept)
-        if kept.dtype != bool or kept.shape != before.items.shape:
+        mask = np.asarray(mask)
+        if mask.dtype != bool or mask.shape != before.items.shape:
             raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
-        events = before.keep(kept)
+        events = before.keep(mask)
         if events.weights is not None:
             matrix = summed(events, self.n_items, signed=self.signed)[0]
             return self._rebuilt(matrix, events=events)
         left = np.zeros(self.n_interactions + 1, bool)
-        left[self.event_pairs[kept]] = True
+        left[self.event_pairs[mask]] = True
         return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
 
     def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
         """Return the same users over another list of items, such as a model's.
 
-        Used items that the list lacks are an error, or left out with ``unknown="skip"``.
+        Used items that are not in the list are an error, or dropped with ``unknown="skip"``.
         """
         choice("unknown", unknown, UNKNOWN)
         if isinstance(items, IdIndex):
@@ -357,9 +351,8 @@ class Interactions:
     def _recoded(
         self, new: npt.NDArray[np.int64], items: IdIndex, labels: pl.DataFrame | None
     ) -> Interactions:
-        """Move column i to ``new[i]``, or leave it out where that is negative."""
-        kept = new[self.matrix.indices] >= 0
-        part = keep_entries(self.matrix, kept)
+        """Move column i to position ``new[i]``; a negative one drops it."""
+        part = keep_entries(self.matrix, new[self.matrix.indices] >= 0)
         csr = (part.data, new[part.indices], part.indptr)
         return self._rebuilt(
             sp.csr_array(csr, shape=(self.n_users, len(items))),
@@ -369,8 +362,8 @@ class Interactions:
         )
 
     def _rebuilt(self, matrix: Any, **changes: Any) -> Interactions:
-        """Return the data with another matrix; what else differs is named."""
-        kept = {
+        """Return the data with another matrix and these other changes."""
+        unchanged = {
             "users": self.user_index,
             "items": self.item_index,
             "labels": self.labels,
@@ -378,10 +371,10 @@ class Interactions:
             "notes": self.notes,
             "signed": self.signed,
         }
-        return Interactions(matrix, **{**kept, **changes})
+        return Interactions(matrix, **{**unchanged, **changes})
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
-        """Keep users with `min_user` items and items with `min_item` users, until both hold."""
+        """Drop users with fewer than `min_user` items and items with too few users, repeatedly."""
         count("min_user", min_user, 0)
         count("min_item", min_item, 0)
         users, items = entry_rows(self.matrix), self.matrix.indices
@@ -393,28 +386,27 @@ class Interactions:
                 break
             users, items = users[fine], items[fine]
         if not users.size:
-            asked = f"min_user={min_user} and min_item={min_item}"
-            raise DataError(f"nothing is left with {asked}; lower them")
-        kept = self.rows(user_fine).columns(item_fine)
-        gone = (self.n_users - kept.n_users, self.n_items - kept.n_items)
+            raise DataError(f"nothing is left with {min_user=} and {min_item=}; lower them")
+        filtered = self.rows(user_fine).columns(item_fine)
+        gone = (self.n_users - filtered.n_users, self.n_items - filtered.n_items)
         if any(gone):
-            kept.notes += (core_note(min_user, min_item, *gone),)
-        return kept
+            filtered.notes += (core_note(min_user, min_item, *gone),)
+        return filtered
 
     def union(self, other: Interactions, *, replace: bool = False) -> Interactions:
         """All pairs and events of both, as if both tables had been read as one.
 
-        Weights of a pair that both have add up; where neither side has weights, it counts 1. With
-        `replace` the other's values and events of such a pair take the place of this side's. New
-        users and items are appended, as ids of this side's kind; integer ids become text where the
-        other side has text that is no integer. Times need both sides to have them, and so does the
-        order of events. `notes` say what was left out, and that ids became text.
+        Weights of a pair that both hold are added; without weights it counts 1. With `replace`,
+        the other's values and events of such a pair replace this side's. New users and items are
+        appended, with ids converted to this side's type; integer ids become text if the other side
+        has text that is no integer. Times and the order of events are dropped unless both sides
+        have them. `notes` report that, and ids that became text.
         """
         instance("other", other, Interactions, MADE_BY_READ)
         users = self.user_index.extended(other.users)
         items = self.item_index.extended(other.items)
-        mine = self.difference(other) if replace else self
-        parts = [part.with_items(items) for part in (mine, other)]
+        left = self.difference(other) if replace else self
+        parts = [part.with_items(items) for part in (left, other)]
         rows = [users.positions(part.users) for part in parts]
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
         notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
@@ -424,17 +416,12 @@ class Interactions:
         if not replace and events is not None and events.weights is not None:
             matrix: Any = summed(events, len(items), signed=signed)[0]
         else:
-            row, column, value = (
-                np.concatenate(each)
-                for each in zip(
-                    *(
-                        (new[entry_rows(part.matrix)], part.matrix.indices, part.matrix.data)
-                        for part, new in zip(parts, rows, strict=True)
-                    ),
-                    strict=True,
-                )
+            matrix = merged(
+                np.concatenate([rows[at][entry_rows(parts[at].matrix)] for at in (0, 1)]),
+                np.concatenate([part.matrix.indices for part in parts]),
+                np.concatenate([part.matrix.data for part in parts]),
+                shape,
             )
-            matrix = merged(row, column, value, shape)
         return Interactions(
             matrix,
             users,
@@ -447,22 +434,22 @@ class Interactions:
 
     @cached_property
     def weighted(self) -> bool:
-        """Whether any pair or event counts something else than 1."""
+        """Whether any pair or event has a weight other than 1."""
         weights = self.events is not None and self.events.weights is not None
         return weights or bool((self.matrix.data != 1).any())
 
     def difference(self, other: Interactions) -> Interactions:
-        """Return the pairs that `other` holds neither a value nor an event of.
+        """Return the pairs of which `other` has neither a value nor an event, and their events.
 
-        The events of a pair go with it; users and items stay.
+        All users and items stay.
         """
         instance("other", other, Interactions, MADE_BY_READ)
-        theirs = other.with_items(self.item_index, unknown="skip")
-        row = self.user_index.positions(theirs.users, unknown="skip")
-        gone = keys_under(row, entry_rows(theirs.matrix), theirs.matrix.indices, self.n_items)
-        if theirs.events is not None:
-            # pairs whose weights add up to nothing have events alone
-            keys = keys_under(row, theirs.events.rows, theirs.events.items, self.n_items)
+        removed = other.with_items(self.item_index, unknown="skip")
+        row = self.user_index.positions(removed.users, unknown="skip")
+        gone = keys_under(row, entry_rows(removed.matrix), removed.matrix.indices, self.n_items)
+        if removed.events is not None:
+            # a pair whose weights add up to 0 has only events
+            keys = keys_under(row, removed.events.rows, removed.events.items, self.n_items)
             gone = np.concatenate([gone, keys])
         gone.sort()
         out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
@@ -472,10 +459,9 @@ class Interactions:
         return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
 
     def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
-        """Replace a share of the pairs by pairs that were not observed, drawn evenly.
+        """Replace a share of the pairs by unobserved ones, drawn uniformly (noise test).
 
-        The number of pairs stays; this is the paper's robustness experiment. New pairs have
-        weight 1; events, which they lack, are left out.
+        New pairs have weight 1; the result has no events.
         """
         fraction("ratio", ratio)
         rng = generator(seed)
@@ -486,10 +472,10 @@ class Interactions:
             raise DataError(
                 f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio"
             )
-        kept = np.ones(len(keys), bool)
-        kept[rng.permutation(len(keys))[:n_new]] = False
-        cell = np.concatenate([keys[kept], unobserved(keys, n_cells, n_new, rng)])
-        value = np.concatenate([self.matrix.data[kept], np.ones(n_new, np.float32)])
+        is_kept = np.ones(len(keys), bool)
+        is_kept[rng.permutation(len(keys))[:n_new]] = False
+        cell = np.concatenate([keys[is_kept], unobserved(keys, n_cells, n_new, rng)])
+        value = np.concatenate([self.matrix.data[is_kept], np.ones(n_new, np.float32)])
         place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
         return Interactions(
             sp.csr_array((value, place), shape=self.matrix.shape),
@@ -501,26 +487,24 @@ class Interactions:
         )
 
     def to_frame(self, *, events: bool = False) -> pl.DataFrame:
-        """One row per pair: user, item, weight, and time where known.
+        """One row per pair: user, item, weight, and time if known.
 
-        With `events` one row per event, in order of user and time, with its type where known; data
+        With `events` one row per event, in order of user and time, with its type if known; data
         without events have one event per pair.
         """
-        return self._events_frame() if events else self._frame(self.n_interactions)
-
-    def _events_frame(self) -> pl.DataFrame:
-        events = self.own_events
-        weights = np.ones(events.n_events) if events.weights is None else events.weights
+        if not events:
+            return self._frame(self.n_interactions)
+        log = self.own_events
         columns = {
-            "user": self.user_index.to_series()[events.rows],
-            "item": self.item_index.to_series()[events.items],
-            "weight": weights,
+            "user": self.user_index.to_series()[log.rows],
+            "item": self.item_index.to_series()[log.items],
+            "weight": np.ones(log.n_events) if log.weights is None else log.weights,
         }
-        if events.times is not None:
-            columns["time"] = events.times
-        if events.types is not None:
-            names = pl.Series([*events.type_names, None], dtype=pl.String)
-            columns["type"] = names[events.types % (len(events.type_names) + 1)]
+        if log.times is not None:
+            columns["time"] = log.times
+        if log.types is not None:
+            names = pl.Series([*log.type_names, None], dtype=pl.String)
+            columns["type"] = names[log.types % (len(log.type_names) + 1)]
         return pl.DataFrame(columns)
 
     def _frame(self, height: int) -> pl.DataFrame:
@@ -535,12 +519,11 @@ class Interactions:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.read` opens again."""
-        packed = pack(self)
-        write_directory(path, KIND, VERSION, packed.meta, packed.arrays, packed.frames, _restored)
+        write_directory(path, KIND, VERSION, *pack(self), _restored)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Interactions:
-        """Read what `save` wrote; damaged or foreign directories are refused."""
+        """Read a directory written by `save`; a damaged or foreign one is an error."""
         return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
@@ -558,7 +541,7 @@ class Interactions:
 
 
 def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
-    """Say how many users and items a filter left out."""
+    """Return the note on how many users and items a filter dropped."""
     return (
         f"users with fewer than {min_user} items and items with fewer than {min_item} users were "
         f"left out: {n_users:,} users, {n_items:,} items"
@@ -566,7 +549,7 @@ def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Random numbers of this seed alone, whatever the global state of numpy."""
+    """Return a random generator with this seed, independent of numpy's global state."""
     return np.random.default_rng(count("seed", seed, 0))
 
 
@@ -581,11 +564,12 @@ def _index(ids: Any, size: int, axis: str) -> IdIndex:
 
 
 def _kind_note(before: IdIndex, after: IdIndex) -> list[str]:
-    """Say that integer ids became text, which is also logged as a warning."""
+    """Return a note, also logged as a warning, if integer ids became text."""
     if not len(before) or after.kind == before.kind:
         return []
-    why = "because some of those added are no integers"
-    note = f"the {after.axis} ids were integers and are text now, {why}"
+    note = (
+        f"the {after.axis} ids were integers and are text now, because added ids are no integers"
+    )
     logger.warning("%s", note)
     return [note]
 
@@ -596,34 +580,29 @@ def _joined_events(
     n_users: int,
     notes: list[str],
 ) -> Events | None:
-    """Put the events of two sides over the same items together; what one side lacks is noted."""
+    """Merge the events of two parts over the same items; a note reports what had to be dropped."""
     sides = [part.own_events for part in parts]
     weighted = any(part.weighted for part in parts)
     if all(part.events is None for part in parts) and not weighted:
         return None
-    lost = [
-        name
-        for name, held in (
-            ("times were", [side.times is not None for side in sides]),
-            ("the order of events was", [side.ordered for side in sides]),
-        )
-        if any(held) and not all(held)
-    ]
-    notes += [f"{name} left out of a union, because one side has none" for name in lost]
+    timed = [side.times is not None for side in sides]
+    ordered = [side.ordered for side in sides]
+    for name, present in (("times were", timed), ("the order of events was", ordered)):
+        if any(present) and not all(present):
+            notes.append(f"{name} left out of a union, because one side has none")
+    typed = any(side.types is not None for side in sides)
     for at, side in enumerate(sides):
-        changes: dict[str, Any] = {}
-        if "times were" in lost:
-            changes["times"] = None
+        changes: dict[str, Any] = {} if all(timed) else {"times": None}
         if weighted and side.weights is None:
-            changes["weights"] = shares(parts[at].matrix, side)  # of a side where all count 1
-        if any(each.types is not None for each in sides) and side.types is None:
+            changes["weights"] = shares(parts[at].matrix, side)
+        if typed and side.types is None:
             changes["types"] = np.full(side.n_events, NO_TYPE, np.int16)
         sides[at] = replace_fields(side, **changes)
     return joined(sides[0], sides[1], rows, n_users)
 
 
 def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
-    """Columns of both, row by row over the same items; the second's values win."""
+    """Combine the label columns of two frames over the same items; the second's values win."""
     if first is None or second is None:
         return second if first is None else first
     for name in first.columns:
@@ -637,9 +616,8 @@ def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> p
     )
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Interactions as a directory holds them: settings, arrays and tables."""
+class Packed(NamedTuple):
+    """Interactions as they are saved in a directory: settings, arrays and tables."""
 
     meta: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
@@ -647,14 +625,14 @@ class Packed:
 
 
 def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
-    """Return what to save, under names that start with `prefix`.
+    """Return the content to save, under names that start with `prefix`.
 
-    Items and labels that `like` has too are left out; `unpack` takes them from there.
+    Items and labels that equal those of `like` are left out; `unpack` takes them from there.
     """
     arrays: dict[str, npt.NDArray[Any]] = {
         "indptr": data.matrix.indptr.astype(np.int64),
         "indices": data.matrix.indices.astype(np.int32, copy=False),
-        # most data are 0/1: one number stands for all of them
+        # one number stands for all of them if every weight is 1
         "weights": data.matrix.data if (data.matrix.data != 1).any() else data.matrix.data[:1],
     }
     meta: dict[str, Any] = {
@@ -691,7 +669,7 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
 def unpack(
     stored: Stored, meta: Fields, prefix: str = "", like: Interactions | None = None
 ) -> Interactions:
-    """Return what `pack` was given; anything wrong with it is a `DataError`."""
+    """Rebuild interactions from the output of `pack`; any damage is a `DataError`."""
     shape = meta.wholes("shape")
     if len(shape) != 2:
         raise FileFormatError(f"the field {meta.path + 'shape'!r} must be two sizes, got {shape}")
@@ -738,7 +716,7 @@ def unpack(
 
 
 def _stored_events(stored: Stored, meta: Fields, prefix: str, n_users: int) -> Events:
-    """Return the events of a directory; older ones have items and offsets alone."""
+    """Read the events of a directory; older versions saved only items and offsets."""
     offsets = np.array(stored.array(f"{prefix}offsets", (n_users + 1,), "i"))
     size = (int(offsets[-1]),)
     items = np.array(stored.array(f"{prefix}events", size, "i"))

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from equipoise.errors import DataError
 
-PART = 1 << 24  # stored values that are copied at a time
+PART = 1 << 24  # stored values that are processed at a time
 
 Csr: TypeAlias = "sp.csr_array[np.float32, tuple[int, int]]"  # text: SciPy < 1.16
 
@@ -19,11 +19,10 @@ Csr: TypeAlias = "sp.csr_array[np.float32, tuple[int, int]]"  # text: SciPy < 1.
 def checked_matrix(
     matrix: Any, times: npt.ArrayLike | None, *, signed: bool = False
 ) -> tuple[Csr, npt.NDArray[np.float64] | None]:
-    """CSR float32 with sorted indices and no zeros, and the times in the same order.
+    """Return CSR float32 with sorted indices and no zeros, and the times in the same order.
 
-    Refuses NaN, infinite and, unless `signed`, negative values and names the first such cell. A
-    matrix that is already as it should be is shared, not copied; the caller's matrix is never
-    changed.
+    NaN, infinite and, unless `signed`, negative values are errors. A matrix of the right format is
+    shared, not copied; the caller's matrix is never changed.
     """
     if not sp.issparse(matrix):
         matrix = np.asarray(matrix)
@@ -56,33 +55,33 @@ def checked_matrix(
 def compact(
     data: npt.NDArray[Any], indices: npt.NDArray[Any], indptr: npt.NDArray[Any], shape: Any
 ) -> Csr:
-    """Make a CSR matrix with offsets as narrow as they may be: scipy makes both as wide as one."""
+    """Make a CSR matrix with 32-bit offsets where possible; scipy would widen the indices too."""
     narrow = indptr.astype(np.int32) if indptr[-1] <= np.iinfo(np.int32).max else indptr
     return sp.csr_array((data, indices, narrow), shape=shape)
 
 
 def _single_precision(csr: Csr, signed: bool) -> Csr:
-    for some in slices(csr.nnz):
-        values = csr.data[some]
+    for block in slices(csr.nnz):
+        values = csr.data[block]
         wrong = ~np.isfinite(values)
         if not signed:
             wrong |= values < 0
         if wrong.any():
-            wanted = "finite" if signed else "finite and >= 0"
-            found = _cell(csr, some.start + int(np.argmax(wrong)))
-            raise DataError(f"weights must be {wanted}, found {found}")
+            allowed = "finite" if signed else "finite and >= 0"
+            cell = _cell(csr, block.start + int(np.argmax(wrong)))
+            raise DataError(f"weights must be {allowed}, found {cell}")
     if csr.dtype == np.float32:
         return csr
     wrong = lost_in_single(csr.data)
     if wrong.any():
-        found = _cell(csr, int(np.argmax(wrong)))
-        raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {found}")
-    # `csr.astype` would add up duplicates, and so part the values from their times.
+        cell = _cell(csr, int(np.argmax(wrong)))
+        raise DataError(f"weights must lie between 1e-45 and 3e38 or be 0, found {cell}")
+    # `csr.astype` would sum duplicates, which no longer match the times.
     return sp.csr_array((csr.data.astype(np.float32), csr.indices, csr.indptr), csr.shape)
 
 
 def lost_in_single(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark the finite values that single precision turns into infinity or into zero."""
+    """Mark the finite values that become infinite or zero in single precision."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         single = values.astype(np.float32)
     changed = ~np.isfinite(single) | ((single == 0) & (values != 0))
@@ -90,24 +89,24 @@ def lost_in_single(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def slices(size: int) -> Iterator[slice]:
-    """Cut so many numbers into parts whose copies take little memory."""
+    """Return slices that divide an array of this size into parts of limited memory."""
     return (slice(start, min(start + PART, size)) for start in range(0, size, PART))
 
 
 def column_counts(csr: Csr) -> npt.NDArray[np.int64]:
     """Return the number of stored values of each column."""
     counts = np.zeros(csr.shape[1], np.int64)
-    for some in slices(csr.nnz):
-        counts += np.bincount(csr.indices[some], minlength=csr.shape[1])
+    for block in slices(csr.nnz):
+        counts += np.bincount(csr.indices[block], minlength=csr.shape[1])
     return counts
 
 
 def column_squares(csr: Csr) -> npt.NDArray[np.float64]:
     """Return the sum of squares of each column."""
     sums = np.zeros(csr.shape[1])
-    for some in slices(csr.nnz):
-        squares = csr.data[some].astype(np.float64) ** 2
-        sums += np.bincount(csr.indices[some], squares, minlength=csr.shape[1])
+    for block in slices(csr.nnz):
+        squares = csr.data[block].astype(np.float64) ** 2
+        sums += np.bincount(csr.indices[block], squares, minlength=csr.shape[1])
     return sums
 
 
@@ -122,7 +121,7 @@ def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDAr
     if not np.isfinite(times).all():
         raise DataError("times must be finite")
     if not csr.has_sorted_indices:
-        # The copy keeps the caller's indices, which `sort_indices` would sort in place.
+        # A copy, because `sort_indices` would sort the caller's indices in place.
         order = sp.csr_array((np.arange(csr.nnz), csr.indices, csr.indptr), csr.shape, copy=True)
         order.sort_indices()
         place = order.data
@@ -131,8 +130,8 @@ def _with_times(csr: Csr, times: npt.NDArray[np.float64]) -> tuple[Csr, npt.NDAr
     if not csr.has_canonical_format:
         raise DataError("with times, each user-item pair may occur only once; keep one of them")
     if not csr.data.all():
-        kept = csr.data != 0
-        return keep_entries(csr, kept), times[kept]
+        nonzero = csr.data != 0
+        return keep_entries(csr, nonzero), times[nonzero]
     return csr, times
 
 
@@ -142,7 +141,7 @@ def entry_rows(csr: sp.csr_array[Any, tuple[int, int]]) -> npt.NDArray[np.int64]
 
 
 def cell_keys(csr: Csr) -> npt.NDArray[np.int64]:
-    """Return one ascending number per stored value, row * n_columns + column."""
+    """Return row * n_columns + column of each stored value, ascending."""
     return entry_rows(csr) * csr.shape[1] + csr.indices
 
 
@@ -156,14 +155,14 @@ def in_ascending(
     return np.asarray(keys[place] == values)
 
 
-def keep_entries(csr: Csr, kept: npt.NDArray[np.bool_]) -> Csr:
+def keep_entries(csr: Csr, mask: npt.NDArray[np.bool_]) -> Csr:
     """Return the stored values under this mask, in a matrix of the same shape."""
-    running = np.concatenate([[0], np.cumsum(kept)])
-    return sp.csr_array((csr.data[kept], csr.indices[kept], running[csr.indptr]), csr.shape)
+    running = np.concatenate([[0], np.cumsum(mask)])
+    return sp.csr_array((csr.data[mask], csr.indices[mask], running[csr.indptr]), csr.shape)
 
 
 def as_positions(positions: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
-    """Turn positions or a boolean mask into positions, checked against the size of the axis."""
+    """Convert positions or a boolean mask to positions, checked against the size of the axis."""
     array = np.asarray(positions)
     if array.dtype == bool:
         if array.shape != (size,):
@@ -182,7 +181,7 @@ def as_positions(positions: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]:
 def segments(
     starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Places of many runs one after another, and the offsets of the runs in that order.
+    """Return the concatenated ranges ``starts[i] : starts[i] + lengths[i]`` and their offsets.
 
     >>> segments(np.array([5, 0]), np.array([2, 3]))
     (array([5, 6, 0, 1, 2]), array([0, 2, 5]))

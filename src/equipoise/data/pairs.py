@@ -1,4 +1,4 @@
-"""Pairs of users and items: the matrix that events make, the events behind a matrix, two sides."""
+"""User-item pairs: from events to a matrix and back, and merging two sets of pairs."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from equipoise.data.events import Events
 from equipoise.data.matrix import Csr, compact, in_ascending, keep_entries
 from equipoise.errors import DataError
 
-ROUNDING = 1e-12  # of the weights of a pair: a smaller sum of them counts as 0
+ROUNDING = 1e-12  # a sum of weights below this share of their sizes counts as 0
 
 
 def summed(events: Events, n_items: int, *, signed: bool = False) -> tuple[Csr, int]:
-    """Return the matrix of the sums of weights, and the number of pairs that have events.
+    """Return the matrix of summed weights, and the number of pairs that have events.
 
-    A pair whose sum is not positive, or with `signed` is 0, has no value.
+    A pair has no value if its sum is 0 or, unless `signed`, negative.
     """
     assert events.weights is not None
     indptr, indices, pair = events.pairs()
     total = np.bincount(pair, events.weights, minlength=len(indices))
     size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
-    # what is left of a purchase and its return is 0, also where decimals are rounded
-    kept = (np.abs(total) if signed else total) > ROUNDING * size
+    # a purchase and its return sum to 0 despite rounding
+    has_value = (np.abs(total) if signed else total) > ROUNDING * size
     matrix = compact(total, indices, indptr, (len(events), n_items))
-    matrix = matrix if kept.all() else keep_entries(matrix, kept)
+    matrix = matrix if has_value.all() else keep_entries(matrix, has_value)
     return matrix, len(indices)
 
 
 def dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) -> Events:
-    """Make an event of each pair at its time, or give events the times of their pairs.
+    """Return one event per pair at its time, or the events with the times of their pairs.
 
-    Only the time of the last event of a pair is known then; one before it has the latest time that
-    the events after it leave.
+    The time of a pair is that of its last event; an earlier one gets the latest time that keeps
+    the events in order.
     """
     if events is None:
-        weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
-        offsets = matrix.indptr.astype(np.int64, copy=False)
-        items = matrix.indices.astype(np.int32, copy=False)
-        return Events.dealt(items, offsets, times=times, weights=weights)
+        simple = bare(matrix)
+        return Events.sorted_by_time(
+            simple.items, simple.offsets, times=times, weights=simple.weights
+        )
     if events.times is not None:
         raise DataError("the events have times of their own; leave times out")
     place = events.places(matrix)
     last = np.full(len(times) + 1, -1)
     last[place] = np.arange(len(place))
-    found = np.full(len(place), np.inf)
+    event_times = np.full(len(place), np.inf)
     latest = last[:-1][last[:-1] >= 0]
-    found[latest] = times[place[latest]]
+    event_times[latest] = times[place[latest]]
     for start, stop in pairwise(events.offsets.tolist()):
-        found[start:stop] = np.minimum.accumulate(found[start:stop][::-1])[::-1]
-    if not np.isfinite(found).all():
+        event_times[start:stop] = np.minimum.accumulate(event_times[start:stop][::-1])[::-1]
+    if not np.isfinite(event_times).all():
         raise DataError("the events name a pair that the matrix lacks; give them their times")
-    return replace(events, times=found)
+    return replace(events, times=event_times)
 
 
 def bare(matrix: Csr) -> Events:
-    """Make an event of each pair, without a time or an order."""
+    """Return one event per pair, without time or order."""
     weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
     offsets = matrix.indptr.astype(np.int64, copy=False)
     items = matrix.indices.astype(np.int32, copy=False)
@@ -68,7 +68,7 @@ def bare(matrix: Csr) -> Events:
 
 
 def shares(matrix: Csr, events: Events) -> npt.NDArray[np.float64]:
-    """Return the value of each pair, in equal parts for its events."""
+    """Return the weight of each event: the value of its pair, divided equally."""
     place = events.places(matrix)
     times = np.bincount(place[place >= 0], minlength=matrix.nnz)
     return np.append(matrix.data / np.maximum(times, 1), 0.0)[place]
@@ -80,9 +80,9 @@ def merged(
     value: npt.NDArray[np.float32],
     shape: tuple[int, int],
 ) -> Any:
-    """Make a matrix of pairs of two sides; of a pair that both have, the second's value counts."""
+    """Make a matrix of the pairs of two matrices; of a repeated pair the last value counts."""
     key = row * shape[1] + column
-    # a stable sort merges the two sides, which are mostly in order, in linear time
+    # the keys are two ascending runs, which a stable sort merges in linear time
     order = np.argsort(key, kind="stable")
     key = key[order]
     order = order[np.append(key[1:] != key[:-1], True)[: len(key)]]
@@ -96,7 +96,7 @@ def keys_under(
     columns: npt.NDArray[Any],
     n_items: int,
 ) -> npt.NDArray[np.int64]:
-    """Return row * n_items + column under new rows, without those whose new row is negative."""
+    """Return ``new[row] * n_items + column``, without those whose new row is negative."""
     row = new[rows]
     return np.asarray((row * n_items + columns)[row >= 0])
 
@@ -104,11 +104,11 @@ def keys_under(
 def unobserved(
     keys: npt.NDArray[np.int64], n_cells: int, size: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Draw this many cells evenly from those that are not among the ascending keys."""
+    """Draw this many cells uniformly from those that are not among the ascending keys."""
     if n_cells <= 4 * len(keys):
         free = np.delete(np.arange(n_cells), keys)
         return rng.permutation(free)[:size]
-    # At least 3 of 4 cells are free here, so a round of draws brings in most of what is missing.
+    # At least 3 of 4 cells are free here, so few rounds of rejection sampling are needed.
     fresh = np.empty(0, np.int64)
     while len(fresh) < size:
         drawn = rng.integers(0, n_cells, 2 * (size - len(fresh)) + 16)

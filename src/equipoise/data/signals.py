@@ -1,8 +1,8 @@
-"""Signals: what the events of a user on an item are worth to a model.
+"""Signals: compute the values of a model's matrix from events.
 
-The matrix of a model is made of the events of the data: how often, how much, how long ago and in
-which way an item was used become one number per pair. A model has its `Signals` as it has its
-normalizer; they are applied when it is fitted and to every history it is asked about.
+How often, how much, how long ago an item was used, and by which type of event, become one number
+per pair. A model has `Signals` as it has a normalizer; they are applied in `fit` and to every
+history that the model scores.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Floats = npt.NDArray[np.float64]
 TRANSFORMS = get_args(Transform)
 RETURNS = get_args(Returns)
 SETTINGS = ("transform", "decay", "floor", "returns")  # that `tune` can vary
-LEAST = 1e-30  # a pair that counts almost nothing is still a part of the history
+LEAST = 1e-30  # smallest value, so that a pair of tiny weight stays in the history
 SATURATION, LENGTH = 1.2, 0.75  # k1 and b of BM25
 
 
 @dataclass(frozen=True)
 class Background:
-    """What BM25 takes from the training data: the weight of an item, the usual size of a row."""
+    """Statistics of the training data for BM25: rarity of each item, mean length of a row."""
 
     rarity: Floats
     mean_length: float
@@ -44,36 +44,33 @@ class Background:
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """How events become the values of the matrix.
+    """Settings that turn events into the values of the matrix.
 
-    An event is worth its quantity, times the weight of its kind, times 2^(-age / decay). A pair of
-    user and item is worth what `transform` makes of its events.
+    The value of an event is its quantity, times the weight of its type, times 2^(-age / decay).
+    `transform` combines the events of a user-item pair.
 
     Parameters
     ----------
     transform
-        "binary": the largest worth of one event, whatever the quantities, so 1 without `weights`
+        "binary": the largest value of one event, regardless of quantities, so 1 without `weights`
         and `decay`. "count": the sum over the events, each with quantity 1. "sum": the sum with
         quantities. "log1p": log(1 + sum). "bm25": the sum, saturated, by the length of the history
         and the rarity of the item. "last": the last event alone.
     weights
-        What each kind of event counts, as in ``{"view": 1, "cart": 3, "buy": 10}``; None: all
-        count 1. Kinds below 0 are taken as returns, 0 leaves a kind out. Events without a kind
-        count 1.
+        Weight of each type of event, as in ``{"view": 1, "cart": 3, "buy": 10}``; None: all
+        count 1. A negative weight marks returns, 0 drops a type. Events without a type count 1.
     decay
         Half-life, as a number of seconds or as text with a unit, such as "30d": an event this old
         counts half. None: age does not matter.
     floor
-        Least factor that age leaves, 0 to 1.
+        Smallest factor for old events, 0 to 1.
     reference
-        When age is 0: a time in seconds, an ISO text or a date; later events do not count more.
-        None: at the last event of the training data, and at the last event of each history that
-        the model is asked about.
+        Time of age 0, in seconds, as ISO text or a date; later events also have age 0.
+        None: the last event of the training data, and the last event of each history to score.
     returns
-        What negative quantities are. "net": they are taken off the purchases of the pair, and a
-        pair that nothing is left of has no value. "negative": the same, but such a pair has a
-        negative value, as something the user does not want (linear autoencoders). "ignore":
-        nothing.
+        Meaning of negative quantities. "net": subtracted from the purchases of the pair, which
+        has no value if nothing is left. "negative": the same, but such a pair gets a negative
+        value, as an unwanted item (linear autoencoders). "ignore": no effect.
 
     Examples
     --------
@@ -104,19 +101,19 @@ class Signals:
         if self.weights is not None:
             if not isinstance(self.weights, Mapping) or not self.weights:
                 raise SettingError(
-                    f"weights must map kinds of events to numbers, got {self.weights!r}"
+                    f"weights must map types of events to numbers, got {self.weights!r}"
                 )
-            found = {
-                str(kind): number(f"weights[{kind!r}]", each)
-                for kind, each in self.weights.items()
+            weights = {
+                str(kind): number(f"weights[{kind!r}]", weight)
+                for kind, weight in self.weights.items()
             }
-            object.__setattr__(self, "weights", found)
+            object.__setattr__(self, "weights", weights)
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
     def apply(self, data: Interactions) -> Interactions:
-        """Return training data whose matrix is what their events are worth."""
+        """Return training data whose matrix is computed from their events."""
         events = data.own_events
         self._check(events)
         background = self.background(data)
@@ -124,7 +121,7 @@ class Signals:
         return data.with_values(matrix)
 
     def background(self, data: Interactions) -> Background | None:
-        """Return what has to be known of the training data to weigh a history."""
+        """Return the statistics of the training data that BM25 needs, else None."""
         if self.transform != "bm25":
             return None
         events = data.own_events
@@ -141,9 +138,9 @@ class Signals:
         background: Background | None = None,
         now: float | None = None,
     ) -> Csr:
-        """Return rows x items: what the events of each row are worth.
+        """Return the rows x items matrix of values.
 
-        Without `now` the age counts back from the last event of each row.
+        Ages are relative to `now`, by default the last event of each row.
         """
         matrix = self._sums(events, n_items, now)
         size = np.abs(matrix.data)
@@ -158,7 +155,7 @@ class Signals:
         return sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
 
     def _sums(self, events: Events, n_items: int, now: float | None) -> Csr:
-        """Return the worth of each pair before it is transformed."""
+        """Return the summed value of each pair before log1p or BM25."""
         quantity, factor = self._quantities(events), self._factors(events, now)
         indptr, indices, pair = events.pairs()
         bought, returned = (
@@ -173,29 +170,29 @@ class Signals:
             back = np.zeros_like(back)
         left = gross - back
         left[left <= ROUNDING * (gross + back)] = 0
-        # what was returned takes its share of the purchases, whenever they were
+        # returns reduce all purchases of the pair by the same share
         share = left / np.where(gross > 0, gross, 1)
         worth = bought * ((share > 0) if self.transform == "binary" else share)
         if self.returns == "negative":
             worth = np.where((left == 0) & (back > 0), -returned, worth)
-        kept = worth != 0
-        running = np.concatenate([[0], np.cumsum(kept)])
-        csr = (worth[kept], indices[kept], running[indptr])
+        has_value = worth != 0
+        running = np.concatenate([[0], np.cumsum(has_value)])
+        csr = (worth[has_value], indices[has_value], running[indptr])
         return sp.csr_array(csr, shape=(len(events), n_items))
 
     def _side(self, pair: Any, quantity: Floats, factor: Floats, n_pairs: int) -> Floats:
-        """Return what the purchases (or the returns) of each pair are worth together."""
-        some = quantity > 0
+        """Return the combined value of the purchases (or the returns) of each pair."""
+        counts = quantity > 0
         if self.transform in ("binary", "last"):
-            found = np.zeros(n_pairs)
+            worth = np.zeros(n_pairs)
             value = factor if self.transform == "binary" else factor * quantity
-            # the last value assigned stays: the largest, or that of the last event
-            order = np.flatnonzero(some)
+            # numpy keeps the last value assigned: the largest, or that of the last event
+            order = np.flatnonzero(counts)
             if self.transform == "binary":
                 order = order[np.argsort(value[order], kind="stable")]
-            found[pair[order]] = value[order]
-            return found
-        size = some.astype(np.float64) if self.transform == "count" else quantity
+            worth[pair[order]] = value[order]
+            return worth
+        size = counts.astype(np.float64) if self.transform == "count" else quantity
         return np.asarray(np.bincount(pair, size * factor, minlength=n_pairs), np.float64)
 
     def _quantities(self, events: Events) -> Floats:
@@ -219,20 +216,19 @@ class Signals:
         return np.asarray(factor * np.maximum(left, self.floor))
 
     def _kinds(self, events: Events) -> Floats | None:
-        """Return the weight of the kind of each event."""
+        """Return the weight of each event's type; None if all count 1."""
         if self.weights is None or events.types is None:
             return None
         missing = [name for name in events.type_names if name not in self.weights]
         if missing:
             raise DataError(
-                f"weights has no number for events of kind {missing[0]!r}; give one, 0 leaves "
-                "them out"
+                f"weights has no number for events of type {missing[0]!r}; add one (0 drops them)"
             )
         table = [*(self.weights[name] for name in events.type_names), 1.0]
         return np.array(table)[events.types]
 
     def latest(self, events: Events) -> float | None:
-        """Return when the age of training events is 0; None where they have no times."""
+        """Return the time at which training events have age 0; None without times."""
         if self.reference is not None:
             return moment("reference", self.reference)
         if events.times is None:
@@ -240,15 +236,15 @@ class Signals:
         return float(events.times.max(initial=-math.inf))
 
     def _check(self, events: Events) -> None:
-        """Refuse settings that the training data cannot follow."""
+        """Raise if the training data lack times or types that the settings need."""
         if self.decay is not None and events.times is None:
             raise DataError("decay needs times; name the column with eq.read(..., time=...)")
         if self.weights is not None:
             if events.types is None:
                 raise DataError(
-                    "weights needs kinds of events; name them with eq.read(..., type=...)"
+                    "weights needs types of events; name the column with eq.read(..., type=...)"
                 )
             for kind in self.weights:
                 if kind not in events.type_names:
                     known = ", ".join(events.type_names)
-                    raise DataError(f"no event is of kind {kind!r}; there are {known}")
+                    raise DataError(f"no event is of type {kind!r}; the types are {known}")

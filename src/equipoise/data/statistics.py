@@ -25,19 +25,19 @@ from equipoise.runtime.machine import run
 HEAD = 0.2  # share of the items that counts as the head
 BLOCK = 256  # items a thread takes at a time
 CURVE_POINTS = 51
-PAIRS = 5e8  # pairs of items within users, from which `describe` samples the homophily
-SAMPLE = 20_000  # draws of items; a multiple of
-BATCHES = 20  # whose differences tell the error
-SIZE_POWER = 1.5  # chances of items in a sample grow with so high a power of their users
+PAIRS = 5e8  # with more pairs of items within users, `describe` samples the homophily
+SAMPLE = 20_000  # sampled items, a multiple of BATCHES
+BATCHES = 20  # batches of the sample that give its standard error
+SIZE_POWER = 1.5  # an item is sampled with probability proportional to count^SIZE_POWER
 T_19 = 2.093  # 97.5% point of Student's t with 19 degrees of freedom
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What `describe` found out about a data set.
+    """Statistics of a data set, from `describe`.
 
-    A Gini index of 0 is even, near 1 it is concentrated. `popularity` is a frame of 51 points: the
-    share of the items, most used first, and of the interactions on them.
+    A Gini index of 0 means equal counts, near 1 concentrated ones. `popularity` is a frame of 51
+    points: the share of the items, most used first, and of the interactions on them.
     """
 
     n_users: int
@@ -68,7 +68,7 @@ class Statistics:
         return pl.DataFrame([self._numbers()])
 
     def _numbers(self) -> dict[str, Any]:
-        names = [each.name for each in fields(self) if each.name != "popularity"]
+        names = [attribute.name for attribute in fields(self) if attribute.name != "popularity"]
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -96,7 +96,7 @@ class Statistics:
 def describe(
     interactions: Interactions, *, delta: float = 1.5, exact: bool | None = None
 ) -> Statistics:
-    """Describe a data set: its size, how concentrated it is, how alike its connected items are.
+    """Return statistics of a data set: size, concentration and homophily.
 
     Parameters
     ----------
@@ -105,8 +105,8 @@ def describe(
     delta
         Exponent of the number of shared users in the weights of the homophily ratio.
     exact
-        Whether the homophily ratio is that of all pairs of items, or that of sampled items with an
-        interval. Left out, it is sampled where users have more than 5e8 pairs of items.
+        Whether to compute the homophily ratio from all pairs of items, or to estimate it from
+        sampled items with an interval. By default it is estimated above 5e8 pairs within users.
 
     Examples
     --------
@@ -133,12 +133,12 @@ def describe(
 
 
 def many_pairs(user_counts: npt.NDArray[np.int64]) -> bool:
-    """Whether users have so many pairs of items that the homophily ratio is sampled."""
+    """Whether there are so many pairs of items within users that homophily is sampled."""
     return float(user_counts @ (user_counts - 1)) / 2 > PAIRS
 
 
 class Counted(Protocol):
-    """Data of which sizes and counts are known."""
+    """Data with known sizes and counts."""
 
     @property
     def n_users(self) -> int:
@@ -168,7 +168,7 @@ class Counted(Protocol):
 def statistics_of(
     data: Counted, ratio: float, delta: float, interval: Sequence[float] | None = None
 ) -> Statistics:
-    """Return the statistics of data whose homophily is known, or known to lie in an interval."""
+    """Return the statistics of data, given the homophily ratio and its interval if sampled."""
     items, users = data.item_counts, data.user_counts
     ranked = np.sort(items)[::-1]
     n_head = math.ceil(HEAD * data.n_items)
@@ -205,14 +205,14 @@ def gini(counts: npt.ArrayLike) -> float:
 
 
 def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
-    """Weighted homophily ratio: how alike items are that share users, between 0 and 1.
+    """Weighted homophily ratio, 0 to 1: similarity of items that share users.
 
     The mean of the Jaccard similarity s_ij = c / (n_i + n_j - c) over all unordered pairs of
     items with c > 0 common users, weighted by w_ij = c^delta * c / min(n_i, n_j), where n_i users
     have item i. Without such a pair it is 0.
 
-    `delta`, from 0 to 50, is how much more weight a pair with many common users gets. Exact, and
-    the same for every number of threads; takes a row of counts per thread, no square matrix.
+    `delta`, from 0 to 50, raises the weight of pairs with many common users. Exact, and the same
+    for every number of threads; memory is a row of counts per thread.
     """
     data = _positive(interactions, delta)
     if not data.n_interactions:
@@ -227,9 +227,8 @@ def sampled_homophily(
 ) -> tuple[float, float, float]:
     """Return the homophily ratio estimated from sampled items, and its 95% interval.
 
-    Items are drawn with replacement and with chances that grow with their users, for popular items
-    have most of the weight; each counts in inverse proportion. The interval comes from twenty
-    batches of them.
+    Items are drawn with replacement, popular ones more often because they carry most of the
+    weight, and weighted by the inverse probability. The interval comes from twenty batches.
     """
     data = _positive(interactions, delta)
     if not data.n_interactions:
@@ -244,7 +243,7 @@ def sampled_homophily(
 def draw_items(
     item_counts: npt.NDArray[np.int64], seed: int = 0
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the items of a sample, and the chances of all items."""
+    """Return a sample of items, and the sampling probability of every item."""
     chance = item_counts.astype(np.float64) ** SIZE_POWER
     chance /= chance.sum()
     return np.random.default_rng(seed).choice(len(chance), SAMPLE, p=chance), chance
@@ -255,22 +254,22 @@ def sampled_ratio(
 ) -> tuple[float, float, float]:
     """Return the ratio and its 95% interval.
 
-    `sums` are those of w s and of w of the items of a sample, over the chance of each; `place`
-    says which one of these was drawn, draw by draw.
+    `sums` are the sums of w s and of w for each sampled item, divided by its probability; `place`
+    is the column of each draw in them.
     """
-    each = sums[:, place]
-    similar, total = each.sum(axis=1)
+    draws = sums[:, place]
+    similar, total = draws.sum(axis=1)
     if not total > 0:
         return 0.0, 0.0, 0.0
-    found = float(similar / total)
-    # of a ratio: the spread of what its numerator has too much for its denominator
-    rest = (each[0] - found * each[1]).reshape(BATCHES, -1).mean(axis=1)
-    error = T_19 * float(rest.std(ddof=1)) / BATCHES**0.5 / float(each[1].mean())
-    return found, max(found - error, 0.0), min(found + error, 1.0)
+    ratio = float(similar / total)
+    # standard error of a ratio estimator, from the residuals of the numerator
+    residuals = (draws[0] - ratio * draws[1]).reshape(BATCHES, -1).mean(axis=1)
+    error = T_19 * float(residuals.std(ddof=1)) / BATCHES**0.5 / float(draws[1].mean())
+    return ratio, max(ratio - error, 0.0), min(ratio + error, 1.0)
 
 
 def _positive(interactions: Interactions, delta: float) -> Interactions:
-    """Return the interactions that count, and refuse a bad exponent."""
+    """Return the interactions with positive values, after checking the exponent."""
     check_delta(delta)
     if interactions.signed:
         return interactions.entries(interactions.matrix.data > 0)
@@ -285,36 +284,33 @@ def _add_all(
     *,
     whole: bool,
 ) -> None:
-    """Put sums of w_ij s_ij and of w_ij into the columns of these items i, on all threads.
-
-    Over all j != i, or over j > i alone where not `whole`.
-    """
+    """Write sums of w_ij s_ij and of w_ij over j != i (j > i unless `whole`) for items i."""
     matrix, counts = data.matrix, data.item_counts
-    # users of each item, and where each of these pairs stands in the CSR arrays
+    # users of each item, and the index of each of these pairs in the CSR arrays
     places = np.argsort(matrix.indices, kind="stable")
     users = entry_rows(matrix).astype(np.int32)[places]
     starts = np.concatenate([[0], np.cumsum(counts)])
     power = _powers(counts, delta)
-    # One dtype for all data, so that the kernel is compiled once.
+    # a single dtype, so that the kernel is compiled once
     rows = matrix.indptr.astype(np.int64)
     items = matrix.indices.astype(np.int32, copy=False)
 
     def add_block(number: int) -> None:
-        some = chosen[number * BLOCK : (number + 1) * BLOCK]
-        _add_pairs(some, whole, users, places, starts, rows, items, counts, power, sums)
+        block = chosen[number * BLOCK : (number + 1) * BLOCK]
+        _add_pairs(block, whole, users, places, starts, rows, items, counts, power, sums)
 
     run(add_block, -(-len(chosen) // BLOCK))
 
 
 def check_delta(delta: Any) -> None:
-    """Refuse an exponent that homophily cannot take."""
+    """Raise if the exponent of homophily is invalid."""
     is_number = isinstance(delta, (int, float, np.number)) and not isinstance(delta, bool)
     if not is_number or not 0 <= delta <= 50:
         raise SettingError(f"delta must lie between 0 and 50, got {delta!r}")
 
 
 def _powers(counts: npt.NDArray[np.int64], delta: float) -> npt.NDArray[np.float64]:
-    # Divided by the largest possible weight, which cancels, c^(delta + 1) stays finite.
+    # c^(delta + 1), divided by its maximum (which cancels) to stay finite
     return np.asarray((np.arange(counts.max() + 1) / counts.max()) ** (delta + 1))
 
 
@@ -332,9 +328,9 @@ def pair_sums(
     *,
     whole: bool,
 ) -> npt.NDArray[np.float64]:
-    """Sum w_ij s_ij and w_ij for items i over all j != i, or over j > i where not `whole`.
+    """Sum w_ij s_ij and w_ij for items i over all j != i, or over j > i unless `whole`.
 
-    `shared` has a row for each of these items: the users it has in common with each item.
+    `shared` has a row for each of these items: its number of common users with every item.
     """
     power = _powers(counts, delta)
     sums = np.zeros((2, len(shared)))
@@ -368,7 +364,7 @@ def _add_pairs(
         n_touched = 0
         for entry in range(starts[i], starts[i + 1]):
             user = users[entry]
-            # The items of a row ascend, so those behind this place are the j > i.
+            # The items of a row ascend, so the j > i follow this entry.
             first = rows[user] if whole else places[entry] + 1
             for place in range(first, rows[user + 1]):
                 j = items[place]
@@ -406,8 +402,8 @@ def popularity_curve(data: Counted) -> pl.DataFrame:
     ranked = np.sort(data.item_counts)[::-1]
     share = np.linspace(0, 1, CURVE_POINTS)
     running = np.concatenate([[0], np.cumsum(ranked)]) / max(int(ranked.sum()), 1)
-    held = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
-    return pl.DataFrame({"items": share, "interactions": held})
+    covered = np.interp(share * len(ranked), np.arange(len(ranked) + 1), running)
+    return pl.DataFrame({"items": share, "interactions": covered})
 
 
 def _spread(median: float, least: int, most: int) -> str:

@@ -1,14 +1,13 @@
-"""Sealed JSON documents, and directories of arrays and tables, written atomically, read warily.
+"""Checksummed JSON documents, and saved directories of arrays and tables.
 
-A manifest, the state of a tiled solve and a line of a search are documents: parsed with numbers
-that make sense, read field by field with a type and a range, and closed by a checksum of their own
-content. Documents of older versions have no seal.
+A document (a manifest, the state of a tiled solve, a line of a search) is a JSON object with a
+checksum of its content; every field is read with a check of its type and range. Documents of older
+versions have no checksum.
 
-A directory holds `manifest.json` and the files it names: `.npy` arrays (memory-mapped when read)
-and Parquet tables. New files get new names, and replacing the manifest is the one step that makes
-them current, so a crash leaves the old content or the new one. Before that step what was written
-is loaded as a reader would load it: what cannot be opened again never replaces what can. Nothing
-is ever unpickled.
+A directory holds `manifest.json` and the files it lists: `.npy` arrays (memory-mapped when read)
+and Parquet tables. New files get new names, and replacing the manifest is the single step that
+makes them current, so a crash leaves either the old content or the new one. Before that step the
+new files are loaded as a reader would load them. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,45 +42,54 @@ from equipoise.errors import (
 )
 from equipoise.runtime.machine import check_polars
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
 SEAL = "seal"
-
-
 LARGEST = 2**63 - 1
-
-
 LARGEST_SEED = 2**1023  # numpy takes seeds of any length, JSON those that a float can hold
-
-
 CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
 SHOWN = 60  # characters of a wrong value that an error shows
+MANIFEST = "manifest.json"
+FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{12}\.(npy|parquet)")
+OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
+LARGEST_MANIFEST = 16 << 20
+ABANDONED = 3600.0  # seconds after which nobody writes a file any more
+FIRST_SAVE = 1.0  # seconds that a reader waits for the end of a first save
+SMALL = 16 << 20  # files up to this size are hashed whole at every load, larger ones by samples
+BLOCK = 4096  # bytes of a sample
+CHECKED_CELLS = 1 << 22  # arrays up to this size are looked through when they are loaded
+LONGEST_LIST = 64  # numbers that stand in the manifest itself; longer lists become arrays
+LISTED = "$array"
+LIST_NAME = re.compile(r"list_[0-9]+")
+# errors that reading malformed values can raise
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with the checksum of its content; raises ValueError for NaN and such."""
+    """Return the document with a checksum of its content; ValueError if JSON cannot hold it."""
     return {**document, SEAL: _content_digest(document)}
 
 
 def check_seal(document: Mapping[str, Any]) -> None:
-    """Refuse a document whose content is not what was sealed."""
+    """Raise if the content of a document does not match its checksum."""
     if SEAL in document and document[SEAL] != _content_digest(document):
         raise FileFormatError("it was changed after it was saved: its checksum differs")
 
 
 def parse(text: str | bytes) -> Fields:
-    """Return a JSON object; NaN, numbers beyond floats and text that is no Unicode are refused."""
+    """Parse a JSON object; NaN, numbers too large for a float and invalid Unicode are errors."""
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        found = json.loads(
-            text, parse_int=_whole, parse_float=_number, parse_constant=_no_constant
+        document = json.loads(
+            text, parse_int=_integer, parse_float=_number, parse_constant=_no_constant
         )
-        _canonical(found)
+        _canonical(document)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(_short(str(error))) from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"it holds {_short(repr(found))} in place of named fields")
-    return Fields(found)
+    if not isinstance(document, dict):
+        raise FileFormatError(f"it holds {_short(repr(document))}, expected a JSON object")
+    return Fields(document)
 
 
 def _content_digest(document: Mapping[str, Any]) -> str:
@@ -100,7 +108,7 @@ def _number(text: str) -> float:
     return value
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     _number(text)
     return int(text)
 
@@ -110,14 +118,9 @@ def _no_constant(text: str) -> float:
 
 
 class Fields(dict[str, Any]):
-    """Named values of a document; each is read with its type and range, or refused by its name.
+    """Fields of a JSON document; a missing, mistyped or out-of-range one is an error.
 
-    Parameters
-    ----------
-    values
-        The values, as JSON gives them.
-    path
-        Names of the groups around them, for the error.
+    `path` names the enclosing fields, for the error message.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -125,136 +128,70 @@ class Fields(dict[str, Any]):
         self.path = path
 
     def text(self, name: str, among: Collection[str] | None = None) -> str:
-        """Text, one of `among` where that is given."""
-        wanted = "text" if among is None else f"one of {', '.join(among)}"
-        found: str = self._read(
-            name,
-            lambda value: isinstance(value, str) and (among is None or value in among),
-            wanted,
-        )
-        return found
+        """Text, one of `among` if given."""
+        expected = "text" if among is None else f"one of {', '.join(among)}"
+        text: str = self._read(name, str, expected)
+        return text if among is None or text in among else self._refuse(name, expected)
 
     def texts(self, name: str) -> list[str]:
         """A list of text."""
-        found: list[str] = self._read(
-            name, lambda value: _is_list(value, _is_text), "a list of text"
-        )
-        return found
+        return self._read_list(name, lambda entry: isinstance(entry, str), "text")
 
     def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
-        """A whole number in this range."""
-        wanted = f"a whole number from {least} to {most:.3g}"
-        found: int = self._read(name, lambda value: _is_whole(value, least, most), wanted)
-        return found
+        """An integer in this range."""
+        expected = f"a whole number from {least} to {most:.3g}"
+        number: int = self._read(name, int, expected)
+        return number if least <= number <= most else self._refuse(name, expected)
 
     def wholes(self, name: str, least: int = 0, most: int = LARGEST) -> list[int]:
-        """A list of whole numbers in this range."""
-        wanted = f"a list of whole numbers from {least} to {most:.3g}"
-        found: list[int] = self._read(
-            name, lambda value: _is_list(value, lambda each: _is_whole(each, least, most)), wanted
-        )
-        return found
+        """A list of integers in this range."""
+        expected = f"whole numbers from {least} to {most:.3g}"
+        return self._read_list(name, lambda n: type(n) is int and least <= n <= most, expected)
 
     def number(self, name: str, least: float = -math.inf) -> float:
         """A finite number, at least `least`."""
-        wanted = "a number" if least == -math.inf else f"a number >= {least}"
-        return float(self._read(name, lambda value: _is_number(value, least), wanted))
+        expected = "a number" if least == -math.inf else f"a number >= {least}"
+        number = self._read(name, (int, float), expected)
+        return float(number) if number >= least else self._refuse(name, expected)
 
     def flag(self, name: str) -> bool:
         """True or False."""
-        found: bool = self._read(name, lambda value: isinstance(value, bool), "true or false")
-        return found
+        return bool(self._read(name, bool, "true or false"))
 
     def group(self, name: str) -> Fields:
         """Fields inside this one."""
-        found = self._read(name, lambda value: isinstance(value, dict), "a group of fields")
-        return Fields(found, f"{self.path}{name}.")
+        return Fields(self._read(name, dict, "a group of fields"), f"{self.path}{name}.")
 
     def groups(self, name: str) -> list[Fields]:
         """A list of groups of fields."""
-        wanted = "a list of groups of fields"
-        found = self._read(name, lambda value: _is_list(value, _is_group), wanted)
-        return [Fields(each, f"{self.path}{name}.{place}.") for place, each in enumerate(found)]
+        entries = self._read_list(name, lambda entry: isinstance(entry, dict), "groups of fields")
+        return [Fields(entry, f"{self.path}{name}.{i}.") for i, entry in enumerate(entries)]
 
-    def _read(self, name: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+    def _read(self, name: str, kind: type | tuple[type, ...], expected: str) -> Any:
         if name not in self:
             raise FileFormatError(f"the field {self.path + name!r} is missing")
-        if not fits(self[name]):
-            found = _short(repr(self[name]))
-            raise FileFormatError(f"the field {self.path + name!r} must be {wanted}, got {found}")
-        return self[name]
+        value = self[name]
+        is_bool = isinstance(value, bool) and kind is not bool  # a bool is an int in Python
+        if is_bool or not isinstance(value, kind):
+            self._refuse(name, expected)
+        return value
 
+    def _read_list(self, name: str, fits: Callable[[Any], bool], expected: str) -> list[Any]:
+        entries: list[Any] = self._read(name, list, f"a list of {expected}")
+        return entries if all(map(fits, entries)) else self._refuse(name, f"a list of {expected}")
 
-def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(fits, value))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_group(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_whole(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def _is_number(value: Any, least: float) -> bool:
-    return type(value) in (int, float) and value >= least
+    def _refuse(self, name: str, expected: str) -> NoReturn:
+        shown = _short(repr(self[name]))
+        raise FileFormatError(f"the field {self.path + name!r} must be {expected}, got {shown}")
 
 
 def _short(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-logger = logging.getLogger(__name__)
-
-MANIFEST = "manifest.json"
-
-
-FILE_NAME = re.compile(r"[a-z][a-z0-9_]*-[0-9a-f]{12}\.(npy|parquet)")
-
-
-OURS = re.compile(FILE_NAME.pattern + r"|manifest\.json(\.[0-9a-f]{12})?")
-
-
-LARGEST_MANIFEST = 16 << 20
-
-
-ABANDONED = 3600.0  # seconds after which nobody writes a file any more
-
-
-FIRST_SAVE = 1.0  # seconds that a reader waits for the end of a first save
-
-
-SMALL = 16 << 20  # files up to this size are hashed whole at every load, larger ones by samples
-
-
-BLOCK = 4096  # bytes of a sample
-
-
-CHECKED_CELLS = 1 << 22  # arrays up to this size are looked through when they are loaded
-
-
-LONGEST_LIST = 64  # numbers that stand in the manifest itself; longer lists become arrays
-
-
-LISTED = "$array"
-
-
-LIST_NAME = re.compile(r"list_[0-9]+")
-
-# what reading values that are not as they should be can raise
-UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class Stored:
-    """What a directory holds: settings, arrays (read-only, memory-mapped) and tables."""
+    """Content of a saved directory: settings, arrays (read-only, memory-mapped) and tables."""
 
     meta: Fields
     arrays: dict[str, npt.NDArray[Any]]
@@ -263,14 +200,14 @@ class Stored:
     def array(
         self, name: str, shape: tuple[int, ...], kinds: str, *, sizes: tuple[int, ...] = (4, 8)
     ) -> npt.NDArray[Any]:
-        """Array `name`, row by row, checked for its shape, dtype kinds ('f', 'iu') and sizes."""
+        """Array `name` in C order, checked for its shape, dtype kinds ('f', 'iu') and sizes."""
         if name not in self.arrays:
             raise FileFormatError(f"the saved directory has no array {name!r}")
         array = self.arrays[name]
         number = array.dtype.kind in kinds and array.dtype.itemsize in sizes
         if not (array.shape == shape and number and array.dtype.isnative):
-            found = f"{array.dtype} {array.shape}"
-            raise FileFormatError(f"array {name!r} should have shape {shape}, found {found}")
+            actual = f"{array.dtype} {array.shape}"
+            raise FileFormatError(f"array {name!r} should have shape {shape}, found {actual}")
         if not array.flags.c_contiguous:
             raise FileFormatError(f"array {name!r} should be stored row by row")
         return array
@@ -278,14 +215,14 @@ class Stored:
     def finite(
         self, name: str, shape: tuple[int, ...], kinds: str = "f", **sizes: tuple[int, ...]
     ) -> npt.NDArray[Any]:
-        """Like `array`, and refuses NaN and infinities."""
+        """Like `array`, but NaN and infinities are errors."""
         array = self.array(name, shape, kinds, **sizes)
         if not np.isfinite(array).all():
             raise FileFormatError(f"array {name!r} holds NaN or infinite values")
         return array
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Array of floats that may be large: then it is mapped, and not read to look for NaN."""
+        """Float array; a large one stays memory-mapped and is not searched for NaN."""
         small = np.prod(shape, dtype=np.float64) <= CHECKED_CELLS
         return self.finite(name, shape) if small else self.array(name, shape, "f")
 
@@ -294,8 +231,8 @@ class Stored:
         if name not in self.frames:
             raise FileFormatError(f"the saved directory has no table {name!r}")
         if self.frames[name].height != height:
-            found = self.frames[name].height
-            raise FileFormatError(f"table {name!r} should have {height} rows, found {found}")
+            actual = self.frames[name].height
+            raise FileFormatError(f"table {name!r} should have {height} rows, found {actual}")
         return self.frames[name]
 
 
@@ -308,12 +245,12 @@ def write_directory(
     frames: Mapping[str, pl.DataFrame],
     restore: Callable[[Stored], object] = lambda stored: stored,
 ) -> None:
-    """Write a directory; the old content stays valid until the new one is complete.
+    """Write a directory atomically: the old content stays valid until the new one is complete.
 
-    `meta` must be what JSON can hold; its long lists of numbers become arrays. Names of arrays and
-    frames are lower-case words, all different. `restore` is what `load_directory` is given later:
-    it must accept what was written, or nothing is changed. Saving to a directory that another
-    process is saving to is refused; where the system has no locks, the last one to finish counts.
+    `meta` must be serialisable as JSON; its long lists of numbers are stored as arrays. Names of
+    arrays and frames are distinct lower-case words. `restore` is the function later passed to
+    `load_directory`: if it fails on the new files, nothing is changed. It is an error to save to
+    a directory while another process does; where the system has no locks, the last save wins.
     """
     check_polars()
     root = checked_path("path", path)
@@ -339,7 +276,7 @@ def write_directory(
 
 
 def _encoded(meta: dict[str, Any], lists: dict[str, npt.NDArray[Any]]) -> Any:
-    """Return settings for the manifest; long lists of numbers are added to `lists`."""
+    """Return the settings for the manifest; long lists of numbers are moved to `lists`."""
 
     def encoded(value: Any) -> Any:
         if isinstance(value, dict):
@@ -354,14 +291,14 @@ def _encoded(meta: dict[str, Any], lists: dict[str, npt.NDArray[Any]]) -> Any:
 
     try:
         content = encoded(meta)
-        sealed(content)  # raises what the manifest would
+        sealed(content)  # fails now if the manifest could not be written
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
         raise FileFormatError(f"its settings do not fit a manifest: {error}") from error
     return content
 
 
 def _decoded(meta: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Fields:
-    """Return the settings that `_encoded` was given; takes the long lists out of the arrays."""
+    """Invert `_encoded`; the long lists are removed from `arrays`."""
     lists = Stored(Fields({}), {n: a for n, a in arrays.items() if LIST_NAME.fullmatch(n)}, {})
 
     def decoded(value: Any) -> Any:
@@ -399,7 +336,7 @@ def _write_files(
     for name, array in arrays:
         if array.dtype.hasobject:
             raise TypeError(f"array {name!r} would need pickle")
-        # The bytes go through `write`, whose errors give the reason; numpy's `tofile` hides it.
+        # `write` reports the reason of an error; numpy's `tofile` hides it
         blocks = array.blocks() if hasattr(array, "blocks") else (np.ascontiguousarray(array),)
         header = io.BytesIO()
         layout = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
@@ -446,10 +383,10 @@ def _sample_digest(file: Path, size: int) -> str:
 
 @contextmanager
 def _locked(root: Path, kind: str, token: str) -> Iterator[None]:
-    """Make the directory, hold its lock, and leave in it what its manifest names.
+    """Create and lock the directory; afterwards remove the files that its manifest does not list.
 
-    The system drops the lock when the process dies. Without a lock another process may be writing,
-    so that only files of this save, of the one it replaces and old ones are removed.
+    The system releases the lock when the process dies. Without a lock another process may be
+    writing, so only files of this save, of the one it replaces and old files are removed.
     """
     existed = root.exists()
     check_ours(root, kind)
@@ -464,7 +401,7 @@ def _locked(root: Path, kind: str, token: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Failing to tidy up does not undo a save: Windows keeps a file that is mapped.
+        # A failed clean-up does not undo a save: Windows cannot delete a mapped file.
         with suppress(OSError):
             if handle is not None:
                 os.fsync(handle)  # the new manifest is on the disk before the old files go
@@ -476,7 +413,7 @@ def _locked(root: Path, kind: str, token: str) -> Iterator[None]:
 
 
 def _lock(root: Path) -> tuple[int, bool]:
-    """Open a directory and say whether it could be locked."""
+    """Open a directory; return its handle and whether it could be locked."""
     import fcntl
 
     handle = os.open(root, os.O_RDONLY)
@@ -494,7 +431,7 @@ def _lock(root: Path) -> tuple[int, bool]:
 
 
 def check_ours(root: Path, kind: str) -> None:
-    """Refuse to write over anything but an earlier save of the same kind."""
+    """Raise if the path holds anything but an earlier save of the same kind."""
     if not root.exists():
         return
     if not root.is_dir():
@@ -502,19 +439,16 @@ def check_ours(root: Path, kind: str) -> None:
     present = [file.name for file in root.iterdir()]
     if MANIFEST in present:
         fine = is_directory_of(root, kind)
-    else:  # what a first save that was cut short left behind
+    else:  # left behind by an interrupted first save
         fine = all(OURS.fullmatch(name) for name in present)
     if not fine:
         raise DataError(f"{root} exists and is not a saved {kind}; choose another path")
 
 
 def _sweep(root: Path, can_go: Callable[[Path], bool]) -> None:
-    """Remove files that the manifest does not name: of the last save, or of one cut short.
-
-    The manifest on disk decides, so an interrupt at any moment never takes a file it names.
-    """
+    """Remove the files of earlier or interrupted saves: those that the manifest does not list."""
     files = list(root.iterdir())
-    listed = _listed(root)  # after the files: what was named in between is not among them
+    listed = _listed(root)  # read after `files`, so that no newer file is removed
     if listed is None:
         return  # damaged: keep everything
     for file in files:
@@ -523,7 +457,7 @@ def _sweep(root: Path, can_go: Callable[[Path], bool]) -> None:
 
 
 def _listed(root: Path) -> set[Any] | None:
-    """Return the files that the manifest names, none where there is none; None if damaged."""
+    """Return the file names in the manifest, empty without a manifest; None if it is damaged."""
     try:
         return {entry.get("file") for entry in read_manifest(root / MANIFEST)["files"].values()}
     except (FileFormatError, AttributeError, TypeError):
@@ -538,10 +472,10 @@ def load_directory(
     *,
     verify: bool = False,
 ) -> T:
-    """Return what `restore` makes of a directory of this kind, at most this version.
+    """Read a directory of this kind and of at most this version, and pass it to `restore`.
 
-    Whatever is wrong with it is a `FileFormatError`. Sizes and the checksums of small files are
-    always checked, large files by sampled blocks; ``verify=True`` hashes everything.
+    Any damage is a `FileFormatError`. Sizes and the checksums of small files are always checked,
+    large files by sampled blocks; ``verify=True`` hashes everything.
     """
     check_polars()
     root = checked_path("path", path)
@@ -553,7 +487,7 @@ def load_directory(
         try:
             return _restored(root, manifest, kind, version, restore, verify=verify)
         except FileFormatError:
-            # A save that finished in between has removed the files of the manifest read before.
+            # A save that finished in the meantime has removed the files of the old manifest.
             newer = read_manifest(root / MANIFEST)
             if newer == manifest:
                 raise
@@ -577,17 +511,17 @@ def _restored(
     arrays, frames = _read_files(root, manifest.group("files"), verify=verify)
     try:
         with np.errstate(all="ignore"):
-            found = restore(Stored(_decoded(manifest["meta"], arrays), arrays, frames))
-        check_seal(manifest)  # last: an error that names the field is of more use
+            restored = restore(Stored(_decoded(manifest["meta"], arrays), arrays, frames))
+        check_seal(manifest)  # last, because an error that names the field is more useful
     except (MissingExtraError, TooBigError):
         raise
-    except (EquipoiseError, *UNFIT) as error:
+    except (EquipoiseError, *MALFORMED) as error:
         raise FileFormatError(f"{root} is damaged: {error}") from error
-    return found
+    return restored
 
 
 def _is_being_made(root: Path) -> bool:
-    """Whether a directory holds files of a first save that is not finished."""
+    """Whether a directory holds files of an unfinished first save."""
     if (root / MANIFEST).is_file() or not root.is_dir():
         return False
     names = [file.name for file in root.iterdir()]
@@ -595,12 +529,12 @@ def _is_being_made(root: Path) -> bool:
 
 
 def read_manifest(file: Path) -> Fields:
-    """Return the checked manifest of a directory."""
+    """Read and check the manifest of a directory."""
     if not file.is_file():
         if _is_being_made(file.parent):
             raise FileFormatError(
-                f"{file.parent} has no {MANIFEST} yet: its first save goes on or was cut short; "
-                "wait, or save again"
+                f"{file.parent} has no {MANIFEST} yet: its first save is still running or was "
+                "interrupted; wait, or save again"
             )
         raise FileFormatError(f"{file.parent} is not a saved directory: it has no {MANIFEST}")
     try:
@@ -644,7 +578,7 @@ def _read_files(
 
 
 def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
-    """Return the file of an entry, if it is as the entry says; `verify` hashes all of it."""
+    """Return the file of a manifest entry after checking it; `verify` hashes all of it."""
     listed = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(listed, str) or not FILE_NAME.fullmatch(listed):
         raise FileFormatError(f"{root / MANIFEST} names a file that is not allowed: {listed!r}")
@@ -654,9 +588,9 @@ def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
     if file.is_symlink() or not file.is_file():
         raise FileFormatError(f"{file}, which the manifest names as {name!r}, is missing")
     try:
-        size, said = file.stat().st_size, entry.get("bytes")
-        if size != said:
-            raise FileFormatError(f"{file} has {size:,} bytes, the manifest says {said}")
+        size, expected = file.stat().st_size, entry.get("bytes")
+        if size != expected:
+            raise FileFormatError(f"{file} has {size:,} bytes, the manifest says {expected}")
         if verify or size <= SMALL:
             sound = _digest(file) == entry.get("sha256")
         else:

@@ -207,8 +207,8 @@ def test_diginetica_session_past_midnight_keeps_its_order(tmp_path: Path) -> Non
     lines += [f"1;NA;7;{60_000 * place};2016-05-09" for place in range(5)]
     lines += ["2;NA;7;1;2016-05-09", "2;NA;8;0;2016-05-09"]
     write(tmp_path / "train-item-views.csv", lines)
-    found = histories(datasets.load("diginetica", path=tmp_path))
-    assert found == {1: [7] * 5 + [8] * 5, 2: [8, 7]}
+    sessions = histories(datasets.load("diginetica", path=tmp_path))
+    assert sessions == {1: [7] * 5 + [8] * 5, 2: [8, 7]}
 
 
 def test_yoochoose_keeps_repeats_and_drops_rare_items(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_retailrocket_cuts_views_into_sessions_after_half_an_hour(tmp_path: Path
         lines.append(f"{begin + 2},{visitor},transaction,7,3")
         lines.append(f"{begin + minute},{visitor},view,8,")
     write(tmp_path / "events.csv", lines)
-    found = sorted(histories(datasets.load("retailrocket", path=tmp_path)).values())
-    assert found == [[7, 8], [7, 8], [7, 8], [7, 8, 7], [8, 7]]
+    sessions = sorted(histories(datasets.load("retailrocket", path=tmp_path)).values())
+    assert sessions == [[7, 8], [7, 8], [7, 8], [7, 8, 7], [8, 7]]
 
 
 @pytest.mark.parametrize(

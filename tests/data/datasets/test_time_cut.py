@@ -33,16 +33,16 @@ def rows(name: str) -> pl.DataFrame:
         )
         raw = raw.filter(pl.col("CustomerID").is_not_null(), pl.col("Quantity") > 0)
         moment = pl.col("InvoiceDate").str.to_datetime("%m/%d/%Y %H:%M", time_zone="UTC")
-        found = raw.select(user="CustomerID", item="StockCode", time=moment)
+        purchases = raw.select(user="CustomerID", item="StockCode", time=moment)
     else:
         raw = pl.read_parquet(folder / "transactions.parquet")
         moment = (
             pl.col("transaction_timestamp").cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
         )
-        found = raw.select(user="household_id", item="product_id", time=moment)
+        purchases = raw.select(user="household_id", item="product_id", time=moment)
     # items with enough users, so that a fit takes seconds
-    counts = found.unique(["user", "item"]).group_by("item").len()
-    return found.join(counts.filter(pl.col("len") >= 100), on="item", how="semi")
+    counts = purchases.unique(["user", "item"]).group_by("item").len()
+    return purchases.join(counts.filter(pl.col("len") >= 100), on="item", how="semi")
 
 
 def listed(frame: pl.DataFrame) -> dict[Any, list[Any]]:
@@ -50,13 +50,13 @@ def listed(frame: pl.DataFrame) -> dict[Any, list[Any]]:
     return dict(frame.group_by("user").agg(pl.col("item")).rows())
 
 
-def ndcg(lists: dict[Any, list[Any]], wanted: dict[Any, list[Any]]) -> float:
+def ndcg(lists: dict[Any, list[Any]], targets: dict[Any, list[Any]]) -> float:
     total = 0.0
-    for user, items in wanted.items():
-        found = [1 / math.log2(n + 2) for n, item in enumerate(lists[user][:K]) if item in items]
+    for user, items in targets.items():
+        gains = [1 / math.log2(n + 2) for n, item in enumerate(lists[user][:K]) if item in items]
         best = [1 / math.log2(n + 2) for n in range(min(K, len(items)))]
-        total += sum(found) / sum(best)
-    return total / len(wanted)
+        total += sum(gains) / sum(best)
+    return total / len(targets)
 
 
 @pytest.mark.network
@@ -75,19 +75,19 @@ def test_metrics_of_a_time_cut_equal_a_plain_computation(
     pairs = ["user", "item"]
     before = log.filter(pl.col("time") < cut).unique(pairs)
     after = log.filter(pl.col("time") >= cut).unique(pairs).join(before, on="item", how="semi")
-    kept = after.join(before, on=pairs, how="anti" if repeats == "new" else "semi")
-    kept = kept.join(before, on="user", how="semi")
-    known = listed(before.join(kept, on="user", how="semi"))
-    wanted = {user: set(items) for user, items in listed(kept).items()}
+    target_rows = after.join(before, on=pairs, how="anti" if repeats == "new" else "semi")
+    target_rows = target_rows.join(before, on="user", how="semi")
+    known = listed(before.join(target_rows, on="user", how="semi"))
+    targets = {user: set(items) for user, items in listed(target_rows).items()}
 
     data = eq.read(log, user="user", item="item", time="time")
     split = eq.split.time_cut(data, test_from=cut, valid=0, repeats=repeats)
     assert split.train.n_interactions == before.height
-    assert split.test.target.n_interactions == kept.height
+    assert split.test.target.n_interactions == target_rows.height
     assert split.test.history.n_interactions == sum(map(len, known.values()))
     model = eq.EASE(l2=200.0).fit(split.train)
-    found = model.recommend(known, K, exclude_seen=repeats == "new")
-    lists = dict(zip(found.users, found.items, strict=True))
+    recommended = model.recommend(known, K, exclude_seen=repeats == "new")
+    lists = dict(zip(recommended.users, recommended.items, strict=True))
     result = eq.evaluate(model, split.test, k=K, metrics=["ndcg"], bootstrap=0)
     # both are means of sums of at most 20 terms over the same users
-    assert result["ndcg@20"] == pytest.approx(ndcg(lists, wanted), rel=1e-12)
+    assert result["ndcg@20"] == pytest.approx(ndcg(lists, targets), rel=1e-12)

@@ -62,7 +62,7 @@ COLUMNS = "the columns are 'user_id', 'item_id', 'rating', 'ts'"
 
 
 @pytest.mark.parametrize(
-    ("content", "settings", "said"),
+    ("content", "settings", "expected"),
     [
         (b"\n\n\n", {}, ["holds only blank lines"]),
         (b"user_id,item_id\n", {}, ["events.csv has no rows"]),
@@ -93,15 +93,15 @@ COLUMNS = "the columns are 'user_id', 'item_id', 'rating', 'ts'"
             {},
             ["line 3: column 'date' ('2024-02-31') is not a time"],
         ),
-        (GOOD, {"min_rating": 6}, ["events.csv: nothing is left of the rows; lower min_rating=6"]),
-        (b"user,item\n,tea\n,milk\n", {"on_bad": "skip"}, ["nothing is left of the rows"]),
+        (GOOD, {"min_rating": 6}, ["events.csv: no usable row is left; lower min_rating=6"]),
+        (b"user,item\n,tea\n,milk\n", {"on_bad": "skip"}, ["no usable row is left"]),
         (b"user,item\nann\nbob\n", {"on_bad": "skip"}, ["no row is left after the bad ones"]),
         (b"PK\x03\x04abc", {}, ["a zip archive or an Excel workbook"]),
     ],
 )
-def test_a_file_of_no_use_is_refused(tmp_path, content, settings, said):
+def test_a_file_of_no_use_is_refused(tmp_path, content, settings, expected):
     message = refusal(write(tmp_path, content), **settings)
-    for part in said:
+    for part in expected:
         assert part in message
 
 
@@ -115,7 +115,7 @@ def packed(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("a.csv", b"", "a.csv is empty; it needs at least one row"),
         ("a.jsonl", b"", "a.jsonl is empty; it needs at least one row"),
@@ -141,12 +141,12 @@ def packed(kind: str) -> bytes:
         ),
     ],
 )
-def test_an_empty_or_damaged_file_is_refused(tmp_path, name, content, said):
-    assert said in refusal(write(tmp_path, content, name))
+def test_an_empty_or_damaged_file_is_refused(tmp_path, name, content, expected):
+    assert expected in refusal(write(tmp_path, content, name))
 
 
 @pytest.mark.parametrize(
-    ("source", "settings", "said"),
+    ("source", "settings", "expected"),
     [
         (5, {}, ["cannot read a int; give a path, a frame"]),
         (["ann", "bob"], {}, ["the first row is 'ann'"]),
@@ -205,9 +205,9 @@ def test_an_empty_or_damaged_file_is_refused(tmp_path, name, content, said):
         (np.eye(2), {"items": 7}, ["items= has 1 ids for 2 items"]),
     ],
 )
-def test_an_object_of_no_use_is_refused(source, settings, said):
+def test_an_object_of_no_use_is_refused(source, settings, expected):
     message = refusal(source, **settings)
-    for part in said:
+    for part in expected:
         assert part in message
 
 
@@ -216,7 +216,7 @@ WEIGHTED = {"weight": "rating"}
 
 
 @pytest.mark.parametrize(
-    ("row", "settings", "said", "note"),
+    ("row", "settings", "expected", "note"),
     [
         (b"dan,salt,5", {}, "the record has 3 fields where 4 are", "has the wrong number of"),
         (b"dan,salt,5,17,9", {}, "the record has 5 fields where 4 are", "has the wrong number of"),
@@ -251,16 +251,16 @@ WEIGHTED = {"weight": "rating"}
     ],
 )
 def test_a_bad_row_is_refused_by_line_or_skipped_and_counted(
-    tmp_path, caplog, row, settings, said, note
+    tmp_path, caplog, row, settings, expected, note
 ):
     path = write(tmp_path, GOOD + row + b"\n")
     message = refusal(path, **settings)
     assert "events.csv, line 5: " in message
-    assert said in message
+    assert expected in message
     assert "on_bad='skip'" in message
     data = skipped(path, caplog, **settings)
     assert data.users.tolist() == ["ann", "bob", "cleo"]
-    (counted,) = [each for each in data.notes if each.startswith("skipped 1 bad row: 1 where ")]
+    (counted,) = [line for line in data.notes if line.startswith("skipped 1 bad row: 1 where ")]
     assert note in counted
 
 

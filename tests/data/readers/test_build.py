@@ -53,10 +53,10 @@ def test_factorize_agrees_with_numpy(values):
 
 def test_a_table_in_pieces_is_read_like_a_whole_one(rng):
     columns = {"user": (0, 9), "item": (0, 30), "time": (10**9, 2 * 10**9)}
-    whole = pl.DataFrame({name: rng.integers(*ends, 60) for name, ends in columns.items()})
-    pieces = pl.concat([whole[:7], whole[7:8], whole[8:]], rechunk=False)
+    table = pl.DataFrame({name: rng.integers(*ends, 60) for name, ends in columns.items()})
+    pieces = pl.concat([table[:7], table[7:8], table[8:]], rechunk=False)
     assert pieces.n_chunks() == 3
-    assert eq.read(pieces).fingerprint == eq.read(whole).fingerprint
+    assert eq.read(pieces).fingerprint == eq.read(table).fingerprint
 
 
 @pytest.mark.parametrize("weight", [None, "n"])

@@ -149,8 +149,8 @@ def test_settings_of_times_need_a_time_column(tmp_path, text, setting):
 
 def test_guessed_columns_are_reported():
     row = {"user_id": [1, 2], "item_id": ["a", "b"], "rating": [3, 4], "ts": [5, 6]}
-    found = "user = 'user_id', item = 'item_id', time = 'ts', rating = 'rating'"
-    assert eq.read(row, min_rating=1).notes[0] == f"columns found by name: {found}"
+    guesses = "user = 'user_id', item = 'item_id', time = 'ts', rating = 'rating'"
+    assert eq.read(row, min_rating=1).notes[0] == f"columns found by name: {guesses}"
 
 
 @pytest.mark.parametrize(

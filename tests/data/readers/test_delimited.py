@@ -97,7 +97,7 @@ def test_repeated_pairs_count_once_and_keep_every_time():
 
 
 @pytest.mark.parametrize(
-    ("cells", "kept"),
+    ("cells", "ids"),
     [
         (["7", "12"], [7, 12]),
         (["7", "-12", "0"], [-12, 0, 7]),
@@ -113,10 +113,10 @@ def test_repeated_pairs_count_once_and_keep_every_time():
         (["NA", "null"], ["NA", "null"]),
     ],
 )
-def test_ids_in_text_stay_exactly_what_they_are(tmp_path, cells, kept):
+def test_ids_in_text_stay_exactly_what_they_are(tmp_path, cells, ids):
     path = tmp_path / "events.csv"
     path.write_text("user,item\n" + "".join(f"{cell},{n}\n" for n, cell in enumerate(cells)))
-    assert eq.read(path).users.tolist() == kept
+    assert eq.read(path).users.tolist() == ids
 
 
 MANY = "user,item\n" + "".join(f"{n},{n % 7}\n" for n in range(1, 2000))

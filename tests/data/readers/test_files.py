@@ -44,18 +44,18 @@ rows = st.lists(st.tuples(user_cells, item_cells, play_cells, time_cells), min_s
 
 
 @settings(max_examples=100, deadline=None)
-@given(rows=rows, header=st.booleans(), told=st.booleans(), data=st.data())
+@given(rows=rows, header=st.booleans(), explicit=st.booleans(), data=st.data())
 def test_parts_of_a_csv_give_the_same_interactions_as_the_whole(
-    tmp_path_factory, rows, header, told, data
+    tmp_path_factory, rows, header, explicit, data
 ):
     # A first line of words is taken as names where nothing else is told: all parts then need them.
-    assume(header or told or any(cell.strip('+- "')[:1].isdigit() for cell in rows[0]))
+    assume(header or explicit or any(cell.strip('+- "')[:1].isdigit() for cell in rows[0]))
     root = tmp_path_factory.mktemp("csv")
     folder = root / "parts"
     folder.mkdir()
     table = [quoted(list(row)) for row in rows]
-    whole = [list(HEADER), *table] if header else table
-    (root / "whole.csv").write_text("".join(",".join(row) + "\n" for row in whole))
+    all_rows = [list(HEADER), *table] if header else table
+    (root / "whole.csv").write_text("".join(",".join(row) + "\n" for row in all_rows))
     bounds = st.lists(st.integers(0, len(rows)), max_size=3).map(sorted)
     cuts = [0, *data.draw(bounds, "cuts"), len(rows)]
     for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
@@ -66,7 +66,7 @@ def test_parts_of_a_csv_give_the_same_interactions_as_the_whole(
     places = HEADER if header else range(4)
     columns = dict(zip(("user", "item", "weight", "time"), places, strict=True))
     for on_bad in ("error", "skip"):
-        options = {**columns, "header": header if told else None, "on_bad": on_bad}
+        options = {**columns, "header": header if explicit else None, "on_bad": on_bad}
         assert outcome(folder, **options) == outcome(root / "whole.csv", **options)
 
 

@@ -171,7 +171,7 @@ MIDNIGHT = dt.datetime(2024, 1, 1)
     ],
 )
 def test_dates_and_times_of_several_kinds_may_share_a_column(moments, seconds):
-    expected = [1704067200.0 + each for each in seconds]
+    expected = [1704067200.0 + second for second in seconds]
     columns = {"user": [1, 2], "item": [1, 2], "time": moments}
     rows = [(user, user, 1.0, moment) for user, moment in enumerate(moments)]
     objects = pd.DataFrame({**columns, "time": pd.Series(moments, dtype=object)})

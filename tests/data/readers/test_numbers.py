@@ -67,10 +67,10 @@ def test_it_reads_and_refuses_what_two_passes_do(
         cells[odd[0] % len(cells)][odd[1]] = odd[2]
     path = tmp_path / "events.csv"
     path.write_bytes((end.join(",".join(row) for row in [NAMES, *cells]) + last).encode())
-    found = outcome(path)
+    one_pass = outcome(path)
     with monkeypatch.context() as patch:
         patch.setattr(delimited.TextFile, "numbers", lambda *_: None)
-        assert outcome(path) == found
+        assert outcome(path) == one_pass
 
 
 def test_a_file_of_plain_numbers_is_walked_over_once(
@@ -88,10 +88,10 @@ def test_threads_parse_the_same_numbers(threads: int) -> None:
     from equipoise.runtime.machine import limited
 
     rng = np.random.default_rng(0)
-    whole, cents = rng.integers(-(10**15), 10**15, 9000), rng.integers(0, 10**9, 9000)
-    lines = [f"{a},{b // 100}.{b % 100:02}\n" for a, b in zip(whole, cents, strict=True)]
+    integers, cents = rng.integers(-(10**15), 10**15, 9000), rng.integers(0, 10**9, 9000)
+    lines = [f"{a},{b // 100}.{b % 100:02}\n" for a, b in zip(integers, cents, strict=True)]
     with limited(threads):
-        found = parsed_numbers("".join(lines).encode(), ",", "ab", "ab", header=False, quote="")
-    assert found is not None
-    np.testing.assert_array_equal(found["a"], whole)
-    np.testing.assert_array_equal(found["b"], [float(line.split(",")[1]) for line in lines])
+        frame = parsed_numbers("".join(lines).encode(), ",", "ab", "ab", header=False, quote="")
+    assert frame is not None
+    np.testing.assert_array_equal(frame["a"], integers)
+    np.testing.assert_array_equal(frame["b"], [float(line.split(",")[1]) for line in lines])

@@ -152,8 +152,8 @@ def test_baskets_between_blanks_have_ids_as_in_any_file(tmp_path):
 def test_baskets_follow_the_options_of_text_files(tmp_path):
     path = tmp_path / "baskets.txt"
     path.write_bytes("café, noir^thé\nthé^'a^b'\n".encode("latin-1"))
-    how = {"separator": "^", "encoding": "latin-1", "quote": "'"}
-    data = eq.read(path, format="baskets", labels={"thé": "Tee"}, **how)
+    settings = {"separator": "^", "encoding": "latin-1", "quote": "'"}
+    data = eq.read(path, format="baskets", labels={"thé": "Tee"}, **settings)
     assert data.items.tolist() == ["a^b", "café, noir", "thé"]
     assert data.label("thé") == "Tee"
     with pytest.raises(DataError, match=r"baskets\.txt, line 1: not UTF-8; .*encoding='latin-1'"):

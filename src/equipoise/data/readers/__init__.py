@@ -247,8 +247,8 @@ def is_path(source: object) -> bool:
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     _check_path(path)
     if is_directory_of(path, KIND):
-        others = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
-        options.refuse((*COLUMNS, *others), f"saved interactions ({path})")
+        inapplicable = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
+        options.refuse((*COLUMNS, *inapplicable), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
     place = Path(path)
@@ -322,9 +322,9 @@ def part_files(path: str) -> list[Path] | None:
 def matching(pattern: Path) -> list[Path]:
     """Return the files that a pattern names; folders that exist are what they are called."""
     root = next(folder for folder in pattern.parents if folder.is_dir())
-    rest = str(pattern.relative_to(root))
-    found = sorted(glob.glob(rest, root_dir=root, recursive=True))
-    return [root / name for name in found if (root / name).is_file()]
+    relative = str(pattern.relative_to(root))
+    names = sorted(glob.glob(relative, root_dir=root, recursive=True))
+    return [root / name for name in names if (root / name).is_file()]
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -336,19 +336,19 @@ def files_below(folder: Path) -> list[Path]:
 
 def table_files(names: Iterable[str], folder: str) -> list[str]:
     """Return the tables among the files of a folder; names with . or _ in front are not data."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    files_of_family: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         hidden = any(part[0] in "._" for part in Path(name).parts)
         for family in (PARQUET, JSON, EXCEL, TEXT):
             if _suffix(Path(name)) in family and not hidden:
-                found.setdefault(family, []).append(name)
-    if len(found) > 1:
-        kinds = " and ".join(Path(files[0]).name for files in found.values())
+                files_of_family.setdefault(family, []).append(name)
+    if len(files_of_family) > 1:
+        kinds = " and ".join(Path(files[0]).name for files in files_of_family.values())
         raise DataError(
             f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
             f"{folder}/*.parquet"
         )
-    return next(iter(found.values()), [])
+    return next(iter(files_of_family.values()), [])
 
 
 def _suffix(path: Path) -> str:
@@ -375,8 +375,8 @@ def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
     check_one_kind(list(map(str, full)), kinds)
     source = OPENERS[kinds[0]](name, full, options)
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
-        table = source.loader(wanted, ids)
+    def load(names: list[str], ids: Collection[str]) -> Table:
+        table = source.loader(names, ids)
         return replace(table, notes=[*notes, *table.notes])
 
     return replace(source, loader=load)

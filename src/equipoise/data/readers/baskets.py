@@ -60,7 +60,7 @@ def _basket_source(path: Path, options: ReadOptions) -> Source:
     return Source(
         str(path),
         ("user", "item"),
-        lambda wanted, ids: Table(frame.select(wanted), locate, notes=list(notes)),
+        lambda names, ids: Table(frame.select(names), locate, notes=list(notes)),
     )
 
 

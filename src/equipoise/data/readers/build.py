@@ -1,6 +1,6 @@
-"""From a table to `Interactions`: checks, filters, positions, sessions, matrix, labels.
+"""Build `Interactions` from a table: check and filter rows, number ids, cut sessions, add labels.
 
-Ids become positions and pairs a CSR matrix by counting, in linear time and a few passes.
+Ids are numbered and pairs sorted into a CSR matrix by counting, in linear time.
 """
 
 from __future__ import annotations
@@ -55,29 +55,7 @@ Ids = npt.NDArray[Any]
 
 @dataclass
 class Rows:
-    """The usable rows of a table, with raw ids, and what is to be said of the others.
-
-    Parameters
-    ----------
-    users, items
-        Ids, as integers or text.
-    weights, times, types
-        What else is known of each row.
-    type_column
-        Name of the column of types.
-    notes
-        How the columns were found, how the table was opened, and how its cells were understood.
-    found
-        How many of the notes are on how the columns were found.
-    skipped
-        Bad rows that were left out, by reason.
-    reasons
-        The same in words, each with a value.
-    height
-        Number of rows of the table, usable or not.
-    rated, low, idle
-        Rows that have a rating, those of them below the least one, and rows of weight 0.
-    """
+    """The usable rows of a table, with raw ids, and counts of the rows left out."""
 
     users: pl.Series
     items: pl.Series
@@ -85,46 +63,45 @@ class Rows:
     times: Floats | None = None
     types: pl.Series | None = None
     type_column: str | None = None
-    notes: list[str] = field(default_factory=list)
-    found: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    reasons: str = ""
-    height: int = 0
-    rated: int = 0
-    low: int = 0
-    idle: int = 0
+    notes: list[str] = field(default_factory=list)  # on columns, then on the file and its cells
+    found: int = 0  # number of notes on columns
+    skipped: Counter[str] = field(default_factory=Counter)  # bad rows by reason
+    reasons: str = ""  # the same as text, with an example each
+    height: int = 0  # rows of the table, usable or not
+    rated: int = 0  # rows with a rating
+    low: int = 0  # rows with a rating below `min_rating`
+    idle: int = 0  # rows with weight 0
 
     def said(self, name: str, options: ReadOptions) -> list[str]:
-        """Return the notes, with how many rows were left out and why."""
-        said = [*self.notes, *skipped_notes(self.skipped, name)]
+        """Return the notes, including how many rows were left out and why."""
+        notes = [*self.notes, *skipped_notes(self.skipped, name)]
         if self.low:
             below = f"have a rating below {options.min_rating:g}"
-            said.append(f"{self.low:,} of {self.rated:,} rows {below}")
+            notes.append(f"{self.low:,} of {self.rated:,} rows {below}")
         if self.idle:
-            said.append(f"{self.idle:,} rows with weight 0 left out")
-        return said
+            notes.append(f"{self.idle:,} rows with weight 0 left out")
+        return notes
 
     def require_some(self, n_rows: int, name: str, options: ReadOptions) -> None:
-        """Refuse a table of which no row is left."""
+        """Raise if no row is left, and suggest why."""
         if n_rows:
             return
-        if not self.height and self.skipped:
-            reasons = reasons_text(self.skipped)
-            raise DataError(
-                f"{name}: no row is left after the bad ones ({reasons}); correct the file"
-            )
         if not self.height:
-            raise DataError(f"{name} has no rows; nothing can be read from it")
+            problem = " has no rows; nothing can be read from it"
+            if self.skipped:
+                reasons = reasons_text(self.skipped)
+                problem = f": no row is left after the bad ones ({reasons}); correct the file"
+            raise DataError(name + problem)
         remedy = "check the columns"
         if self.skipped:
             remedy = f"skipped were {self.reasons}; correct them or name another column"
         if options.min_rating is not None:
             remedy = f"lower min_rating={options.min_rating:g} or check the rating column"
-        raise DataError(f"{name}: nothing is left of the rows; {remedy}")
+        raise DataError(f"{name}: no usable row is left; {remedy}")
 
 
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
-    """Load the columns that a source has for the roles and make the matrix."""
+    """Choose and load the columns of a source and build interactions from them."""
     table = usable_rows(source, choose_columns(source, options), options)
     table.require_some(len(table.users), source.name, options)
     notes = table.said(source.name, options)
@@ -143,31 +120,30 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
 
 
 def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
-    """Load and check these columns; rows of no use are left out."""
-    extra = (columns.time, columns.rating, columns.weight, columns.type)
-    others = [column for column in extra if column is not None]
-    table = source.load((columns.user, columns.item), others)
+    """Load and check these columns, and leave out unusable rows."""
+    optional = (columns.time, columns.rating, columns.weight, columns.type)
+    present = [column for column in optional if column is not None]
+    table = source.load((columns.user, columns.item), present)
     if table.frame.height == 0:
         return Rows(table.frame[columns.user], table.frame[columns.item], skipped=table.skipped)
     bad = BadRows(table, options.on_bad)
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else _types(table.frame[columns.type])
-    found = Rows(users, items, weights, times, types, columns.type, notes)
-    found.found, found.skipped = len(columns.notes), bad.counts
-    found.reasons, found.height = bad.reasons(), table.frame.height
-    kept = _kept_rows(ratings, options, bad, found)
-    # The frame is the largest thing in memory and, like the ratings, no longer needed.
-    table.frame = table.frame.clear()
-    if kept is not None:
-        found.users, found.items = (each.filter(pl.Series(kept)) for each in (users, items))
-        found.weights = None if weights is None else weights[kept]
-        found.times = None if times is None else times[kept]
-        found.types = None if types is None else types.filter(pl.Series(kept))
-    return found
+    rows = Rows(users, items, weights, times, types, columns.type, notes)
+    rows.found, rows.skipped = len(columns.notes), bad.counts
+    rows.reasons, rows.height = bad.reasons(), table.frame.height
+    usable = _usable_mask(ratings, options, bad, rows)
+    table.frame = table.frame.clear()  # frees its memory, the largest part
+    if usable is not None:
+        rows.users, rows.items = (column.filter(pl.Series(usable)) for column in (users, items))
+        rows.weights = None if weights is None else weights[usable]
+        rows.times = None if times is None else times[usable]
+        rows.types = None if types is None else types.filter(pl.Series(usable))
+    return rows
 
 
 def _types(column: pl.Series) -> pl.Series:
-    """Return the kinds of events as text."""
+    """Return the event types as text."""
     kind = column.dtype
     if kind.is_nested() or kind in (pl.Binary, pl.Object):
         raise DataError(
@@ -178,25 +154,25 @@ def _types(column: pl.Series) -> pl.Series:
 
 
 def in_sessions(options: ReadOptions) -> bool:
-    """Whether the rows of the matrix are sessions, whose order means something."""
+    """Whether the rows of the matrix are sessions, whose events are ordered."""
     return options.gap is not None or options.session is not None
 
 
 def type_names(column: pl.Series | None, name: str | None) -> tuple[str, ...]:
-    """Return the kinds of events in order of the alphabet."""
+    """Return the names of the event types in alphabetical order."""
     if column is None:
         return ()
     names = column.drop_nulls().unique().sort()
     if len(names) >= MOST_TYPES:
         raise DataError(
-            f"column {name!r} holds {len(names):,} kinds of events, too many; name another one "
+            f"column {name!r} holds {len(names):,} types of events, too many; name another column "
             "or pass type=False"
         )
     return tuple(names.to_list())
 
 
 def type_codes(column: pl.Series | None, names: tuple[str, ...]) -> Kinds | None:
-    """Return the kinds of events as positions in their names."""
+    """Return event types as positions in their names, -1 for none."""
     if column is None:
         return None
     places = pl.int_range(len(names), eager=True)
@@ -208,7 +184,7 @@ def type_codes(column: pl.Series | None, names: tuple[str, ...]) -> Kinds | None
 def _values(
     frame: pl.DataFrame, columns: Columns, bad: BadRows, options: ReadOptions
 ) -> tuple[pl.Series, pl.Series, Floats | None, Floats | None, Floats | None, list[str]]:
-    """Return users, items, weights, ratings, times and notes; rows of no use are marked bad."""
+    """Return users, items, weights, ratings, times and notes; unusable rows are marked bad."""
     text = options.ids == "text"
     users, user_notes = id_column(frame[columns.user], "user", bad, text=text)
     items, item_notes = id_column(frame[columns.item], "item", bad, text=text)
@@ -222,8 +198,8 @@ def _values(
         times, time_notes = time_column(
             frame[columns.time], bad, options.time_unit, options.time_format
         )
-    found = [*columns.notes, *dict.fromkeys(bad.table.notes)]
-    notes = [*found, *user_notes, *item_notes, *time_notes]
+    table_notes = [*columns.notes, *dict.fromkeys(bad.table.notes)]
+    notes = [*table_notes, *user_notes, *item_notes, *time_notes]
     return users, items, weights, ratings, times, notes
 
 
@@ -236,14 +212,14 @@ def finished(
     notes: list[str],
     events: Events | None = None,
 ) -> Interactions:
-    """Add the labels; a single user or item, often of a wrong column, is a warning."""
+    """Return interactions with labels; a single user or item is a warning (a wrong column?)."""
     notes += [*lone_note(name, "user", users), *lone_note(name, "item", items)]
     labels = item_labels(items, options, notes)
     return Interactions(matrix, users, items, labels=labels, events=events, notes=notes)
 
 
 def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
-    """Say that there is a single user or item, which is also logged as a warning."""
+    """Return a note, also logged as a warning, if there is a single user or item."""
     if len(ids) != 1:
         return []
     note = (
@@ -255,34 +231,34 @@ def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
 
 
 def item_labels(items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame | None:
-    """Return the labels of the items, where a table of them was given."""
+    """Return the labels of the items, if a table of them was given."""
     return None if options.labels is None else _aligned(options.labels, items, options, notes)
 
 
-def _kept_rows(
-    ratings: Floats | None, options: ReadOptions, bad: BadRows, found: Rows
+def _usable_mask(
+    ratings: Floats | None, options: ReadOptions, bad: BadRows, rows: Rows
 ) -> Mask | None:
-    """Return the rows to use, or None for all; a row that is left out is counted once."""
-    kept = None if bad.mask is None else ~bad.mask
+    """Return the mask of usable rows, or None for all; count each other row once, in `rows`."""
+    usable = None if bad.mask is None else ~bad.mask
     if options.min_rating is not None and ratings is not None:
-        found.rated = len(ratings) if kept is None else int(kept.sum())
-        kept, found.low = _narrowed(kept, ratings >= options.min_rating)
-    if found.weights is not None:  # a weight of 0 is no interaction
-        kept, found.idle = _narrowed(kept, found.weights != 0)
-    return kept
+        rows.rated = len(ratings) if usable is None else int(usable.sum())
+        usable, rows.low = _narrowed(usable, ratings >= options.min_rating)
+    if rows.weights is not None:  # a weight of 0 is no interaction
+        usable, rows.idle = _narrowed(usable, rows.weights != 0)
+    return usable
 
 
-def _narrowed(kept: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
-    """Keep only fine rows of those kept so far; also return how many fall out."""
+def _narrowed(usable: Mask | None, fine: Mask) -> tuple[Mask | None, int]:
+    """Combine two masks; also return how many more rows that excludes."""
     if fine.all():
-        return kept, 0
-    if kept is None:
+        return usable, 0
+    if usable is None:
         return fine, int((~fine).sum())
-    return kept & fine, int((kept & ~fine).sum())
+    return usable & fine, int((usable & ~fine).sum())
 
 
 def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
-    """Refuse sums of weights that single precision cannot hold."""
+    """Raise if a sum of weights is too large for single precision."""
     if log.weights is None:
         return
     with np.errstate(over="ignore"):
@@ -293,12 +269,12 @@ def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
     row, column = int(entry_rows(matrix)[place]), int(matrix.indices[place])
     raise DataError(
         f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
-        f"add up to {float(matrix.data[place]):g}, and 3e38 is the most; scale the weights down"
+        f"add up to {float(matrix.data[place]):g}, more than 3e38; scale the weights down"
     )
 
 
 def event_notes(log: Log, n_values: int, repeats: int) -> list[str]:
-    """Say how repeated pairs and returns make a matrix of so many values."""
+    """Return the notes on repeated pairs and returns."""
     returned = 0 if log.weights is None else int((log.weights < 0).sum())
     return repeat_notes(len(log.users), n_values, repeats, log.weights is not None, returned)
 
@@ -306,7 +282,7 @@ def event_notes(log: Log, n_values: int, repeats: int) -> list[str]:
 def repeat_notes(
     n_rows: int, n_values: int, repeats: int, weighted: bool, returned: int
 ) -> list[str]:
-    """Say how many rows repeat a pair, and how many are returns."""
+    """Return the notes on how many rows repeat a pair, and how many are returns."""
     notes = []
     if repeats:
         added = ", their weights added up" if weighted else ""
@@ -321,15 +297,14 @@ def repeat_notes(
 
 
 def cut_note(n_sessions: int, gap: float | str) -> str:
-    """Say where sessions were cut."""
+    """Return the note on cut sessions."""
     return f"cut into {n_sessions:,} sessions at pauses over {period('gap', gap):g} seconds"
 
 
 def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tuple[Codes, Ids]:
-    """Return the session of each event and the ids of the sessions.
+    """Return the session of each event, and session ids "ann/1", "ann/2", ... by user and time.
 
-    A session ends where the same user pauses for longer than `gap`. Sessions are in order
-    of user, then time; user "ann" has sessions "ann/1", "ann/2", ...
+    A session ends where the user pauses for longer than `gap`.
     """
     order = np.lexsort((times, users))
     user, time = users[order], times[order]
@@ -347,24 +322,24 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
 
 
 def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
-    """Return one row of labels per item, the title first; items without labels get nulls."""
+    """Return one row of labels per item, the title first; nulls for items without labels."""
     key = label_id_column(source, options)
-    rest = [name for name in source.columns if name != key]
-    if not rest:
+    label_columns = [name for name in source.columns if name != key]
+    if not label_columns:
         raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
-    table = source.load([key], rest)
+    table = source.load([key], label_columns)
     if options.title is not None:
         title = given_column(source, options.title, "title")
     else:
-        title = _title(table.frame, rest, key)
-    frame = table.frame.select([key, title, *(name for name in rest if name != title)])
-    wanted = pl.Series("\x00item", items.tolist())  # a name that no column of labels has
-    keys = _same_type(wanted, frame[key], table.written)
+        title = _title(table.frame, label_columns, key)
+    frame = table.frame.select([key, title, *(name for name in label_columns if name != title)])
+    item_ids = pl.Series("\x00item", items.tolist())  # no column of labels has this name
+    keys = _same_type(item_ids, frame[key], table.written)
     frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
     unique = frame.unique(subset=[key], keep="first", maintain_order=True)
-    joined = wanted.to_frame().join(
+    joined = item_ids.to_frame().join(
         unique.with_columns(pl.lit(True).alias("\x00found")),
-        left_on=wanted.name,
+        left_on=item_ids.name,
         right_on=key,
         how="left",
         maintain_order="left",
@@ -375,17 +350,17 @@ def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str])
             f"{source.name}: none of the items is labelled; check that column {key!r} holds "
             f"ids such as {items.tolist()[0]!r}, or pass label_id= with another column"
         )
-    also = "" if options.title is not None or len(rest) == 1 else "; title= for another"
+    also = "" if options.title is not None or len(label_columns) == 1 else "; title= for another"
     notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
     if missing:
         notes.append(f"{missing:,} of {len(items):,} items have no label")
     if unique.height < frame.height:
         notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
-    return joined.drop(wanted.name, "\x00found")
+    return joined.drop(item_ids.name, "\x00found")
 
 
 def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
-    """Return the column of titles: a usual name, else the texts that tell most items apart."""
+    """Return the title column: one with a usual name, else the text with most distinct values."""
     known = [name for name in spelled_like(tuple(names), "title") if name != key]
     if known:
         return known[0]
@@ -396,7 +371,7 @@ def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
 def _same_type(
     items: pl.Series, keys: pl.Series, written: Callable[[str], pl.Series] | None
 ) -> pl.Series:
-    """Bring the keys of the labels to the type of the ids; what does not fit becomes null."""
+    """Convert the keys of the labels to the type of the item ids; null if that fails."""
     if items.dtype == pl.String:
         return keys.cast(pl.String) if written is None else written(keys.name)
     if keys.dtype.is_float():
@@ -410,7 +385,7 @@ def _same_type(
 
 
 class Log(NamedTuple):
-    """The rows of a table: positions of user and item, and what else is known of each event."""
+    """The rows of a table: user and item positions, and optional columns."""
 
     users: Codes
     items: Codes
@@ -420,7 +395,7 @@ class Log(NamedTuple):
 
 
 def factorize(values: pl.Series) -> tuple[Codes, Ids]:
-    """Return the position of each value among the sorted distinct values, and those.
+    """Return the position of each value among the sorted distinct values, and those values.
 
     >>> codes, ids = factorize(pl.Series(["tea", "milk", "tea"]))
     >>> codes.tolist(), ids.tolist()
@@ -428,25 +403,25 @@ def factorize(values: pl.Series) -> tuple[Codes, Ids]:
     """
     if values.dtype == pl.Int64:
         low, high = int(values.min() or 0), int(values.max() or 0)  # type: ignore[arg-type]
-        # A table over the whole range beats hashing unless it is much larger than the data.
+        # A lookup table over the range beats hashing unless it is much larger than the data.
         if high - low < max(2 * len(values), 1 << 16):
-            pieces = [each.to_numpy() for each in values.get_chunks()]
+            pieces = [chunk.to_numpy() for chunk in values.get_chunks()]
             codes, seen = _by_table(pieces, low, high - low + 1)
             return codes, np.flatnonzero(seen).astype(np.int64) + low
     distinct = values.unique().sort()
     places = pl.int_range(len(distinct), eager=True, dtype=pl.Int32)
     table = pl.DataFrame({"value": distinct, "place": places})
-    found = (
+    matched = (
         values.alias("value").to_frame().join(table, on="value", how="left", maintain_order="left")
     )
-    return found["place"].to_numpy(), distinct.to_numpy()
+    return matched["place"].to_numpy(), distinct.to_numpy()
 
 
 def factorize_both(*columns: pl.Series) -> list[tuple[Codes, Ids]]:
-    """Return the positions and the distinct values of columns, each on its own thread."""
-    found: dict[int, tuple[Codes, Ids]] = {}
-    run(lambda at: found.update({at: factorize(columns[at])}), len(columns))
-    return [found[at] for at in range(len(columns))]
+    """Call `factorize` on each column, in threads."""
+    factorized: dict[int, tuple[Codes, Ids]] = {}
+    run(lambda at: factorized.update({at: factorize(columns[at])}), len(columns))
+    return [factorized[at] for at in range(len(columns))]
 
 
 def gathered(
@@ -459,13 +434,13 @@ def gathered(
 ) -> tuple[Csr, Events | None, int]:
     """Return the matrix, the events and how many rows repeat a pair.
 
-    Of a repeated pair the weights add up. There are events where they say more than the matrix:
-    times, weights, kinds, repeats, or the order of a session; or `always`.
+    Weights of a repeated pair are added. Events are None unless they hold more than the matrix
+    (times, weights, types, repeats, the order of a session) or `always` is set.
     """
-    held = log._asdict()
-    rows = _own(held.pop("users"))
-    present = {name: _own(each) for name, each in held.items() if each is not None}
-    offsets, columns = dealt(rows, shape[0], present)
+    log_columns = log._asdict()
+    rows = _writable(log_columns.pop("users"))
+    present = {name: _writable(col) for name, col in log_columns.items() if col is not None}
+    offsets, columns = group_by_user(rows, shape[0], present)
     items = columns.pop("items")
     columns |= {"type_names": type_names, "ordered": in_sessions or log.times is not None}
     if log.weights is None:
@@ -477,19 +452,19 @@ def gathered(
         plain = log.times is None and log.types is None
         if plain and not (repeats or in_sessions or always):
             return matrix, None, 0
-        return matrix, Events.dealt(items, offsets, **columns), repeats
-    events = Events.dealt(items, offsets, **columns)
+        return matrix, Events.sorted_by_time(items, offsets, **columns), repeats
+    events = Events.sorted_by_time(items, offsets, **columns)
     matrix, n_pairs = summed(events, shape[1])
     return matrix, events, len(items) - n_pairs
 
 
-def _own(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Copy arrays that polars lends read-only: another kind of array is compiled anew."""
+def _writable(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Copy read-only arrays of polars, for which numba would compile the kernels again."""
     return values if values.flags.writeable and values.flags.c_contiguous else values.copy()
 
 
 def _by_table(pieces: list[Ints], low: int, span: int) -> tuple[Codes, npt.NDArray[np.bool_]]:
-    """Return the positions of numbers among the distinct ones, and which of the span there are."""
+    """Return the positions of numbers among the distinct ones, and a mask of those in the span."""
     seen = np.zeros(span, np.bool_)
     for piece in pieces:
         _mark(piece, low, seen)
@@ -514,36 +489,38 @@ def _look_up(values: Ints, low: int, place: Codes, codes: Codes) -> None:
         codes[row] = place[values[row] - low]
 
 
-def dealt(users: Codes, n_users: int, columns: dict[str, Any]) -> tuple[Ints, dict[str, Any]]:
-    """Deal the rows to their users, in the order they come; each thread has some of the rows."""
+def group_by_user(
+    users: Codes, n_users: int, columns: dict[str, Any]
+) -> tuple[Ints, dict[str, Any]]:
+    """Return row offsets of the users and the columns grouped by user (stable, in threads)."""
     parts = max(1, min(count(), len(users) // max(n_users, 1)))
     cuts = np.linspace(0, len(users), parts + 1).astype(int)
-    shares = [slice(*ends) for ends in pairwise(cuts)]
+    slices = [slice(*ends) for ends in pairwise(cuts)]
     counts = np.zeros((parts, n_users), np.int64)
-    run(lambda at: _tally(users[shares[at]], counts[at]), parts)
+    run(lambda part: _count_rows(users[slices[part]], counts[part]), parts)
     offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
     filled = offsets[:-1] + np.cumsum(counts, axis=0) - counts
     out = {name: np.empty_like(column) for name, column in columns.items()}
     tasks = [(name, part) for part in range(parts) for name in columns]
 
-    def deal(number: int) -> None:
+    def place(number: int) -> None:
         name, part = tasks[number]
-        rows = shares[part]
-        _deal(users[rows], filled[part].copy(), columns[name][rows], out[name])
+        rows = slices[part]
+        _place_rows(users[rows], filled[part].copy(), columns[name][rows], out[name])
 
-    run(deal, len(tasks))
+    run(place, len(tasks))
     return offsets, out
 
 
 @compiled
-def _tally(users: Codes, counts: Ints) -> None:
+def _count_rows(users: Codes, counts: Ints) -> None:
     for user in users:
         counts[user] += 1
 
 
 @compiled
-def _deal(users: Codes, filled: Ints, column: Any, out: Any) -> None:
-    """Put each value at the next place of its user, which `filled` tells."""
+def _place_rows(users: Codes, filled: Ints, column: Any, out: Any) -> None:
+    """Write each value to the next free place of its user, ``filled[user]``."""
     for row in range(users.size):
         user = users[row]
         out[filled[user]] = column[row]

@@ -1,7 +1,7 @@
-"""Which column is what, and what its cells are worth: ids, numbers and times, checked one by one.
+"""Choose the columns of a table, and convert and check their cells: ids, numbers, times.
 
-Columns are named by the caller or found by the usual spellings. Times in any usual form become
-seconds since 1970, UTC.
+Columns are named by the caller or recognised by usual spellings. Times become seconds since 1970,
+UTC.
 """
 
 from __future__ import annotations
@@ -75,14 +75,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 }
 ORDER = ("user", "item", "rating", "time")  # of columns without names
 
-# from here on a float no longer tells neighbouring integers apart, by its number of bits
-EXACT = {"Float16": 11, "Float32": 24, "Float64": 53}
+EXACT = {"Float16": 11, "Float32": 24, "Float64": 53}  # floats hold integers below 2^bits exactly
 NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.,]*,[0-9.,]*$"
 THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+$"
 BLANK = r"^\s*$"
 A = {"user": "a user", "item": "an item"}
 
-# A time below the bound has the unit: 1e11 s is the year 5138, 1e11 ms is 1973.
+# Times below the first bound are seconds, ...: 1e11 s is the year 5138, 1e11 ms is 1973.
 BOUNDS = (1e11, 1e14, 1e17)
 UNIT_NAMES = ("seconds", "milliseconds", "microseconds", "nanoseconds")
 SAMPLE = 10_000
@@ -90,13 +89,13 @@ ISO = r"^\d{4}-\d{2}-\d{2}"
 CLOCK = re.compile("%[HIMSTRXcs]")
 SHORTHANDS = {"%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%F": "%Y-%m-%d"}
 DIGITS = {"%Y": 4, "%j": 3} | dict.fromkeys(["%y", "%m", "%d", "%H", "%I", "%M", "%S", "%C"], 2)
-FIELD = re.compile(r"(%[-_0]?(?:\.?[0-9]*f|:*[A-Za-z+%]))")  # of a form of times
+FIELD = re.compile(r"(%[-_0]?(?:\.?[0-9]*f|:*[A-Za-z+%]))")  # of a time format
 DAYS = (
     "%m/%d/%Y|%d/%m/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d-%b-%Y|%b %d, %Y|%d %B %Y|"
     "%B %d, %Y|%m/%d/%y|%d/%m/%y|%d.%m.%y"
 )
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", "T%H:%M:%S")
-FORMS = [day + clock for day in DAYS.split("|") for clock in CLOCKS]  # that a message may name
+FORMS = [day + clock for day in DAYS.split("|") for clock in CLOCKS]  # suggested in messages
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class Columns:
 
 
 def choose_columns(source: Source, options: ReadOptions) -> Columns:
-    """Find the column of each role; what was guessed is said in the notes."""
-    asked = {
+    """Find the column of each role; the notes report guesses."""
+    requested = {
         "user": options.user if options.session is None else options.session,
         "item": options.item,
         "time": options.time,
@@ -123,7 +122,7 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
     needed = {"user", "item"}
     needed |= {role for name, role in NEEDED_BY.items() if getattr(options, name) is not None}
     choose = _by_name if source.named else _by_position
-    chosen, notes = choose(source, asked, needed)
+    chosen, notes = choose(source, requested, needed)
     weight = None if options.weight is None else given_column(source, options.weight, "weight")
     if source.named and options.rating is not False and chosen["rating"] is None:
         ratings = spelled_like(source.columns, "rating")
@@ -146,28 +145,28 @@ def choose_columns(source: Source, options: ReadOptions) -> Columns:
 
 
 def _type_column(
-    source: Source, options: ReadOptions, taken: set[str | None], notes: list[str]
+    source: Source, options: ReadOptions, used: set[str | None], notes: list[str]
 ) -> str | None:
-    """Return the column of the kind of event, named or the only one of a usual spelling."""
+    """Return the column of event types: as requested, or the only one with a usual name."""
     if options.type is not None and not isinstance(options.type, bool):
         return given_column(source, options.type, "type")
     if options.type is False or not source.named:
         return None
-    hits = [name for name in spelled_like(source.columns, "type") if name not in taken]
+    hits = [name for name in spelled_like(source.columns, "type") if name not in used]
     if len(hits) != 1:
         return None
     notes.append(f"column {hits[0]!r} read as the type of each event; type=False leaves it out")
     return hits[0]
 
 
-Asked = dict[str, str | int | bool | None]
+Requested = dict[str, str | int | bool | None]
 Chosen = dict[str, str | None]
 
 
-def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+def _by_name(source: Source, requested: Requested, needed: set[str]) -> tuple[Chosen, list[str]]:
     chosen: Chosen = {}
-    found: list[str] = []
-    for role, name in asked.items():
+    guessed: list[str] = []
+    for role, name in requested.items():
         if name is not None and name is not False:
             chosen[role] = given_column(source, name, role)
         elif name is False or (role == "rating" and role not in needed):
@@ -175,23 +174,25 @@ def _by_name(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, li
         else:
             chosen[role] = _spelled(source, role, set(chosen.values()), needed=role in needed)
             if chosen[role] is not None:
-                found.append(f"{role} = {chosen[role]!r}")
-    if not found:
+                guessed.append(role)
+    if not guessed:
         return chosen, []
-    guessed = [text.split(" = ")[0] for text in found]
-    others = [
+    alternatives = [
         f"{role}={name!r}"
         for role in guessed
         for name in source.columns
         if name not in chosen.values() and _simple(name) in " ".join(SPELLINGS[role]).split()
     ]
-    also = f"; also possible: {', '.join(others)}" if others else ""
-    return chosen, [f"columns found by name: {', '.join(found)}{also}"]
+    also = f"; also possible: {', '.join(alternatives)}" if alternatives else ""
+    guesses = ", ".join(f"{role} = {chosen[role]!r}" for role in guessed)
+    return chosen, [f"columns found by name: {guesses}{also}"]
 
 
-def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen, list[str]]:
+def _by_position(
+    source: Source, requested: Requested, needed: set[str]
+) -> tuple[Chosen, list[str]]:
     chosen: Chosen = dict.fromkeys(ORDER)
-    for role, name in asked.items():
+    for role, name in requested.items():
         if name is not None and name is not False:
             chosen[role] = given_column(source, name, role)
     if (chosen["user"] is None) != (chosen["item"] is None):
@@ -202,44 +203,44 @@ def _by_position(source: Source, asked: Asked, needed: set[str]) -> tuple[Chosen
     if not 2 <= n_columns <= len(ORDER):
         raise DataError(
             f"{source.name} has {n_columns} columns and no header; "
-            "say which are which by position from 0: user=0, item=1"
+            "name them by position from 0: user=0, item=1"
         )
     order = list(ORDER[:n_columns])
     if [name in source.dated for name in source.columns[2:]] in ([True], [True, False]):
         order[2:] = ["time", "rating"][: n_columns - 2]
     for role, name in zip(order, source.columns, strict=True):
-        if asked[role] is None and (role != "rating" or role in needed):
+        if requested[role] is None and (role != "rating" or role in needed):
             chosen[role] = name
     return chosen, [f"no header: columns taken in order as {', '.join(order)}"]
 
 
-def given_column(source: Source, asked: str | int, role: str) -> str:
-    """Return the name of a column given by name or by position from 0."""
+def given_column(source: Source, requested: str | int, role: str) -> str:
+    """Return the name of a column that is requested by name or by position from 0."""
     names = source.columns
-    if isinstance(asked, int):
-        if asked in source.numbers:
-            return str(asked)
-        if not 0 <= asked < len(names):
+    if isinstance(requested, int):
+        if requested in source.numbers:
+            return str(requested)
+        if not 0 <= requested < len(names):
             raise DataError(
-                f"{source.name} has {len(names)} columns, and {role}={asked} is none of "
-                "them; they count from 0"
+                f"{source.name} has {len(names)} columns, so there is no {role}={requested}; "
+                "positions count from 0"
             )
-        return names[asked]
-    if asked in names:
-        if names.count(asked) > 1:
+        return names[requested]
+    if requested in names:
+        if names.count(requested) > 1:
             raise DataError(
-                f"{source.name} has {names.count(asked)} columns called {asked!r}; "
+                f"{source.name} has {names.count(requested)} columns called {requested!r}; "
                 "rename all but one"
             )
-        return asked
+        return requested
     plain = {_simple(name): name for name in names}
-    near = difflib.get_close_matches(_simple(asked), plain, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_simple(requested), plain, n=1, cutoff=0.5)
     hint = f"did you mean {plain[near[0]]!r}? " if near else ""
-    raise DataError(f"{source.name} has no column {asked!r}; {hint}{_listed(names)}")
+    raise DataError(f"{source.name} has no column {requested!r}; {hint}{_listed(names)}")
 
 
 def label_id_column(source: Source, options: ReadOptions) -> str:
-    """Return the column of the labels that holds the item ids."""
+    """Return the column of a table of labels that holds the item ids."""
     names = source.columns
     if options.label_id is not None:
         return given_column(source, options.label_id, "label_id")
@@ -251,12 +252,8 @@ def label_id_column(source: Source, options: ReadOptions) -> str:
     if len(hits) == 1:
         return hits[0]
     if hits:
-        several = " and ".join(repr(name) for name in hits)
         choices = " or ".join(f"label_id={name!r}" for name in hits)
-        raise DataError(
-            f"{source.name}: {several} could {'both' if len(hits) == 2 else 'all'} be the item "
-            f"ids; pass {choices}"
-        )
+        raise DataError(f"{source.name}: {_several(hits)} be the item ids; pass {choices}")
     likely = next((name for name in names if _simple(name).endswith(("id", "ids"))), names[0])
     raise DataError(
         f"{source.name}: no column looks like the item ids; pass label_id={likely!r}, or the "
@@ -265,12 +262,12 @@ def label_id_column(source: Source, options: ReadOptions) -> str:
 
 
 def _simple(name: str) -> str:
-    """Return the name without case and punctuation; a RecBole type suffix is not part of it."""
+    """Return the name in lower case without punctuation and RecBole type suffix."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r":(token|float)(_seq)?$", "", name).lower())
 
 
 def spelled_like(names: tuple[str, ...], role: str) -> list[str]:
-    """Return the columns whose name is a usual spelling of the role, best group only."""
+    """Return the columns named by a usual spelling of the role, from the first group with any."""
     for group in SPELLINGS[role]:
         hits = [name for name in names if _simple(name) in group.split()]
         if hits:
@@ -278,28 +275,28 @@ def spelled_like(names: tuple[str, ...], role: str) -> list[str]:
     return []
 
 
-def _spelled(source: Source, role: str, taken: set[str | None], *, needed: bool) -> str | None:
-    hits = [name for name in spelled_like(source.columns, role) if name not in taken]
+def _spelled(source: Source, role: str, used: set[str | None], *, needed: bool) -> str | None:
+    hits = [name for name in spelled_like(source.columns, role) if name not in used]
     if len(hits) > 1:
-        several = " and ".join(repr(name) for name in hits)
         leave = "" if needed else f", or {role}=False to use none"
-        raise DataError(
-            f"{source.name}: {several} could {'both' if len(hits) == 2 else 'all'} be the {role}; "
-            f"pass {role}='...'{leave}"
-        )
+        raise DataError(f"{source.name}: {_several(hits)} be the {role}; pass {role}='...'{leave}")
     if hits or not needed:
         return hits[0] if hits else None
     known = [word for group in SPELLINGS[role] for word in group.split()]
     near = [
         name
         for name in source.columns
-        if name not in taken and difflib.get_close_matches(_simple(name), known, n=1, cutoff=0.75)
+        if name not in used and difflib.get_close_matches(_simple(name), known, n=1, cutoff=0.75)
     ]
     hint = f"; perhaps {role}={near[0]!r}" if near else ""
     raise DataError(
         f"{source.name}: no column looks like the {role}{hint}; pass {role}='...'; "
         f"{_listed(source.columns)}; header=False if the first line is data"
     )
+
+
+def _several(names: list[str]) -> str:
+    return f"{' and '.join(map(repr, names))} could {'both' if len(names) == 2 else 'all'}"
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -311,23 +308,21 @@ def _listed(names: tuple[str, ...]) -> str:
 def id_column(
     column: pl.Series, axis: str, bad: BadRows, *, text: bool = False
 ) -> tuple[pl.Series, list[str]]:
-    """Return ids as Int64 or String, nulls only in rows that are skipped, and notes.
+    """Return ids as Int64 or String and notes; nulls occur only in skipped rows.
 
-    As `text` they are what a text file holds letter by letter.
+    With `text` the ids are String, exactly as written in a text file.
     """
     if text and column.dtype != pl.String and bad.table.written is not None:
         column = bad.table.written(column.name)
-    ids, notes = _ids_as_they_are(column, axis, bad)
+    ids, notes = _checked_ids(column, axis, bad)
     return (ids.cast(pl.String), []) if text else (ids, notes)
 
 
-def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
+def _checked_ids(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Series, list[str]]:
     kind = column.dtype
-    if isinstance(kind, (pl.Categorical, pl.Enum)):
+    if isinstance(kind, (pl.Categorical, pl.Enum, pl.Null)):
         column, kind = column.cast(pl.String), pl.String()
-    if kind == pl.Null:
-        column, kind = column.cast(pl.String), pl.String()
-    if isinstance(kind, pl.Decimal):  # as databases give whole numbers
+    if isinstance(kind, pl.Decimal):  # databases return integers so
         kind = pl.Float64() if kind.scale else pl.Int128()
         column = column.cast(kind)
     if not (kind.is_integer() or kind.is_float() or kind == pl.String):
@@ -353,7 +348,7 @@ def _ids_as_they_are(column: pl.Series, axis: str, bad: BadRows) -> tuple[pl.Ser
 def _from_floats(
     column: pl.Series, axis: str, bad: BadRows, bits: int
 ) -> tuple[pl.Series, list[str]]:
-    """Accept floats that are exact integers, such as pandas makes of integers with gaps."""
+    """Convert floats that are exact integers, as pandas stores integers with missing values."""
     values = column.fill_null(0.0).to_numpy()
     with np.errstate(invalid="ignore"):
         broken = ~(values == np.floor(values)) | np.isinf(values)
@@ -362,17 +357,17 @@ def _from_floats(
     large = (np.abs(values) >= 2.0**bits) & ~broken
     reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where integers run together"
     bad.refuse(large, column.name, reason, text)
-    whole = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
-    return whole, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
+    integers = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
+    return integers, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
 
 
 def number_column(column: pl.Series, role: str, bad: BadRows) -> Floats:
-    """Return ratings or weights; refuse empty, NaN and infinite ones, and negative ratings.
+    """Return ratings or weights; empty, NaN and infinite ones and negative ratings are bad rows.
 
-    A negative weight is a return. The matrix is of single precision, so the size of a weight must
-    also lie between 1e-45 and 3e38 or be 0.
+    A negative weight is a return. The matrix has single precision, so the absolute value of a
+    weight must lie between 1e-45 and 3e38 or be 0.
     """
-    if column.dtype == pl.String:  # numbers, or true and false as 1 and 0
+    if column.dtype == pl.String:  # numbers, or true and false
         word = column.str.strip_chars().str.to_lowercase()
         flags = word.replace_strict(["true", "false"], [1.0, 0.0], default=None)
         values = _filled(_numbers_in_text(column, bad).fill_null(flags))
@@ -397,7 +392,7 @@ def _refuse_unusable(
     values: Floats,
     column: pl.Series,
     role: str,
-    wanted: str,
+    expected: str,
     bad: BadRows,
     fill: str = "fill it",
     remedy: str = "correct it",
@@ -405,34 +400,34 @@ def _refuse_unusable(
 ) -> None:
     least = -np.inf if negative else 0
     if len(values) and least <= values.min() > -np.inf and values.max() < np.inf:
-        return  # the usual case in two passes; NaN fails the first comparison
+        return  # the common case, in two passes; NaN fails the first comparison
     missing = _is_missing(column)
     bad.refuse(missing, column.name, f"has no {role}", fill)
-    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {wanted}", remedy)
+    bad.refuse(~np.isfinite(values) & ~missing, column.name, f"is not a {expected}", remedy)
     if not negative:
         bad.refuse(values < 0, column.name, f"is a negative {role}", remedy)
 
 
 def _is_missing(column: pl.Series) -> npt.NDArray[np.bool_]:
-    """Mark the cells without a value; in text these are also the blank ones."""
+    """Mark the cells that are null or blank text."""
     if column.dtype != pl.String:
         return column.is_null().to_numpy() if column.null_count() else np.zeros(len(column), bool)
     return column.str.contains(BLANK).fill_null(True).to_numpy()
 
 
 def _filled(column: pl.Series) -> Floats:
-    """Return floats of their own, NaN where there is no number."""
-    if column.dtype != pl.Int64 or column.null_count():  # numpy copies and converts in one pass
+    """Return a new array of floats, NaN for null."""
+    if column.dtype != pl.Int64 or column.null_count():
         column = column.cast(pl.Float64).fill_null(float("nan"))
     pieces = [piece.to_numpy() for piece in column.get_chunks()]
-    return np.concatenate(pieces, dtype=np.float64)
+    return np.concatenate(pieces, dtype=np.float64)  # copies and converts in one pass
 
 
 def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
-    """Parse numbers as they are written in text, decimal commas included; the rest is null.
+    """Parse numbers in text, decimal commas included; null where there is none.
 
-    A comma is a decimal one where it cannot be anything else: it does not separate the fields, no
-    number of the column has a point, and not all could be thousands as in 1,234.
+    Commas are decimal if commas do not separate the fields, no number of the column has a point,
+    and not all of them could be thousands separators as in 1,234.
     """
     text = column.str.strip_chars()
     numbers = text.cast(pl.Float64, strict=False)
@@ -454,28 +449,27 @@ def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
 def time_column(
     column: pl.Series, bad: BadRows, unit: TimeUnit | None = None, form: str | None = None
 ) -> tuple[Floats, list[str]]:
-    """Return times in seconds and a note on how they were understood; refuse the wrong ones.
+    """Return times in seconds and a note on how they were parsed; invalid ones are bad rows.
 
-    Text and whole numbers are in the form, if one is given. Other numbers are in the unit, or in
-    the one that their size tells, which must be the same for all, or dates in digits, such as
-    20240131.
+    Text and integers are parsed by the format `form`, if given. Other numbers have the given unit,
+    or the one that their size suggests (the same for all), or are dates such as 20240131.
     """
     kind = column.dtype
     dated = column.str.contains(ISO).fill_null(False) if kind == pl.String else None
     if form is not None and (kind == pl.String or kind.is_numeric()):
         values = formed(_text_of_times(column, form, bad), form)
-        how = f"times of the form {form}"
+        description = f"times of the form {form}"
     elif dated is not None and dated.any():
         values = _from_dates(column, dated)
-        how = "ISO dates, UTC where no zone is given"
+        description = "ISO dates, UTC where no zone is given"
     elif kind in (pl.String, pl.Null) or kind.is_numeric():
         values = _filled(_numbers_in_text(column, bad) if kind == pl.String else column)
-        how = ""
+        description = ""
     elif kind == pl.Date or isinstance(kind, pl.Datetime):
         moments = column.cast(pl.Datetime("us")) if kind == pl.Date else column
         values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
         zone = kind.time_zone if isinstance(kind, pl.Datetime) else None
-        how = f"datetimes, {zone or 'taken as UTC'}"
+        description = f"datetimes, {zone or 'taken as UTC'}"
     else:
         raise DataError(
             f"column {column.name!r} holds {kind}, not times; pass time= with another column "
@@ -485,12 +479,12 @@ def time_column(
         raise SettingError(
             f"column {column.name!r} holds {kind}, which needs no time_format; leave it out"
         )
-    if not how and unit is None:
+    if not description and unit is None:
         digits = _digits(values, bad)
         if digits is not None:
-            whole = pl.Series(values).fill_nan(None).cast(pl.Int64)
-            values = formed(whole.cast(pl.String), digits)
-            how = "dates in digits, such as 20240131; time_unit= if they are not"
+            integers = pl.Series(values).fill_nan(None).cast(pl.Int64)
+            values = formed(integers.cast(pl.String), digits)
+            description = "dates in digits, such as 20240131; time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
     if form is not None:
         zeros = "" if _pattern(form) is None else ", with its zeros"
@@ -500,16 +494,16 @@ def time_column(
     _refuse_unusable(values, column, "time", "time", bad, "fill it or pass time=False", remedy)
     if kind == pl.Null:
         return values, []
-    if not how:
+    if not description:
         power = _power(values, column, bad) if unit is None else TIME_UNITS.index(unit)
         if power:
             values /= 1000.0**power
-        how = f"{UNIT_NAMES[power]} since 1970"
-    return values, [f"times {column.name!r} read as {how}"]
+        description = f"{UNIT_NAMES[power]} since 1970"
+    return values, [f"times {column.name!r} read as {description}"]
 
 
 def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
-    """Return times as they are written; whole numbers get back the zeros they had in front."""
+    """Return times as text; integers get back the leading zeros that the format needs."""
     kind = column.dtype
     if kind == pl.String:
         return column
@@ -537,7 +531,7 @@ def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
 
 
 def _width(form: str) -> int | None:
-    """Return the number of digits of a form such as "%d%m%y"; None where that is not fixed."""
+    """Return the number of digits of a format such as "%d%m%y"; None if it varies."""
     fields = FIELD.split(form)
     if any(fields[::2]) or not all(field in DIGITS for field in fields[1::2]):
         return None
@@ -545,10 +539,10 @@ def _width(form: str) -> int | None:
 
 
 def _pattern(form: str) -> str | None:
-    r"""Return the pattern of texts in which each digit has one meaning; None where all have.
+    r"""Return a pattern that text of a format must match; None if none is needed.
 
-    Where two numbers stand side by side, a digit that is missing from one would be taken from the
-    other: 10124 is no time of the form %d%m%y.
+    Adjacent numbers must have all their digits: 10124 does not match %d%m%y, although a parser
+    would take the missing digit from the next number.
 
     >>> _pattern("%d%m%y %H:%M")
     '^\\s*\\d{2}\\d{2}\\d{2}.*$'
@@ -569,7 +563,7 @@ def _pattern(form: str) -> str | None:
 
 
 def formed(text: pl.Series, form: str) -> Floats:
-    """Return the seconds of texts of a form such as "%d.%m.%Y %H:%M", NaN for what is none."""
+    """Parse text by a format such as "%d.%m.%Y %H:%M" into seconds; NaN if it does not match."""
     pattern = _pattern(form)
     if pattern is not None:
         text = text.set(~text.str.contains(pattern), None)
@@ -588,13 +582,13 @@ def formed(text: pl.Series, form: str) -> Floats:
 
 
 def _digits(values: Floats, bad: BadRows) -> str | None:
-    """Return the form of dates written as one number, or None where the numbers are none."""
+    """Return the format of dates written as one number, or None if they are no such dates."""
     usable = values if bad.mask is None else values[~bad.mask]
     finite = np.isfinite(usable)
     usable = usable if finite.all() else usable[finite]
     for form, size in (("%Y%m%d", 1), ("%Y%m%d%H%M", 10_000), ("%Y%m%d%H%M%S", 1_000_000)):
         low, high = 19700101 * size, 21000101 * size
-        if not (len(usable) and low <= usable[0] < high):  # most often the first one tells
+        if not (len(usable) and low <= usable[0] < high):  # cheap test of the first value
             continue
         if low <= usable.min() and usable.max() < high and (usable == np.floor(usable)).all():
             return form
@@ -602,7 +596,7 @@ def _digits(values: Floats, bad: BadRows) -> str | None:
 
 
 def _form_remedy(wrong: pl.Series) -> str:
-    """Show three of the times that were not understood, and the forms that read all of them."""
+    """Show three of the unparsed times, and the formats that parse all of them."""
     shown = wrong.drop_nulls().unique(maintain_order=True)[:1000].str.strip_chars()
     fit = [form for form in FORMS if len(shown) and not np.isnan(formed(shown, form)).any()]
     look = f"the times look like {', '.join(repr(text) for text in shown[:3])}"
@@ -611,7 +605,7 @@ def _form_remedy(wrong: pl.Series) -> str:
 
 
 def _power(values: Floats, column: pl.Series, bad: BadRows) -> int:
-    """Tell the unit of the middle time, as a power of a thousand; refuse times of another unit."""
+    """Return the unit of the median time as a power of 1000; times of another unit are bad."""
     usable = values if bad.mask is None else values[~bad.mask]
     if len(usable) and usable.min() <= 0:
         usable = usable[usable > 0]  # 0 is the same moment in all units
@@ -634,7 +628,7 @@ def _powers(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _from_dates(column: pl.Series, dated: pl.Series) -> Floats:
-    """Return the seconds of ISO texts, NaN for what is none."""
+    """Parse ISO dates and times into seconds, NaN for other text."""
     text = column.set(~dated, None)
     moments = text.str.to_datetime(strict=False, time_zone="UTC", time_unit="us")
     values = _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)

@@ -1,12 +1,12 @@
-r"""CSV, TSV and the like: fast with polars, careful where a record is wrong.
+r"""CSV, TSV and other delimited text: parsed by polars, after checks that polars does not make.
 
 Polars fills short rows with nulls, keeps NUL bytes and turns 007 into 7. One pass over the bytes
-(`scan`) finds such records before the values are used; it also knows the line on which each record
-starts. What polars guesses of the types is only a short cut: the same values come out as if every
-column were read as text and looked at as a whole, over all parts of the table.
+(`scan`) finds such records first, and the line on which each record starts. The column types that
+polars guesses are only a short cut: the values are the same as if every column of all parts were
+read as text and then converted.
 
-A quotation mark that does not enclose a field costs its own line and no other one: the records
-after it are found from the next line on. Escaped marks (\") are turned into doubled ones before.
+A stray quotation mark spoils only its own line: the scan resumes at the next one. Escaped marks
+(\") are replaced by doubled ones before.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from equipoise.runtime.kernels import compiled
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-LOOK = 100  # lines that are looked at to tell a header from data
+LOOK = 100  # lines used to tell a header from data
 SEPARATORS = {
     ",": "commas",
     "\t": "tabs",
@@ -73,7 +73,7 @@ SEPARATORS = {
 COMMA = re.compile(rb'\s*"?[+-]?\d+,\d+"?\s*')
 WHOLE = r"^(0|-?[1-9][0-9]*)$"
 DECIMAL = r"^(0|-?[1-9][0-9]*)(\.[0-9]*)?$"
-# A number or a date in a first line; with a decimal comma where commas do not separate.
+# A number (possibly with a decimal comma) or a date.
 VALUE = re.compile(
     r"\s*([+-]?(\d+([.,]\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)|\d{4}-\d\d-\d\d.*)\s*",
     re.IGNORECASE,
@@ -85,12 +85,12 @@ BACKSLASH = "\\"
 
 
 def delimited_source(path: Path, options: ReadOptions) -> Source:
-    """Open a delimited file: find its separator, its header and its columns."""
+    """Open a delimited file: detect its separator, header and columns."""
     return delimited_parts(str(path), [path], options)
 
 
 def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source:
-    """Open files that are one table; what the first one shows holds for all of them."""
+    """Open files that form one table, with the separator and header of the first."""
     contents = [text_contents(path, options.encoding) for path in paths]
     quote = '"' if options.quote is None else options.quote
     if options.escape:
@@ -107,7 +107,7 @@ def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> S
         raise _one_column(paths[0], lines[0][0], options.separator, guess)
     first = _fields(lines[0][0], separator, quote)
     rows = (_fields(line, separator, quote) for part in lines for line in part)
-    rows = (row for row in rows if sorted(row) != sorted(first))  # without headers of parts
+    rows = (row for row in rows if sorted(row) != sorted(first))  # skip repeated headers
     body = list(islice(rows, LOOK))
     header, notes = _header(paths[0], first, body, separator, options)
     if header:
@@ -125,13 +125,15 @@ def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> S
     return Source(name, columns[0], load, header, dated)
 
 
-def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataError:
+def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> DataError:
     if b"\x00" in line:
         return DataError(f"{path}, line 1: NUL bytes; this is not a text table, check the file")
     shown = line[:40].decode("utf-8", "replace")
-    if asked and guess:
-        found = f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
-        return DataError(f"{path}: asked for separator={asked!r} but {found}: leave it out")
+    if requested and guess:
+        problem = (
+            f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
+        )
+        return DataError(f"{path}: asked for separator={requested!r} but {problem}: leave it out")
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
         "(for labels, a frame in place of the file)"
@@ -139,14 +141,14 @@ def _one_column(path: Path, line: bytes, asked: str | None, guess: str) -> DataE
 
 
 def sniff(name: str, sample: bytes) -> str:
-    r"""Find the separator that cuts the first lines into the same number of fields.
+    r"""Return the separator that occurs equally often in most of the first lines.
 
     >>> sniff("ratings.dat", b"1::10::5\n2::10::3\n")
     '::'
     """
     lines = [line for line in sample.splitlines()[:100] if line.strip()]
     if len(sample) == SAMPLE and len(lines) > 1:
-        lines.pop()  # it may be cut
+        lines.pop()  # possibly incomplete
     if _has_decimal_commas(lines):
         return ";"
     best, best_score = "", 0.0
@@ -154,10 +156,10 @@ def sniff(name: str, sample: bytes) -> str:
         counts = [line.count(separator.encode()) for line in lines]
         usual = max(set(counts), key=counts.count) if counts else 0
         score = counts.count(usual) / len(counts) if usual else 0.0
-        # What the first line lacks cannot cut it; a blank cuts words where nothing else does.
+        # The first line must contain it; blanks count only if nothing else separates.
         if not usual or not counts[0] or (separator == " " and best):
             continue
-        # A name that tells the separator settles it: titles may hold any other one.
+        # The file name decides: titles may contain any other separator.
         if name.endswith((".csv", ".csv.gz")) and separator == ",":
             score += 1
         if name.endswith((".tsv", ".tsv.gz", ".inter", ".item")) and separator == "\t":
@@ -166,15 +168,15 @@ def sniff(name: str, sample: bytes) -> str:
             best, best_score = separator, score
     if best or not lines:
         return best
-    # No separator is usual: then it is the one of the header, and the rows are wrong.
+    # No separator is regular: take that of the header, so that the rows are reported as bad.
     header = lines[0].decode("utf-8", "replace")
     return max((s for s in SEPARATORS if s in header), key=header.count, default="")
 
 
 def _has_decimal_commas(lines: list[bytes]) -> bool:
-    """Whether semicolons separate the fields and every comma is within a number.
+    """Whether semicolons separate the fields and every comma is a decimal comma.
 
-    Two fields, the user and the item, must be free of commas: ``1,2;3`` is no such line.
+    At least two fields, the user and the item, must have no comma.
     """
     rows = [line.split(b";") for line in lines]
     if not rows or len({len(row) for row in rows}) > 1:
@@ -196,35 +198,35 @@ def _fields(line: bytes, separator: str, quote: str) -> list[str]:
 
 
 def _dated(columns: tuple[str, ...], rows: list[list[str]]) -> frozenset[str]:
-    """Return the columns whose first cells are all dates or times, which no rating looks like."""
-    found = set()
+    """Return the columns whose first cells are all dates or times."""
+    date_columns = set()
     for place, name in enumerate(columns):
         cells = [row[place].strip() for row in rows if len(row) > place and row[place].strip()]
         if cells and all(DATED.match(cell) for cell in cells):
-            found.add(name)
-    return frozenset(found)
+            date_columns.add(name)
+    return frozenset(date_columns)
 
 
 def _header(
     path: Path, first: list[str], body: list[list[str]], separator: str, options: ReadOptions
 ) -> tuple[bool, list[str]]:
-    """Say whether the first record names the columns, with a note where that may be wrong.
+    """Return whether the first record is a header, and a note if that is uncertain.
 
-    Words alone are names, and so are two usual names of columns with anything beside them.
-    Numbers or dates mean data, but not where one of several words is a usual name or where a
-    column goes on with the other kind of cell: that is refused.
+    It is one if it holds only words, or two usual column names. With numbers or dates it is data,
+    unless one of several words is a usual name or a column continues with the other kind of
+    cell: that is an error.
     """
     if options.header is not None:
         return options.header, []
     shown = ", ".join(repr(field) for field in first[:6])
-    said = [f"the first line, {shown}, is taken as the header; header=False if not"]
+    notes = [f"the first line, {shown}, is taken as the header; header=False if not"]
     roles = ("user", "item", "session", "time", "rating", "weight")
-    asked = [getattr(options, role) for role in roles]
+    requested = [getattr(options, role) for role in roles]
     usual = [role for role in SPELLINGS if spelled_like(tuple(first), role)]
-    sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in asked)
+    sure = len(usual) > 1 or any(isinstance(name, str) and name in first for name in requested)
     values = [_is_value(field, separator) for field in first]
     if sure or not any(values):
-        return True, said if any(values) or not sure else []
+        return True, notes if any(values) or not sure else []
     words = [place for place, value in enumerate(values) if not value and first[place].strip()]
     if _turns(first, body, separator) or (usual and len(words) > 1):
         raise DataError(
@@ -235,7 +237,7 @@ def _header(
 
 
 def _turns(first: list[str], body: list[list[str]], separator: str) -> bool:
-    """Whether a column starts with a word and goes on with numbers or dates, or the reverse."""
+    """Whether a column starts with a word and continues with numbers or dates, or vice versa."""
     rows = [row for row in body if len(row) == len(first)]
     for place, top in enumerate(first):
         cells = [row[place] for row in rows if row[place].strip()]
@@ -256,21 +258,21 @@ def _load(
     on_bad: OnBad,
     detect: bool,
     notes: list[str],
-    wanted: list[str],
+    names: list[str],
     ids: Collection[str],
 ) -> Table:
-    """Load these columns; ids become whole numbers only if that loses nothing."""
-    parts, guesses, counts, said = _parsed(files, on_bad, detect, wanted)
-    notes = [*notes, *said]
+    """Load these columns; ids become integers only if that is lossless."""
+    parts, guesses, counts, parse_notes = _parsed(files, on_bad, detect, names)
+    notes = [*notes, *parse_notes]
     skipped: Counter[str] = sum((part.skipped for part in parts), Counter())
     full = [place for place, part in enumerate(parts) if part.n_rows > 0]
     parts, guesses = [parts[place] for place in full], [guesses[place] for place in full]
     if not parts:
-        return Table(pl.DataFrame(schema=dict.fromkeys(wanted, pl.String)), row_of(name), skipped)
+        return Table(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), row_of(name), skipped)
     exact = not counts[ZERO]
-    plain = [column for column in wanted if not _agreed(guesses, column, column in ids, exact)]
+    plain = [column for column in names if not _agreed(guesses, column, column in ids, exact)]
     typed = [
-        _with_text(guess, part, plain).select(wanted)
+        _with_text(guess, part, plain).select(names)
         for part, guess in zip(parts, guesses, strict=True)
     ]
     frame = typed[0] if len(typed) == 1 else pl.concat(typed, how="vertical_relaxed")
@@ -287,46 +289,46 @@ def _load(
 
 
 def _parsed(
-    files: list[TextFile], on_bad: OnBad, detect: bool, wanted: list[str]
+    files: list[TextFile], on_bad: OnBad, detect: bool, names: list[str]
 ) -> tuple[list[TextFile], list[pl.DataFrame | None], Counter[int], list[str]]:
-    """Return what is usable of the files, the types polars guesses, what scans count, and notes.
+    """Return the usable parts of the files, frames with guessed types, scan counts and notes.
 
-    To `detect` is to look for quotation marks that a backslash escapes, where marks are at fault.
+    With `detect`, faulty quotation marks are tried again as escaped by backslashes.
     """
-    numbers = [file.numbers(wanted) for file in files]
+    numbers = [file.numbers(names) for file in files]
     if all(frame is not None for frame in numbers):
         sizes = [0 if frame is None else frame.height for frame in numbers]
         parts = [replace(file, quote="", n_rows=n) for file, n in zip(files, sizes, strict=True)]
         return parts, numbers, Counter(), []
     with ThreadPoolExecutor(1) as pool:
         scanning = pool.submit(lambda: [file.scanned() for file in files])
-        guesses = [file.guessed(wanted) for file in files]
+        guesses = [file.guessed(names) for file in files]
         scans = scanning.result()
-    if detect and any(found.faulty_marks for found in scans):
+    if detect and any(scanned.faulty_marks for scanned in scans):
         escaped = _escaped(files)
         if escaped:
             note = "quotation marks are escaped by backslashes; escape='' if not"
-            return (*_parsed(escaped, on_bad, False, wanted)[:3], [note])
+            return (*_parsed(escaped, on_bad, False, names)[:3], [note])
     scans = [
-        file.records if found.counts[OPEN] else found
-        for file, found in zip(files, scans, strict=True)
+        file.records if scanned.counts[OPEN] else scanned
+        for file, scanned in zip(files, scans, strict=True)
     ]
-    counts: Counter[int] = sum((found.counts for found in scans), Counter())
-    # A mark that encloses a field in one part makes a loose one in another a fault.
+    counts: Counter[int] = sum((scanned.counts for scanned in scans), Counter())
+    # If marks enclose fields in any part, a stray mark is a fault in all parts.
     enclosing = counts[QUOTE] > 0
     stray = counts[STRAY] > 0
     parts = [
-        file.usable(found, enclosing=enclosing, stray=stray and enclosing, on_bad=on_bad)
-        for file, found in zip(files, scans, strict=True)
+        file.usable(scanned, enclosing=enclosing, stray=stray and enclosing, on_bad=on_bad)
+        for file, scanned in zip(files, scans, strict=True)
     ]
     for place, (file, part) in enumerate(zip(files, parts, strict=True)):
         if part.n_rows > 0 and (stray or part.data is not file.data):
-            guesses[place] = part.guessed(wanted)
+            guesses[place] = part.guessed(names)
     return parts, guesses, counts, []
 
 
 def _escaped(files: list[TextFile]) -> list[TextFile]:
-    r"""Return the files read with \" as a mark within a field, if that makes every mark right."""
+    r"""Return the files with \" read as an escaped mark if that removes all faults, else []."""
     out = []
     for file in files:
         data = all_bytes(file.data)
@@ -338,7 +340,7 @@ def _escaped(files: list[TextFile]) -> list[TextFile]:
 
 
 def doubled(data: bytes, quote: str, escape: str) -> bytes:
-    r"""Return the text with the escaped marks of quoted fields doubled, as polars knows them.
+    r"""Replace escaped marks in quoted fields by doubled ones, which polars can parse.
 
     >>> doubled(rb'"a\"b","c\\"', '"', "\\")
     b'"a""b","c\\"'
@@ -360,7 +362,7 @@ def _doubled(data: Bytes, quote: int, escape: int) -> Bytes:
         if quoted and byte == escape and place + 1 < data.size:
             after = data[place + 1]
             if after in (quote, escape):
-                # the mark is written twice, the escape once: never longer than what was read
+                # a mark becomes two, an escape one: the output is never longer than the input
                 if after == quote:
                     out[size] = quote
                     size += 1
@@ -377,7 +379,7 @@ def _doubled(data: Bytes, quote: int, escape: int) -> Bytes:
 
 
 def _agreed(guesses: Sequence[pl.DataFrame | None], name: str, is_id: bool, exact: bool) -> bool:
-    """Whether the guessed types of a column hold for the whole table."""
+    """Whether the guessed types of a column agree in all parts and lose nothing."""
     kinds = {None if guess is None else guess[name].dtype for guess in guesses}
     if is_id:
         return exact and kinds == {pl.Int64()}
@@ -385,7 +387,7 @@ def _agreed(guesses: Sequence[pl.DataFrame | None], name: str, is_id: bool, exac
 
 
 def _with_text(guess: pl.DataFrame | None, part: TextFile, plain: list[str]) -> pl.DataFrame:
-    """Put these columns back as they are written, where a guess changed them."""
+    """Replace these columns by their text where the guess converted them."""
     if guess is None:
         return part.text(plain)
     changed = [name for name in plain if guess[name].dtype != pl.String]
@@ -393,7 +395,7 @@ def _with_text(guess: pl.DataFrame | None, part: TextFile, plain: list[str]) -> 
 
 
 def whole_numbers(text: pl.Series) -> pl.Series:
-    """Turn text into integers where each value is written the one usual way; else keep it.
+    """Convert text to integers if every value is written canonically; else return it.
 
     >>> whole_numbers(pl.Series(["7", "12"])).to_list()
     [7, 12]
@@ -412,21 +414,21 @@ def whole_numbers(text: pl.Series) -> pl.Series:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A delimited file whose separator and columns are known, or what is usable of it."""
+    """A delimited file with known separator and columns, or its usable records."""
 
     name: str
     data: bytes | Path  # UTF-8
     separator: str
     columns: tuple[str, ...]
-    header: bool  # whether the first record is one
-    quote: str  # the mark that encloses fields; empty if none does
-    wary: bool = True  # whether a field that holds whole rows is taken as one that was not closed
-    lines: Ints | None = None  # of each record where some were left out
-    n_rows: int = 0  # usable records, the header not counted
+    header: bool  # whether the first record is a header
+    quote: str  # the mark that encloses fields, or empty
+    wary: bool = True  # whether a quoted field that spans whole rows counts as not closed
+    lines: Ints | None = None  # line of each record, if some were left out
+    n_rows: int = 0  # usable records without the header
     skipped: Counter[str] = field(default_factory=Counter)  # records left out, by reason
 
     def scanned(self, *, detail: bool = False) -> Scan:
-        """Look for the faults that polars lets through."""
+        """Scan for the faults that polars does not report."""
         n_fields = len(self.columns)
         return scan(
             self.data, self.separator, n_fields, quote=self.quote, wary=self.wary, detail=detail
@@ -438,19 +440,19 @@ class TextFile:
         return self.scanned(detail=True)
 
     def numbers(self, names: Sequence[str]) -> pl.DataFrame | None:
-        """Return columns of plain numbers, None where a careful look is needed."""
-        how = partial(parsed_numbers, header=self.header, quote=self.quote)
-        return how(self.data, self.separator, self.columns, names)
+        """Return columns of plain numbers; None if the file has anything else."""
+        parse = partial(parsed_numbers, header=self.header, quote=self.quote)
+        return parse(self.data, self.separator, self.columns, names)
 
     def guessed(self, names: Sequence[str]) -> pl.DataFrame | None:
-        """Let polars guess the types from the first rows; None where a guess fails."""
+        """Parse with the types that polars infers from the first rows; None if that fails."""
         try:
             return self._columns(names, infer_schema_length=1000)
         except pl.exceptions.PolarsError:
             return None
 
     def text(self, names: Sequence[str]) -> pl.DataFrame:
-        """Return these columns as they are written."""
+        """Return these columns as text."""
         try:
             return self._columns(names, infer_schema=False)
         except pl.exceptions.PolarsError as error:
@@ -459,7 +461,7 @@ class TextFile:
 
     def _columns(self, names: Sequence[str], **settings: Any) -> pl.DataFrame:
         places = sorted({self.columns.index(name) for name in names})
-        # A file, not its path: polars 1.39 takes data[1].csv for a pattern, whatever glob= says
+        # An open file, because polars 1.39 treats a path such as data[1].csv as a pattern
         with (
             io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file
         ):
@@ -475,16 +477,16 @@ class TextFile:
         return frame
 
     def locate(self, row: int) -> str:
-        """Name a row by its file and line."""
+        """Return the file and line of a row, for messages."""
         lines = self.records.lines if self.lines is None else self.lines
         return f"{self.name}, line {lines[row + self.header]}"
 
-    def usable(self, found: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
-        """Return what can be parsed of it: bad records are refused or left out."""
+    def usable(self, scanned: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
+        """Return the parsable records; a bad one is an error or left out."""
         quote = self.quote if enclosing else ""
         problems = (RAGGED, NUL, BLANK, OPEN, *((STRAY,) if stray else ()))
-        if found.valid and not any(found.counts[bit] for bit in problems):
-            return replace(self, quote=quote, n_rows=found.records - self.header)
+        if scanned.valid and not any(scanned.counts[bit] for bit in problems):
+            return replace(self, quote=quote, n_rows=scanned.records - self.header)
         data, records = all_bytes(self.data), self.records
         ends = np.append(records.starts[1:], len(data))
         flags = records.flags.copy()
@@ -503,9 +505,9 @@ class TextFile:
                     reason = self._ragged(data[records.starts[place] : ends[place]])
                 raise bad_row(f"{self.name}, line {records.lines[place]}", reason, remedy)
             skipped[reason] += 1
-        kept = np.flatnonzero((flags & (bits | BLANK)) == 0)
-        left = b"".join([data[records.starts[place] : ends[place]] for place in kept])
-        lines, n_rows = records.lines[kept], len(kept) - self.header
+        good = np.flatnonzero((flags & (bits | BLANK)) == 0)
+        left = b"".join([data[records.starts[place] : ends[place]] for place in good])
+        lines, n_rows = records.lines[good], len(good) - self.header
         return replace(self, data=left, quote=quote, lines=lines, n_rows=n_rows, skipped=skipped)
 
     def _ragged(self, record: bytes) -> str:

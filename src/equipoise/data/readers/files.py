@@ -1,4 +1,4 @@
-"""Files as bytes and the tables in them: compression, encodings, JSON lines, Parquet and Excel."""
+"""Open files: compression, encodings, JSON lines, Parquet and Excel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FOREIGN = {
 
 
 def existing_file(path: Path) -> Path:
-    """Return the path of a readable, non-empty file, or say what is wrong."""
+    """Return the path if it is a readable, non-empty file; else raise."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file")
     if not path.exists():
@@ -72,12 +72,12 @@ def first_bytes(data: bytes | Path, size: int = SAMPLE) -> bytes:
 
 
 def all_bytes(data: bytes | Path) -> bytes:
-    """Return the content, which a path stands for where it need not be unpacked."""
+    """Return the content of a path, or the bytes themselves."""
     return data if isinstance(data, bytes) else data.read_bytes()
 
 
 def is_blank(path: Path) -> bool:
-    """Whether a file, packed or not, holds nothing but blanks; a damaged one does not."""
+    """Whether a file, gzipped or not, holds only white space; False if it is damaged."""
     sample = first_bytes(path)
     if sample.startswith(GZIP):
         try:
@@ -89,11 +89,11 @@ def is_blank(path: Path) -> bool:
 
 
 def contents(path: Path) -> bytes | Path:
-    """Return the path itself, or the unpacked bytes of a gzipped file."""
+    """Return the path itself, or the decompressed bytes of a gzipped file."""
     head = first_bytes(existing_file(path), 16)
-    for magic, what in FOREIGN.items():
+    for magic, description in FOREIGN.items():
         if head.startswith(magic):
-            raise DataError(f"{path} is {what}")
+            raise DataError(f"{path} is {description}")
     if not head.startswith(GZIP):
         return path
     try:
@@ -109,10 +109,9 @@ def contents(path: Path) -> bytes | Path:
 
 
 def text_contents(path: Path, encoding: str) -> bytes | Path:
-    r"""Return the content as UTF-8 without a byte-order mark; the path itself if it is that.
+    r"""Return the content as UTF-8 without byte-order mark; the path itself if it is that already.
 
-    Where lines end in \r alone, they end in \n afterwards; where a program wrote them twice, as
-    \r\r\n, in \r\n.
+    Line ends \r become \n, and \r\r\n become \r\n.
     """
     data = _as_utf8(path, contents(path), encoding)
     sample = first_bytes(data)
@@ -121,19 +120,19 @@ def text_contents(path: Path, encoding: str) -> bytes | Path:
     if CARRIAGE + CARRIAGE + NEWLINE in sample:
         return all_bytes(data).replace(CARRIAGE + CARRIAGE + NEWLINE, CARRIAGE + NEWLINE)
     if CARRIAGE in sample and NEWLINE not in sample:
-        whole = all_bytes(data)
-        return data if NEWLINE in whole else whole.replace(CARRIAGE, NEWLINE)
+        text = all_bytes(data)
+        return data if NEWLINE in text else text.replace(CARRIAGE, NEWLINE)
     return data
 
 
 def is_utf8(path: Path) -> bool:
-    """Whether this is text in UTF-8; a file that cannot be read as text is not."""
+    """Whether the file can be read as UTF-8 text."""
     try:
         data = all_bytes(contents(path))
         data.decode("utf-8")
     except (DataError, UnicodeDecodeError):
         return False
-    return not (b"\x00" in data or b"\x1b" in data)  # as UTF-16 and ISO-2022 have them
+    return not (b"\x00" in data or b"\x1b" in data)  # signs of UTF-16 and ISO-2022
 
 
 def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
@@ -143,34 +142,34 @@ def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
         raise DataError(f"{path} is UTF-16; save it as UTF-8 or pass encoding='utf-16'")
     if plain and not head.startswith(UTF8_BOM):
         return data
-    whole = all_bytes(data)
+    content = all_bytes(data)
     if plain:
-        return whole.removeprefix(UTF8_BOM)
+        return content.removeprefix(UTF8_BOM)
     try:
-        return whole.decode(encoding).encode("utf-8")
+        return content.decode(encoding).encode("utf-8")
     except UnicodeDecodeError as error:
-        line = whole.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}, line {line}: not {encoding}; pass another encoding=") from error
 
 
 @dataclass
 class JsonLines:
-    """The records of one or several files, and which of them could not be parsed."""
+    """The records of one or several files of JSON lines."""
 
-    data: bytes  # of all files, one after another
-    files: list[tuple[int, str]]  # where each file starts in the data, and its name
+    data: bytes  # all files concatenated
+    files: list[tuple[int, str]]  # start of each file in the data, and its name
     frame: pl.DataFrame
-    starts: list[int] | None  # where the line of each record starts; None if none was left out
+    starts: list[int] | None  # start of the line of each record; None if none was left out
     skipped: Counter[str]
-    as_text: bool = False  # whether numbers may be ids of text
+    as_text: bool = False  # whether numbers may become text ids
 
-    def load(self, wanted: list[str], ids: Collection[str]) -> Table:
-        """Return these columns; ids that are numbers here and text there are refused."""
+    def load(self, names: list[str], ids: Collection[str]) -> Table:
+        """Return these columns; ids that are partly numbers and partly text are an error."""
         for name in ids:
             mixed = self.frame[name].dtype == pl.String and self.starts is None
             if mixed and not self.as_text:
                 self._refuse_mixture(name)
-        return Table(self.frame.select(wanted), self._locate, self.skipped)
+        return Table(self.frame.select(names), self._locate, self.skipped)
 
     def _locate(self, row: int) -> str:
         starts = self.starts
@@ -179,7 +178,7 @@ class JsonLines:
         return _line_at(self.data, self.files, starts[row])
 
     def _refuse_mixture(self, column: str) -> None:
-        """Look for numbers in a column of text: polars would turn 1 into "1"."""
+        """Raise if a column of text also holds numbers, which polars would turn into text."""
         key = re.escape(json.dumps(column).encode())
         for hit in re.finditer(key + rb"\s*:\s*[-0-9tf]", self.data):
             start = self.data.rfind(b"\n", 0, hit.start()) + 1
@@ -194,7 +193,7 @@ class JsonLines:
 
 
 def json_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source:
-    """Open files of JSON lines, which are one table as if they were one file."""
+    """Open files of JSON lines that form one table."""
     pieces: list[bytes] = []
     files: list[tuple[int, str]] = []
     size = 0
@@ -216,7 +215,7 @@ def json_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> Source
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank and where they start."""
+    """Yield the start and content of each line that is not blank."""
     start = 0
     for line in data.split(b"\n"):
         if line.strip():
@@ -225,7 +224,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _line_at(data: bytes, files: list[tuple[int, str]], start: int) -> str:
-    """Name a line by the file it is in and its number there."""
+    """Return the file and number of a line, for messages."""
     begin, name = next(entry for entry in reversed(files) if entry[0] <= start)
     return f"{name}, line {data.count(NEWLINE, begin, start) + 1}"
 
@@ -233,7 +232,7 @@ def _line_at(data: bytes, files: list[tuple[int, str]], start: int) -> str:
 def _line_by_line(
     name: str, data: bytes, files: list[tuple[int, str]], on_bad: OnBad
 ) -> JsonLines:
-    """Parse with the standard library, which says which line is wrong and accepts NaN."""
+    """Parse with the standard library, which identifies the bad line and accepts NaN."""
     records: list[dict[str, Any]] = []
     starts: list[int] = []
     reason = "the line is not a JSON object"
@@ -266,27 +265,27 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
     """Open Parquet files with the same columns, one after another."""
     opened = [(file, contents(file)) for file in files]
     columns = [
-        _unbroken(*each, lambda stream: tuple(pl.read_parquet_schema(stream))) for each in opened
+        _unbroken(*part, lambda stream: tuple(pl.read_parquet_schema(stream))) for part in opened
     ]
     check_one_schema(files, columns)
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
+    def load(names: list[str], ids: Collection[str]) -> Table:
         frames = [
-            _unbroken(*each, lambda stream: pl.read_parquet(stream, columns=wanted))
-            for each in opened
+            _unbroken(*part, lambda stream: pl.read_parquet(stream, columns=names))
+            for part in opened
         ]
         kinds = {
             key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
-            for key in wanted
+            for key in names
         }
         if options.ids == "text":
             kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
-        whole = pl.concat(
-            frame.select(as_type(frame[key], kinds[key], file) for key in wanted)
+        table = pl.concat(
+            frame.select(as_type(frame[key], kinds[key], file) for key in names)
             for file, frame in zip(files, frames, strict=True)
         )
         sizes = [frame.height for frame in frames]
-        return Table(whole, located(sizes, [row_of(str(file)) for file in files]))
+        return Table(table, located(sizes, [row_of(str(file)) for file in files]))
 
     return Source(name, columns[0], load)
 
@@ -294,7 +293,7 @@ def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sou
 def _unbroken(
     path: Path, data: bytes | Path, action: Callable[[io.BytesIO | BufferedReader], T]
 ) -> T:
-    """Do something with an open Parquet file; a stream has no name that could be a pattern."""
+    """Call `action` with the open Parquet file; polars would treat a path as a pattern."""
     try:
         with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as stream:
             return action(stream)
@@ -306,7 +305,7 @@ def _unbroken(
 
 
 def as_type(column: pl.Series, kind: pl.DataType, file: Path | str) -> pl.Series:
-    """Return the column of a part in the type of the table; integers in text only if they are."""
+    """Convert the column of a part to the type of the table; raise if text is no integer."""
     if column.dtype == pl.String and kind.is_integer():
         wrong = ~column.str.contains(f"^({WHOLE.pattern})$")
         if wrong.any():
@@ -320,7 +319,7 @@ def as_type(column: pl.Series, kind: pl.DataType, file: Path | str) -> pl.Series
 def _one_type(
     column: str, kinds: Sequence[pl.DataType], files: Sequence[Path], is_id: bool
 ) -> pl.DataType:
-    """Return the type that holds a column of all parts without loss, or name two that differ."""
+    """Return the type that holds the column of all parts without loss; raise if none does."""
     plain = [
         pl.String() if isinstance(kind, (pl.Categorical, pl.Enum)) else kind for kind in kinds
     ]
@@ -329,8 +328,8 @@ def _one_type(
         return next(iter(known), pl.Null())
     first = next(place for place, kind in enumerate(plain) if kind != pl.Null)
     if is_id and all(kind.is_integer() or kind == pl.String for kind in known):
-        whole = {kind for kind in known if kind.is_integer()}
-        if len(whole) < len(known):  # the ids are of the kind of the first part
+        integer_kinds = {kind for kind in known if kind.is_integer()}
+        if len(integer_kinds) < len(known):  # the type of the first part decides
             return plain[first] if plain[first] == pl.String else pl.Int64()
     if all(kind.is_integer() for kind in known):
         return pl.Int128() if pl.UInt64() in known else pl.Int64()
@@ -344,7 +343,7 @@ def _one_type(
 
 
 def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
-    """Open Excel workbooks with the same columns: a sheet of each, the first if none is named."""
+    """Open one sheet of each Excel workbook (by default the first), with the same columns."""
     try:
         import fastexcel
     except ImportError as error:
@@ -368,8 +367,8 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             reason = str(error).splitlines()[0]
             raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
         if options.sheet is None and len(names) > 1:
-            others = ", ".join(repr(each) for each in names[1:])
-            notes.append(f"read the sheet {sheet!r}; sheet= for another of {others}")
+            other_sheets = ", ".join(repr(other) for other in names[1:])
+            notes.append(f"read the sheet {sheet!r}; sheet= for another of {other_sheets}")
     if not has_header:
         frames = [
             frame.rename({name: f"column {place}" for place, name in enumerate(frame.columns)})
@@ -377,13 +376,13 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
         ]
     check_one_schema(files, [frame.columns for frame in frames])
     first = frames[0].columns
-    whole = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
-    start = 1 + has_header  # the names of the columns are row 1 of a sheet
+    table = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
+    start = 1 + has_header  # the header is row 1 of a sheet
     places = [lambda row, file=file: f"{file}, row {row + start}" for file in files]
     locate = located([frame.height for frame in frames], places)
     return Source(
         name,
         tuple(first),
-        lambda wanted, ids: Table(whole.select(wanted), locate, notes=list(notes)),
+        lambda names, ids: Table(table.select(names), locate, notes=list(notes)),
         named=has_header,
     )

@@ -1,4 +1,4 @@
-"""Frames of pandas, polars and arrow, and plain Python lists, as sources of columns."""
+"""Sources from frames of pandas, polars and arrow, and from Python lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def object_source(source: Any, name: str = "the frame") -> Source:
 
 
 def _column(values: Any, name: str) -> pl.Series:
-    """Return a column of a mapping; text is no list of letters, and a set has no order."""
+    """Return a column of a mapping; text, sets and mappings are no lists of values."""
     listed = isinstance(values, Iterable) and not isinstance(
         values, (str, bytes, bytearray, Mapping, Set)
     )
@@ -69,8 +69,8 @@ def _lazy(source: pl.LazyFrame, name: str) -> Source:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise DataError(f"the lazy frame cannot be read: {error}; mend its query") from error
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
-        return Table(attempt(source.select(wanted).collect), row_of(name))
+    def load(names: list[str], ids: Collection[str]) -> Table:
+        return Table(attempt(source.select(names).collect), row_of(name))
 
     return Source(name, tuple(attempt(source.collect_schema).names()), load)
 
@@ -91,8 +91,8 @@ def _narwhals(source: Any, name: str) -> Source:
     except Exception as error:  # narwhals has its own errors, such as for repeated column names
         raise DataError(f"{name} cannot be read: {error}; change it before") from error
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
-        chosen = frame.select(wanted)
+    def load(names: list[str], ids: Collection[str]) -> Table:
+        chosen = frame.select(names)
         if isinstance(chosen, nw.LazyFrame):
             chosen = chosen.collect()
         columns = [_polars_column(chosen[column]) for column in chosen.columns]
@@ -104,22 +104,22 @@ def _narwhals(source: Any, name: str) -> Source:
 
 
 def _with_text_names(source: Any, name: str) -> tuple[Any, tuple[int, ...]]:
-    """Return a frame whose columns are named by text, and the names that were numbers.
+    """Return a frame with text column names, and the names that were integers.
 
-    pandas takes anything as a name; of a file without a header it numbers the columns.
+    pandas accepts any object as a name, and numbers the columns of a file without a header.
     """
     if not (hasattr(source, "columns") and hasattr(source, "set_axis")):
         return source, ()
     names = list(source.columns)
-    if all(isinstance(each, str) for each in names):
+    if all(isinstance(label, str) for label in names):
         return source, ()
-    if any(isinstance(each, tuple) for each in names):
+    if any(isinstance(label, tuple) for label in names):
         raise DataError(
             f"{name} has columns of several levels, such as {names[0]!r}; name them by text: "
             "frame.columns = ['_'.join(map(str, levels)) for levels in frame.columns]"
         )
-    renamed = source.set_axis([str(each) for each in names], axis=1)
-    return renamed, tuple(int(each) for each in names if isinstance(each, (int, np.integer)))
+    renamed = source.set_axis([str(label) for label in names], axis=1)
+    return renamed, tuple(int(label) for label in names if isinstance(label, (int, np.integer)))
 
 
 def _polars_column(column: Any) -> pl.Series:
@@ -154,7 +154,7 @@ def _rows(rows: Sequence[Any]) -> Source:
 
 
 def row_options(source: Any, options: ReadOptions) -> ReadOptions:
-    """Say what the third value of a list of rows is: the rating with `min_rating`, else weight."""
+    """Use the third value of a list of rows as rating if `min_rating` is set, else as weight."""
     is_rows = isinstance(source, (list, tuple)) and source and isinstance(source[0], (list, tuple))
     if not is_rows or len(source[0]) < 3 or options.weight is not None:
         return options
@@ -164,7 +164,7 @@ def row_options(source: Any, options: ReadOptions) -> ReadOptions:
 
 
 def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Series:
-    """Make a column of Python values; values of several kinds are refused, by row or place."""
+    """Make a column of Python values; mixed types are an error that names the row."""
     values = [None if type(value).__name__ in MISSING else value for value in values]
     kinds = {type(value) for value in values} - {type(None)}
     if float in kinds and str in kinds:  # pandas marks missing text by NaN
@@ -183,8 +183,8 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
         return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)
     if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         try:
-            whole = [None if value is None else int(value) for value in values]
-            return pl.Series(name, whole, dtype=pl.Int64)
+            integers = [None if value is None else int(value) for value in values]
+            return pl.Series(name, integers, dtype=pl.Int64)
         except (OverflowError, TypeError, pl.exceptions.PolarsError) as error:
             message = f"column {name!r} holds integers beyond 2^63; give them as text"
             raise DataError(message) from error
@@ -212,10 +212,7 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
 
 
 def _moments(values: list[Any], name: str) -> pl.Series:
-    """Make a column of dates and times of any kind; times without a zone are UTC, as dates are.
-
-    Python resolves local times that a change of the clocks leaves out or repeats.
-    """
+    """Make a column of dates and times; times without a time zone are UTC."""
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {dt.date}:
         return pl.Series(name, values, dtype=pl.Date)

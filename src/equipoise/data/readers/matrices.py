@@ -64,10 +64,10 @@ def from_matrix(matrix: Any, options: ReadOptions, name: str = "the matrix") -> 
     return finished(name, csr, users, items, options, notes)
 
 
-def _ids(given: Any, size: int, axis: str) -> npt.NDArray[Any]:
-    if given is None:
+def _ids(values: Any, size: int, axis: str) -> npt.NDArray[Any]:
+    if values is None:
         return np.arange(size, dtype=np.int64)
-    ids = as_ids(given if isinstance(given, np.ndarray) else as_list(given), axis)
+    ids = as_ids(values if isinstance(values, np.ndarray) else as_list(values), axis)
     if len(ids) != size:
         raise DataError(f"{axis}s= has {len(ids):,} ids for {size:,} {axis}s; give one each")
     return ids
@@ -80,8 +80,8 @@ def _without_bad_cells(csr: Any, name: str, options: ReadOptions, notes: list[st
     if options.min_rating is None:  # the values are weights, else they only filter
         fit = "between 1e-45 and 3e38"
         faults.append((lost_in_single(csr.data), f"not {fit}", f"{fit} or 0"))
-    kept = np.ones(csr.nnz, bool)
-    for wrong, what, needed in faults:
+    usable = np.ones(csr.nnz, bool)
+    for wrong, fault, needed in faults:
         if wrong.any():
             place = int(np.argmax(wrong))
             cell = f"row {entry_rows(csr)[place]}, column {csr.indices[place]}"
@@ -89,10 +89,10 @@ def _without_bad_cells(csr: Any, name: str, options: ReadOptions, notes: list[st
                 f"{name}, {cell}: {csr.data[place]} is not a weight, which is {needed}; "
                 "correct it, or pass on_bad='skip' to leave such cells out"
             )
-            note = f"skipped {wrong.sum():,} cells that are {what}"
+            note = f"skipped {wrong.sum():,} cells that are {fault}"
             refuse_or_note(options.on_bad == "error", error, name, note, notes)
-            kept &= ~wrong
-    return csr if kept.all() else keep_entries(csr, kept)
+            usable &= ~wrong
+    return csr if usable.all() else keep_entries(csr, usable)
 
 
 def _without_empty(

@@ -32,7 +32,7 @@ def parsed_numbers(
     content: bytes | Path,
     separator: str,
     names: Sequence[str],
-    wanted: Sequence[str],
+    requested: Sequence[str],
     *,
     header: bool,
     quote: str,
@@ -49,7 +49,7 @@ def parsed_numbers(
     if data[-1] != 10:
         return None
     column_of = np.full(len(names), -1)
-    for column, name in enumerate(wanted):
+    for column, name in enumerate(requested):
         column_of[names.index(name)] = column
     marks = ord(separator), ord(quote) if quote else -1
     begin = 0
@@ -61,8 +61,8 @@ def parsed_numbers(
     first = min(begin + SAMPLE, len(data))
     while first > begin and data[first - 1] != 10:
         first -= 1  # a row that the sample cuts
-    decimal = np.ones(len(wanted), np.bool_)
-    room = np.empty((len(wanted), _lines(data, begin, first)), np.int64)
+    decimal = np.ones(len(requested), np.bool_)
+    room = np.empty((len(requested), _lines(data, begin, first)), np.int64)
     if first == begin or _parse(data, begin, first, *marks, column_of, 0, room, decimal) < 0:
         return None
     parts = count()
@@ -75,7 +75,7 @@ def parsed_numbers(
 
     run(measure, parts)
     rows = np.cumsum(sizes)
-    cells, fine = np.empty((len(wanted), rows[-1]), np.int64), np.zeros(parts, np.bool_)
+    cells, fine = np.empty((len(requested), rows[-1]), np.int64), np.zeros(parts, np.bool_)
 
     def parse(part: int) -> None:
         place = bounds[part], bounds[part + 1], *marks, column_of, rows[part]
@@ -87,7 +87,7 @@ def parsed_numbers(
     return pl.DataFrame(
         {
             name: cells[column].view(np.float64) if decimal[column] else cells[column]
-            for column, name in enumerate(wanted)
+            for column, name in enumerate(requested)
         }
     )
 
@@ -122,7 +122,7 @@ def _parse(
     `decimal` tells which columns may have decimals, and afterwards which of these have some.
     """
     floats = cells.view(np.float64)
-    found = np.zeros(decimal.size, np.bool_)
+    has_decimals = np.zeros(decimal.size, np.bool_)
     while at < stop:
         for field in range(column_of.size):
             column = column_of[field]
@@ -157,7 +157,7 @@ def _parse(
                             digit = data[at] - 48
                         if power == 0:
                             return -1
-                        found[column] = True
+                        has_decimals[column] = True
                     if digits + power > WIDEST:
                         return -1
                     floats[column, row] = (-value if negative else value) / POWERS[power]
@@ -177,5 +177,5 @@ def _parse(
                     return -1
             at += 1
         row += 1
-    decimal[:] = found
+    decimal[:] = has_decimals
     return row

@@ -1,7 +1,7 @@
-"""What a caller asks of a reader, and the tables of named columns that readers work on.
+"""Options of `read`, and the tables that readers work on.
 
-A path, a frame or a research format becomes a `Source`; loading its columns gives a `Table`, whose
-rows know where they came from, so that a bad one can be named (`BadRows`).
+A path, a frame or a research format becomes a `Source`; loading its columns gives a `Table`, which
+can locate each row in the source for error messages (`BadRows`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReadOptions:
     on_bad: OnBad = "error"
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing or contradict one another."""
+        """Raise on invalid or contradictory settings."""
         self._check_types()
         if self.on_bad not in ("error", "skip"):
             raise SettingError(f"on_bad must be 'error' or 'skip', got {self.on_bad!r}")
@@ -118,7 +118,7 @@ class ReadOptions:
             raise SettingError(f"encoding {self.encoding!r} is unknown; try 'latin-1'") from error
 
     def _check_types(self) -> None:
-        """Refuse values of a wrong type; positions of columns become plain integers."""
+        """Raise on values of a wrong type; numpy integers become int."""
         for name in ROLES:
             value = getattr(self, name)
             if isinstance(value, np.integer):
@@ -138,9 +138,9 @@ class ReadOptions:
             raise SettingError(f"header must be True or False, got {self.header!r}")
 
     def refuse_text(self, source: str, *, labels_are_file: bool) -> None:
-        """Refuse what says how a file is written, of a source that is none.
+        """Raise if options of text files are set for another source.
 
-        Quotation and escape marks may be those of a file of labels.
+        `quote` and `escape` may be meant for a file of labels.
         """
         marks = () if labels_are_file else ("quote", "escape")
         self.refuse(("separator", *marks, "sheet", "format"), source)
@@ -148,7 +148,7 @@ class ReadOptions:
             raise SettingError(f"header= does not apply to {source}; leave it out")
 
     def refuse(self, names: tuple[str, ...], source: str) -> None:
-        """Refuse settings that the source cannot follow, rather than ignore them."""
+        """Raise if settings are given that do not apply to the source."""
         for name in names:
             value = getattr(self, name)
             if value is not None and value is not False:
@@ -157,41 +157,41 @@ class ReadOptions:
 
 @dataclass
 class Table:
-    """Columns that were loaded, and where each row came from."""
+    """Loaded columns, and the origin of each row."""
 
     frame: pl.DataFrame
-    locate: Locate  # names a row for a message, such as ``events.csv, line 17``
+    locate: Locate  # describes a row in a message, such as ``events.csv, line 17``
     skipped: Counter[str] = field(default_factory=Counter)  # rows left out, by reason
     notes: list[str] = field(default_factory=list)
-    decimal_comma: bool = False  # no comma separates the fields: one in a number is decimal
-    # A column of a text file as it is written, before integers were recognised.
+    decimal_comma: bool = False  # whether a comma in a number may be decimal
+    # returns a column of a text file as text, before conversion to integers
     written: Callable[[str], pl.Series] | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something with named columns that can be loaded."""
+    """A table whose columns are loaded on demand."""
 
-    name: str  # how error messages call it: a path, or "the frame"
+    name: str  # for messages: a path, or "the frame"
     columns: tuple[str, ...]
-    loader: Callable[[list[str], Collection[str]], Table]  # of columns, some of which hold ids
+    loader: Callable[[list[str], Collection[str]], Table]  # (columns, those that are ids)
     named: bool = True  # False for a file without a header
-    dated: frozenset[str] = frozenset()  # of a file without a header: columns of dates and times
-    numbers: tuple[Any, ...] = ()  # names of columns that are numbers, as pandas allows them
+    dated: frozenset[str] = frozenset()  # columns of dates and times, if there is no header
+    numbers: tuple[Any, ...] = ()  # column names that are numbers, as pandas allows
 
-    def load(self, ids: Sequence[str], others: Sequence[str]) -> Table:
-        """Load columns of ids and other ones; a column may be asked for twice."""
-        return self.loader(list(dict.fromkeys([*ids, *others])), ids)
+    def load(self, ids: Sequence[str], other_columns: Sequence[str]) -> Table:
+        """Load columns of ids and other columns; duplicates are allowed."""
+        return self.loader(list(dict.fromkeys([*ids, *other_columns])), ids)
 
     def renamed(self, names: tuple[str, ...]) -> Source:
-        """Give the columns other names, in the same order."""
+        """Return the source with other column names, in the same order."""
         if len(names) != len(self.columns):
             raise DataError(f"{self.name} should have {len(names)} columns; check the file")
         old = dict(zip(names, self.columns, strict=True))
 
-        def load(wanted: list[str], ids: Collection[str]) -> Table:
-            table = self.loader([old[name] for name in wanted], [old[name] for name in ids])
-            frame = table.frame.rename({old[name]: name for name in wanted})
+        def load(new_names: list[str], ids: Collection[str]) -> Table:
+            table = self.loader([old[name] for name in new_names], [old[name] for name in ids])
+            frame = table.frame.rename({old[name]: name for name in new_names})
             text = table.written
             written = None if text is None else lambda name: text(old[name]).alias(name)
             return replace(table, frame=frame, written=written)
@@ -205,27 +205,27 @@ def frame_source(
     locate: Locate | None = None,
     skipped: dict[str, int] | None = None,
 ) -> Source:
-    """Make a source of a frame; rows are counted from 1 where nothing else locates them."""
+    """Make a source of a frame; by default rows are numbered from 1."""
     place = locate or row_of(name)
     return Source(
         name,
         tuple(frame.columns),
-        lambda wanted, ids: Table(frame.select(wanted), place, Counter(skipped or {})),
+        lambda names, ids: Table(frame.select(names), place, Counter(skipped or {})),
     )
 
 
 class BadRows:
-    """Rows that cannot be used: the first is an error, or all are counted by reason."""
+    """Unusable rows: the first raises an error, or all are counted by reason (`on_bad`)."""
 
     def __init__(self, table: Table, on_bad: OnBad) -> None:
         self.table = table
         self.on_bad = on_bad
         self.counts = Counter(table.skipped)
         self.mask: Mask | None = None
-        self.examples: dict[str, Any] = {}  # a value for each reason
+        self.examples: dict[str, Any] = {}  # a bad value for each reason
 
     def refuse(self, wrong: Mask, column: str, reason: str, remedy: str = "correct it") -> None:
-        """Deal with the rows under this mask; the reason is a clause such as "is negative"."""
+        """Report the rows under this mask; the reason is a clause such as "is negative"."""
         if not wrong.any():
             return
         if self.on_bad == "error":
@@ -236,12 +236,12 @@ class BadRows:
         fresh = wrong if self.mask is None else wrong & ~self.mask
         self.mask = wrong.copy() if self.mask is None else self.mask | wrong
         if fresh.any():
-            said = f"{column!r} {reason}"
-            self.counts[said] += int(fresh.sum())
-            self.examples.setdefault(said, self.table.frame[column][int(fresh.argmax())])
+            full_reason = f"{column!r} {reason}"
+            self.counts[full_reason] += int(fresh.sum())
+            self.examples.setdefault(full_reason, self.table.frame[column][int(fresh.argmax())])
 
     def reasons(self) -> str:
-        """Return why rows were left out, each reason with a value."""
+        """Return the reasons why rows were left out, each with an example."""
         shown = Counter[str]()
         for reason, count in self.counts.items():
             value = self.examples.get(reason)
@@ -250,7 +250,7 @@ class BadRows:
 
 
 def skipped_notes(counts: Counter[str], name: str) -> list[str]:
-    """Return a sentence on the rows that were skipped, which is also logged as a warning."""
+    """Return a note on the skipped rows, also logged as a warning."""
     if not counts:
         return []
     total = counts.total()
@@ -260,8 +260,8 @@ def skipped_notes(counts: Counter[str], name: str) -> list[str]:
 
 
 def reasons_text(counts: Counter[str]) -> str:
-    """Return how many rows were left out for which reason, most first, in whatever order found."""
-    most_first = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    """Return the number of rows left out for each reason, most frequent first."""
+    most_first = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return "; ".join(f"{count:,} where {reason}" for reason, count in most_first)
 
 
@@ -271,7 +271,7 @@ def bad_row(place: str, reason: str, remedy: str = "correct it") -> DataError:
 
 
 def refuse_or_note(stop: bool, error: str, name: str, note: str, notes: list[str]) -> None:
-    """Raise the error, or go on with a note that is also logged as a warning."""
+    """Raise the error if `stop`, else add a note and log it as a warning."""
     if stop:
         raise DataError(error)
     notes.append(note)
@@ -279,12 +279,12 @@ def refuse_or_note(stop: bool, error: str, name: str, note: str, notes: list[str
 
 
 def row_of(name: str) -> Locate:
-    """Return a `Table.locate` for sources without lines; rows are counted from 1."""
+    """Return a `Table.locate` that numbers rows from 1."""
     return lambda row: f"{name}, row {row + 1}"
 
 
 def located(sizes: Sequence[int], locate: Sequence[Locate]) -> Locate:
-    """Return a `Table.locate` for parts of these sizes, one after another."""
+    """Return a `Table.locate` for concatenated parts of these sizes."""
     ends = np.cumsum(sizes)
 
     def place(row: int) -> str:
@@ -295,7 +295,7 @@ def located(sizes: Sequence[int], locate: Sequence[Locate]) -> Locate:
 
 
 def check_one_schema(files: Sequence[Path | str], columns: Sequence[Sequence[str]]) -> None:
-    """Refuse parts whose columns are not those of the first, in any order."""
+    """Raise if parts have other columns than the first (the order may differ)."""
     for file, names in zip(files, columns, strict=True):
         if sorted(names) != sorted(columns[0]):
             raise DataError(

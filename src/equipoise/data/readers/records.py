@@ -1,7 +1,4 @@
-"""The records of delimited text: where each begins and what is wrong with it, in one pass.
-
-The bytes are walked over piece by piece, without a copy of the text; nothing is parsed.
-"""
+"""Scan delimited text for the start and the faults of each record, in one pass without parsing."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 CHUNK = 4 << 20
 
-# What can be said of a record, as bits; five of them make it bad.
+# Properties of a record, as bits.
 RAGGED, NUL, STRAY, FOREIGN, BLANK, HIGH, ZERO, QUOTE, OPEN = BITS = [1 << n for n in range(9)]
 BAD = RAGGED | NUL | STRAY | FOREIGN | OPEN
 REASONS = {
@@ -40,14 +37,14 @@ REASONS = {
 }
 QUOTED, CLOSED, FRESH, FIELDS, LINE, FIRST, BEGIN, FLAGS, LEAD, RECORDS = range(10)
 INNER, ALIKE, TORN = range(10, 13)
-ROWS = 5  # lines within a quoted field that, if all look like rows, are rows
+ROWS = 5  # a quoted field with more lines than this that all look like rows was not closed
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the bytes hold: records (header and blank ones included) and how many have each bit.
+    """Number of records (with header and blank ones), and of records with each bit.
 
-    Offset, first line and bits of each record (`starts`, `lines`, `flags`) are kept if asked for.
+    `starts`, `lines` and `flags` are offset, first line and bits of each record, with `detail`.
     """
 
     records: int
@@ -59,12 +56,12 @@ class Scan:
 
     @property
     def faulty_marks(self) -> bool:
-        """Whether a quotation mark neither encloses a field nor is one of a field without."""
+        """Whether there are stray or unclosed quotation marks."""
         return bool(self.counts[OPEN] or (self.counts[STRAY] and self.counts[QUOTE]))
 
 
 def chunks(data: bytes | Path) -> Iterator[bytes]:
-    """Yield the content piece by piece, without holding all of it."""
+    """Yield the content in pieces of limited size."""
     if isinstance(data, bytes):
         for start in range(0, len(data), CHUNK):
             yield data[start : start + CHUNK]
@@ -83,11 +80,10 @@ def scan(
     wary: bool = True,
     detail: bool = False,
 ) -> Scan:
-    """Walk over all bytes; `detail` also keeps a row for each record.
+    """Scan all bytes; with `detail`, also record the position and bits of each record.
 
-    Without a `quote` a quotation mark is a character like any other. With `detail` a quoted field
-    that is not closed, or, if `wary`, holds only whole rows, ends with its first line: the walk
-    goes back and finds the records that follow.
+    With `detail`, a quoted field that is not closed or, if `wary`, holds only whole rows ends with
+    its first line: the scan goes back and finds the records that follow.
     """
     pieces: Iterable[bytes] = [all_bytes(data)] if detail else chunks(data)
     room = 2 + sum(piece.count(b"\n") for piece in chunks(data)) if detail else 0
@@ -107,16 +103,16 @@ def scan(
 
     def walk(piece: bytes) -> bool:
         array = np.frombuffer(piece, np.uint8)
-        rest = (offset, state, counts, starts, lines, flags)
-        return _walk(array, special, mark, n_fields, wary, detail, *rest)
+        arrays = (offset, state, counts, starts, lines, flags)
+        return _walk(array, special, mark, n_fields, wary, detail, *arrays)
 
     for piece in pieces:
-        # where the walk can go back, it has to see the end of the last record
-        whole = piece + b"\n" if detail and not piece.endswith(b"\n") else piece
-        high = walk(whole)
+        # going back requires a line end after the last record
+        closed_piece = piece + b"\n" if detail and not piece.endswith(b"\n") else piece
+        high = walk(closed_piece)
         if valid and (high or decoder.getstate()[0]):
             valid = _decodes(decoder, piece)
-        offset, last = offset + len(piece), whole[-1:]
+        offset, last = offset + len(piece), closed_piece[-1:]
     if valid and decoder.getstate()[0]:
         valid = False  # the file ends within a character
     if state[QUOTED]:
@@ -125,8 +121,8 @@ def scan(
         walk(b"\n")
     records = int(state[RECORDS])
     summary = Counter({bit: int(count) for bit, count in zip(BITS, counts, strict=True)})
-    kept = min(room, records)
-    return Scan(records, summary, valid, starts[:kept], lines[:kept], flags[:kept])
+    n_kept = min(room, records)
+    return Scan(records, summary, valid, starts[:n_kept], lines[:n_kept], flags[:n_kept])
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, piece: bytes) -> bool:
@@ -153,13 +149,13 @@ def _walk(
     kept_flags: npt.NDArray[np.uint16],
 ) -> bool:
     quoted, closed, fresh, fields, line, first, begin, flags, lead, records = state[:10]
-    # separators since the last line within a field; one more than such lines that look like rows,
-    # 0 once one does not; where the first line of a record ends that goes on within a field
+    # inner: separators in the current line within a quoted field; alike: 1 + number of such lines
+    # that look like rows, 0 once one does not; torn: end of the first line of a multi-line record
     inner, alike, torn = state[10:]
     any_high = False
     start = 0
     while start < data.size:
-        wrong = False  # the record cannot go on beyond its first line
+        wrong = False  # whether the record must end with its first line
         place = start - 1
         while place + 1 < data.size:
             place += 1
@@ -175,9 +171,9 @@ def _walk(
                         flags |= 64
                     lead = 0
                 elif closed == 1:
-                    flags, closed = flags | 4, 2  # the mark opens no other field of this line
+                    flags, closed = flags | 4, 2  # text after a closing mark
                     wrong = torn >= 0
-                else:  # the rest of a field says nothing
+                else:  # skip the remaining characters of the field
                     while place + 1 < data.size and not special[data[place + 1]]:
                         place += 1
             elif byte == 10:

@@ -63,11 +63,11 @@ def from_research(path: Path, options: ReadOptions) -> Interactions | None:
     kind = options.format or recognised(path)
     if kind in ("multvae", "strong", "weak"):
         options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
-        whole = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
-        others = ", ".join(name for name in whole if name != "train")
-        train = whole["train"]
-        said = f"train part of a {kind} folder; readers.read_{kind} gives {others} too"
-        notes = [said, *train.notes]
+        parts = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
+        other_parts = ", ".join(name for name in parts if name != "train")
+        train = parts["train"]
+        note = f"train part of a {kind} folder; readers.read_{kind} gives {other_parts} too"
+        notes = [note, *train.notes]
         return Interactions(train.matrix, train.user_index, train.item_index, notes=notes)
     if kind == "npz":
         return npz_interactions(existing_file(path), options)
@@ -152,9 +152,9 @@ def _titles(path: Path, options: ReadOptions) -> Source:
         return _without_header(path, "::", ("item_id", "title", "genres"), old)
     source = _without_header(path, "|", U_ITEM, old)
 
-    def load(wanted: list[str], ids: Collection[str]) -> Table:
+    def load(names: list[str], ids: Collection[str]) -> Table:
         """Turn the 19 columns of flags into one column, as the later releases have it."""
-        table = source.load(list(ids), [*(name for name in wanted if name != "genres"), *GENRES])
+        table = source.load(list(ids), [*(name for name in names if name != "genres"), *GENRES])
         flags = table.frame.select(GENRES).rows()
         genres = [
             "|".join(g for g, on in zip(GENRES, row, strict=True) if on == 1) for row in flags
@@ -168,10 +168,10 @@ def _titles(path: Path, options: ReadOptions) -> Source:
 def _recbole(path: Path, options: ReadOptions) -> Interactions:
     """Read a RecBole `.inter` file, with labels from the `.item` file beside it."""
     if path.is_dir():
-        found = sorted(path.glob("*.inter"))
-        if len(found) != 1:
-            raise DataError(f"{path} holds {len(found)} .inter files; give the path of one")
-        path = found[0]
+        inter_files = sorted(path.glob("*.inter"))
+        if len(inter_files) != 1:
+            raise DataError(f"{path} holds {len(inter_files)} .inter files; give the path of one")
+        path = inter_files[0]
     source = _untyped(path, options)
     beside = path.with_name(path.name.removesuffix(".gz")).with_suffix(".item")
     if options.labels is None and beside.is_file():

@@ -59,8 +59,10 @@ class Part:
             raise SettingError(f"protocol must be one of {known}, got {self.protocol!r}")
         choice("name", self.name, ("valid", "test"))
         for axis in ("user", "item"):
-            mine, yours = (getattr(side, f"{axis}_index") for side in (self.history, self.target))
-            if not mine.same_as(yours):
+            history_ids, target_ids = (
+                getattr(side, f"{axis}_index") for side in (self.history, self.target)
+            )
+            if not history_ids.same_as(target_ids):
                 raise DataError(
                     f"history and target of {self.name} have different {axis}s; "
                     "take both from the same data"
@@ -94,9 +96,11 @@ class Part:
     def __repr__(self) -> str:
         rows = "steps" if self.protocol == "session" else "users"
         known, hidden = self.history.n_interactions, self.target.n_interactions
-        what = {"new": "", "all": ", known items too", "again": ", known items only"}[self.repeats]
+        scope = {"new": "", "all": ", known items too", "again": ", known items only"}[
+            self.repeats
+        ]
         size = f"{self.n_users:,} {rows}, {known:,} known, {hidden:,} to find"
-        return f"Part {self.name}: {size}{what}"
+        return f"Part {self.name}: {size}{scope}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +206,7 @@ def _restored(stored: Stored) -> Split:
     parts: dict[str, Part] = {}
     for name in ("valid", "test"):
         keys = [f"{name}_{side}" for side in ("history", "target")]
-        saved = any(each.startswith(f"{name}_") for each in (*packed, *stored.arrays))
+        saved = any(key.startswith(f"{name}_") for key in (*packed, *stored.arrays))
         if saved or name == "test":
             history, target = (
                 unpack(stored, packed.group(key), f"{key}_", like=train) for key in keys
@@ -230,33 +234,33 @@ def _union_of_parts(train: Interactions, valid: Part) -> Interactions:
     return united.union(target)
 
 
-def _missing_events(data: Interactions, held: Interactions) -> Interactions:
+def _missing_events(data: Interactions, known: Interactions) -> Interactions:
     """Return the events of `data` that `held` lacks; of repeats, those beyond its number."""
-    frames = [side.to_frame(events=True) for side in (data, held)]
+    frames = [side.to_frame(events=True) for side in (data, known)]
     columns = [name for name in frames[0].columns if name in frames[1].columns]
     columns.remove("weight")
-    events, held_events = (
+    events, known_events = (
         frame.select(pl.col("user").cast(pl.String), pl.col(columns[1:])).with_columns(
             pl.int_range(pl.len()).over(columns).alias("repeat")
         )
         for frame in frames
     )
-    found = held_events.with_columns(held=True)
-    is_held = events.join(found, on=events.columns, how="left", maintain_order="left")["held"]
-    missing = is_held.is_null().to_numpy()
+    marked = known_events.with_columns(held=True)
+    is_known = events.join(marked, on=events.columns, how="left", maintain_order="left")["held"]
+    missing = is_known.is_null().to_numpy()
     return data.entries(missing) if data.events is None else data.only_events(missing)
 
 
-def _new_ids(users: IdIndex, taken: IdIndex) -> IdIndex:
+def _new_ids(users: IdIndex, used: IdIndex) -> IdIndex:
     """Return ids of users with others in place of those that are taken."""
-    known = taken.positions(users.values, unknown="skip") >= 0
+    known = used.positions(users.values, unknown="skip") >= 0
     if not known.any():
         return users
     values = users.values.tolist()
     if all(isinstance(value, int) for value in values):
-        first = max(*values, *taken.values.tolist()) + 1
+        first = max(*values, *used.values.tolist()) + 1
         return IdIndex(np.where(known, first + np.arange(len(users)), users.values), "user")
-    names = {*map(str, values), *map(str, taken.values.tolist())}
+    names = {*map(str, values), *map(str, used.values.tolist())}
     for place in np.flatnonzero(known):
         values[place] = f"{values[place]} of valid"
         while values[place] in names:
@@ -370,10 +374,10 @@ def _aligned(
         side.user_index.take(np.flatnonzero(side.user_counts)) for side in (history, target)
     )
     common = shown.values[hidden.positions(shown.values, unknown="skip") >= 0]
-    for what, index in (("target", shown), ("history", hidden)):
+    for side, index in (("target", shown), ("history", hidden)):
         missing = len(index) - len(common)
-        if what == "history" or protocol != "weak":
-            notes += counted(missing, "user", f"of {name} left out: no {what}")
+        if side == "history" or protocol != "weak":
+            notes += counted(missing, "user", f"of {name} left out: no {side}")
     history, target = history.select(users=common), target.select(users=common)
     both = int(in_ascending(cell_keys(target.matrix), cell_keys(history.matrix)).sum())
     if protocol != "session":
@@ -395,7 +399,7 @@ def rounded(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 
 
 def groups(
-    order: npt.NDArray[np.int64], valid: float, test: float, what: str
+    order: npt.NDArray[np.int64], valid: float, test: float, noun: str
 ) -> list[npt.NDArray[np.int64]]:
     """Cut positions in this order into those of train, valid and test; each list ascends."""
     total = len(order)
@@ -407,8 +411,8 @@ def groups(
     n_valid, n_test = rounded(valid, sizes), rounded(test, sizes)
     fits = ((n_valid > 0) | (valid == 0)) & (n_test > 0) & (n_valid + n_test < sizes)
     if not fits[0]:
-        asked = f"valid={valid} and test={test} need at least {sizes[fits][0]:,} {what}"
-        raise DataError(f"{asked}, the data have {total:,}; give more data or other shares")
+        requirement = f"valid={valid} and test={test} need at least {sizes[fits][0]:,} {noun}"
+        raise DataError(f"{requirement}, the data have {total:,}; give more data or other shares")
     stop = total - n_test[0]
     return [np.sort(rows) for rows in np.split(order, [stop - n_valid[0], stop])]
 
@@ -475,10 +479,10 @@ def with_known(
     data: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
 ) -> Interactions:
     """Leave out the items that train lacks, and note how many pairs of the part that takes."""
-    kept = data.columns(known)
-    lost = data.n_interactions - kept.n_interactions
+    known_part = data.columns(known)
+    lost = data.n_interactions - known_part.n_interactions
     notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
-    return kept
+    return known_part
 
 
 def unlearnable(

@@ -132,10 +132,10 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     shape = (len(session), data.n_items)
     ones = np.ones(len(distinct.items), np.float32)
     rows = sp.csr_array((ones, distinct.items, distinct.offsets), shape=shape)
-    found = (np.ones(shape[0], np.float32), events.items[next_event], np.arange(shape[0] + 1))
+    next_items = (np.ones(shape[0], np.float32), events.items[next_event], np.arange(shape[0] + 1))
     history = Interactions(rows, users, data.item_index, labels=data.labels, events=prefixes)
     target = Interactions(
-        sp.csr_array(found, shape=shape), users, data.item_index, labels=data.labels
+        sp.csr_array(next_items, shape=shape), users, data.item_index, labels=data.labels
     )
     return history, target
 
@@ -144,18 +144,18 @@ def _revealed(
     held_out: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
 ) -> Part:
     """Return the steps of the held-out sessions; what is left out of them is noted."""
-    kept = held_out.columns(known)
+    known_part = held_out.columns(known)
     assert held_out.events is not None
     assert held_out.sequences is not None
-    assert kept.sequences is not None
+    assert known_part.sequences is not None
     returns = held_out.events.n_events - held_out.sequences.n_events
     notes += counted(returns, "return", f"of {name} left out: a return is no click")
-    n_events = held_out.sequences.n_events - kept.sequences.n_events
+    n_events = held_out.sequences.n_events - known_part.sequences.n_events
     notes += counted(n_events, "event", f"of {name} left out: train lacks the item")
-    too_short = int((kept.sequences.lengths < 2).sum())
+    too_short = int((known_part.sequences.lengths < 2).sum())
     why = f"of {name} left out: fewer than two events remain"
     notes += counted(too_short, "session", why)
-    history, target = reveal(kept)
+    history, target = reveal(known_part)
     return Part(history, target, "session", name)
 
 

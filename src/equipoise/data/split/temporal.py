@@ -85,15 +85,15 @@ def leave_last_out(
     for name, low, high in (("test", 0, test), ("valid", test, test + valid)):
         if low == high:
             continue
-        held = total >= high + spare
-        if not held.any():
-            what = {"new": "items", "all": "events", "again": "repeats"}[repeats]
-            asked = f"leave_last_out needs a user with {high + spare} {what} for {name}"
-            raise DataError(f"{asked}; hide fewer or use more data")
-        window = (low <= after) & (after < high) & held[row]
-        left = left & ~((after < high) & held[row])
+        has_enough = total >= high + spare
+        if not has_enough.any():
+            noun = {"new": "items", "all": "events", "again": "repeats"}[repeats]
+            requirement = f"leave_last_out needs a user with {high + spare} {noun} for {name}"
+            raise DataError(f"{requirement}; hide fewer or use more data")
+        window = (low <= after) & (after < high) & has_enough[row]
+        left = left & ~((after < high) & has_enough[row])
         before_test = left if name == "test" else before_test
-        past = data.only_events((after >= high) & held[row])
+        past = data.only_events((after >= high) & has_enough[row])
         future = targets(past, data.only_events(window), repeats, name, notes)
         users = (past.user_counts > 0) & (future.user_counts > 0)
         parts[name] = Part(past.rows(users), future.rows(users), "last", name, repeats)

@@ -87,13 +87,13 @@ def strong(
     parts: dict[str, Part] = {}
     for name, rows in zip(("valid", "test"), held_out, strict=True):
         if len(rows):
-            held, *lost = with_two(data.rows(rows), known)
+            users, *lost = with_two(data.rows(rows), known)
             notes += lost_notes(name, *lost)
             if order == "random":
-                cut = shown_and_hidden(held, history, rng.random(held.n_interactions))
+                cut = shown_and_hidden(users, history, rng.random(users.n_interactions))
                 parts[name] = Part(*cut, "strong", name)
             else:
-                parts[name] = _last_shown(held, 1 - history, name, notes)
+                parts[name] = _last_shown(users, 1 - history, name, notes)
     by_time = ("users are held out regardless of time",) if order == "time" else ()
     notes += leak_notes(data, *by_time)
     train = train.columns(known)
@@ -109,12 +109,12 @@ def check_strong(valid: float, test: float, history: float, order: str) -> None:
     choice("order", order, ("random", "time"))
 
 
-def with_two(held: Interactions, known: npt.NDArray[np.bool_]) -> tuple[Interactions, int, int]:
+def with_two(data: Interactions, known: npt.NDArray[np.bool_]) -> tuple[Interactions, int, int]:
     """Return users with two known items or more, and the pairs and users that are left out."""
-    kept = held.columns(known)
-    enough = kept.user_counts >= 2
-    lost = held.n_interactions - kept.n_interactions
-    return kept.rows(enough), lost, int((~enough).sum())
+    known_part = data.columns(known)
+    enough = known_part.user_counts >= 2
+    lost = data.n_interactions - known_part.n_interactions
+    return known_part.rows(enough), lost, int((~enough).sum())
 
 
 def lost_notes(name: str, pairs: int, users: int) -> list[str]:
@@ -125,23 +125,23 @@ def lost_notes(name: str, pairs: int, users: int) -> list[str]:
 
 
 def shown_and_hidden(
-    held: Interactions, history: float, key: npt.NDArray[np.floating]
+    data: Interactions, history: float, key: npt.NDArray[np.floating]
 ) -> tuple[Interactions, Interactions]:
     """Return each user's share of the pairs with the smallest keys, and the others."""
-    n_shown = held.user_counts - _n_hidden(1 - history, held.user_counts)
-    hidden = ranks(held, key) >= n_shown[entry_rows(held.matrix)]
-    return held.entries(~hidden), held.entries(hidden)
+    n_shown = data.user_counts - _n_hidden(1 - history, data.user_counts)
+    hidden = ranks(data, key) >= n_shown[entry_rows(data.matrix)]
+    return data.entries(~hidden), data.entries(hidden)
 
 
-def _last_shown(held: Interactions, share: float, name: str, notes: list[str]) -> Part:
+def _last_shown(data: Interactions, share: float, name: str, notes: list[str]) -> Part:
     """Cut each user before the first of the items to hide, which are the last new ones."""
-    events = timed_events(held, "strong(order='time')")
-    first = first_events(held, events)
+    events = timed_events(data, "strong(order='time')")
+    first = first_events(data, events)
     row = events.rows
-    n_new = np.bincount(row[first], minlength=held.n_users)
+    n_new = np.bincount(row[first], minlength=data.n_users)
     later = following(events, first) < _n_hidden(share, n_new)[row]
-    past = held.only_events(~later)
-    future = targets(past, held.only_events(later), "new", name, notes)
+    past = data.only_events(~later)
+    future = targets(past, data.only_events(later), "new", name, notes)
     users = (past.user_counts > 0) & (future.user_counts > 0)
     return Part(past.rows(users), future.rows(users), "strong", name)
 
