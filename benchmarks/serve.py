@@ -474,7 +474,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
             for thread in threads:
                 thread.join()
     store = Store(url)
-    kept = [event.id for event in store.since("default", "none").events if run in event.id]
+    kept = [event.id for event in store.since("none").events if run in event.id]
     store.close()
     lost, doubled = len(set(accepted) - set(kept)), len(kept) - len(set(kept))
     counts = {"accepted": len(set(accepted)), "kept": len(kept), "kills": kills}

@@ -204,7 +204,7 @@ def test_a_replaced_model_goes_although_nothing_looks_for_garbage(
     gc.collect()
     with lasting():
         state = State(config, store)
-    old = weakref.ref(state.tenants["default"].models["dan"].model)
+    old = weakref.ref(state.models["dan"].model)
     eq.EASE(l2=1.0).fit(old().interactions_).save(models / "dan")  # type: ignore[union-attr]
     gc.disable()
     try:

@@ -37,7 +37,6 @@ from equipoise.serve.state import (
     Positions,
     Served,
     State,
-    Tenant,
     allowed_items,
     assign,
     find,
@@ -49,13 +48,13 @@ NO_USER = Live([], [], 0)
 
 
 class Answers:
-    """Answers the requests of one tenant."""
+    """Answers requests."""
 
-    def __init__(self, state: State, tenant: Tenant, telemetry: Telemetry) -> None:
+    def __init__(self, state: State, telemetry: Telemetry) -> None:
         self._state = state
         self._config: Config = state.config
         self._store: Store = state.store
-        self._tenant, self._telemetry = tenant, telemetry
+        self._telemetry = telemetry
 
     @property
     def _limits(self) -> Any:
@@ -65,14 +64,14 @@ class Answers:
         """Ask the store about the user of a request; the only part that waits for it."""
         if who.user is None:
             return NO_USER
-        return self._store.live(self._tenant.name, str(who.user))
+        return self._store.live(str(who.user))
 
     def _served(self, who: schemas.Who) -> tuple[Served, str | None]:
         """Return the model that a request gets, and the experiment that chose it."""
-        experiment = self._tenant.experiment
+        experiment = self._state.experiment
         if who.model is None and who.user is not None and experiment is not None:
-            return self._tenant.model(assign(experiment, str(who.user))), experiment.name
-        return self._tenant.model(who.model), None
+            return self._state.model(assign(experiment, str(who.user))), experiment.name
+        return self._state.model(who.model), None
 
     def _history(self, served: Served, who: schemas.Who, live: Live) -> History:
         if who.user is not None:
@@ -103,7 +102,7 @@ class Answers:
         served, experiment = self._served(asked)
         history = self._history(served, asked, live)
         self._spend(budget, asked, served, len(history.places))
-        catalogue = self._tenant.catalogue(served)
+        catalogue = self._state.catalogue(served)
         rules = catalogue.rules(asked.rules, None if asked.user is None else str(asked.user))
         if rules is not None and rules.diversity and asked.offset:
             raise SettingError(
@@ -134,8 +133,7 @@ class Answers:
             reasons = iter(served.reasons(history, known, asked.alpha, asked.explain))
             for item, has_reasons in zip(items, is_known, strict=True):
                 item["reasons"] = self._reasons(served, next(reasons) if has_reasons else [])
-        key = self._state.key(self._tenant, served)
-        self._telemetry.listed(served, key, listed.places[is_known], listed.source)
+        self._telemetry.listed(served, listed.places[is_known], listed.source)
         number = secrets.token_hex(8)
         answer = {
             "list_id": number,
@@ -208,7 +206,6 @@ class Answers:
             row = {name: answer[name] for name in names}
             items = json.dumps([item["item"] for item in answer["items"]])
             row |= {
-                "tenant": self._tenant.name,
                 "id": answer["list_id"],
                 "time": now,
                 "items": items,
@@ -216,7 +213,7 @@ class Answers:
             self._store.submit(self._store.record(row))
         if asked.mark and user is not None:
             marks = [Mark(user, item["item"], now) for item in answer["items"]]
-            return self._store.add(self._tenant.name, [], marks)
+            return self._store.add([], marks)
         return None
 
     def _items(self, served: Served, listed: Listed, offset: int = 0) -> list[dict[str, Any]]:
@@ -259,14 +256,14 @@ class Answers:
         """Return the items that most follow from one."""
         if k > self._limits.k:
             raise SettingError(f"k must be at most {self._limits.k}")
-        served = self._tenant.model(model)
+        served = self._state.model(model)
         if not served.model.fold_in:
             raise DataError(
                 f"model {served.name!r} knows users alone; ask another for similar items"
             )
         place = self._place(served, item)
         history = served.given([str(served.ids[place])])
-        catalogue = self._tenant.catalogue(served)
+        catalogue = self._state.catalogue(served)
         allowed = allowed_items(served, catalogue, history, exclude_seen=True)
         listed = served.top(history, k, allowed, alpha)
         own = {"item": str(served.ids[place]), "title": served.titles[place]}
@@ -324,12 +321,12 @@ class Answers:
             "title": served.titles[place],
             "users": int(served.counts[place]),
             "tail": not served.head[place],
-            "attributes": self._tenant.catalogue(served).of(place),
+            "attributes": self._state.catalogue(served).of(place),
         }
 
     def items(self, text: str, limit: int, offset: int, model: str | None) -> dict[str, Any]:
         """Return a page of the catalogue."""
-        served = self._tenant.model(model)
+        served = self._state.model(model)
         places, total = served.search(text, limit, offset)
         return {
             "total": total,
@@ -340,7 +337,7 @@ class Answers:
 
     def item(self, item: str, model: str | None) -> dict[str, Any]:
         """Return one item."""
-        served = self._tenant.model(model)
+        served = self._state.model(model)
         return self.found(served, self._place(served, item))
 
     def events(self, given: schemas.Events) -> tuple[list[Event], list[Mark], list[str]]:
@@ -366,7 +363,7 @@ class Answers:
 
     def _type_weight(self, event_type: str) -> float:
         """Return what a type of event counts by the settings, else by the signals of a model."""
-        models = self._tenant.models.values()
+        models = self._state.models.values()
         tables = [self._config.weights, *(type_weights(served.model) for served in models)]
         for weights in tables:
             if event_type in weights:
@@ -395,7 +392,7 @@ class Answers:
 
     def users(self, text: str, limit: int, model: str | None) -> dict[str, Any]:
         """Return some training users, evenly spread, or those that begin with a text."""
-        served = self._tenant.model(model)
+        served = self._state.model(model)
         ids = served.users.values
         if text:
             found = [name for name in map(str, ids.tolist()) if name.startswith(text)][:limit]
@@ -425,18 +422,18 @@ class Answers:
             "ordered": model.ordered,
             "head": int(served.head.sum()),
             "curve": served.curve(),
-            "shown": self._telemetry.share(served, self._state.key(self._tenant, served)),
+            "shown": self._telemetry.share(served),
         }
 
     def models(self) -> dict[str, Any]:
         """Return all models."""
-        experiment = self._tenant.experiment
+        experiment = self._state.experiment
         told = None
         if experiment is not None:
             total = sum(experiment.models.values())
             shares = {name: share / total for name, share in experiment.models.items()}
             told = {"name": experiment.name, "shares": shares}
         return {
-            "models": [self.facts(each) for each in self._tenant.models.values()],
+            "models": [self.facts(each) for each in self._state.models.values()],
             "experiment": told,
         }

@@ -48,8 +48,7 @@ PAGE = {
 DESCRIPTION = """\
 Recommendations of linear models from live histories. Requests take ids as text or integers; `7`
 and `"7"` are the same. Answers give ids as text; `item_ids` and `user_ids` say what they are in
-the data of the model. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other
-tenants. Errors are problem details (RFC 9457).
+the data of the model. Errors are problem details (RFC 9457).
 """
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -62,7 +61,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         400: "Not a request that can be read.",
         401: "A token is missing or unknown.",
         403: "The token has too small a role.",
-        404: "An id, a model or a tenant that is not known.",
+        404: "An id or a model that is not known.",
         408: "The body did not arrive in time.",
         413: "The body is too large.",
         415: "The body is not JSON.",
@@ -221,20 +220,19 @@ async def _ask(store: Store, seconds: float, work: Callable[..., Any], *given: A
 
 def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     store, timeout = state.store, state.config.limits.timeout
-    answers = {name: Answers(state, each, telemetry) for name, each in state.tenants.items()}
+    answers = Answers(state, telemetry)
 
     async def ask(work: Callable[..., Any], *given: Any, seconds: float = timeout) -> Any:
         """Wait for the store; a file answers faster than a thread starts to wait for it."""
         return work(*given) if store.is_local else await _ask(store, seconds, work, *given)
 
-    async def mine(request: Request) -> Answers:
+    async def mine() -> Answers:
         """Return who answers a request, with attributes that other workers have changed."""
-        name = request.scope["state"]["tenant"]
-        if state.tenants[name].attributes_are_old():
+        if state.attributes_are_old():
             with suppress(StoreError):  # those that are known go on
                 seconds = min(timeout / 4, ATTRIBUTES_WAIT)
-                await ask(state.tenants[name].renew_attributes, seconds=seconds)
-        return answers[name]
+                await ask(state.renew_attributes, seconds=seconds)
+        return answers
 
     async def write(work: Any) -> Any:
         return await _within(timeout, asyncio.wrap_future(store.submit(work)))
@@ -250,14 +248,13 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         return _json(answer)
 
     @app.post("/v1/recommend", response_model=schemas.Recommended, tags=["lists"])
-    async def recommend(body: schemas.Recommend, request: Request) -> Response:
+    async def recommend(body: schemas.Recommend) -> Response:
         """Return the best items for a user, a history or a session."""
-        return await listed(await mine(request), body)
+        return await listed(await mine(), body)
 
     @app.get("/v1/recommend/{user:path}", response_model=schemas.Recommended, tags=["lists"])
     async def recommend_user(
         user: UserPath,
-        request: Request,
         k: K = 20,
         offset: Annotated[int, Query(ge=0, le=schemas.DEEPEST)] = 0,
         alpha: AlphaQuery = None,
@@ -268,12 +265,12 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         body = schemas.Recommend(
             user=user, k=k, offset=offset, alpha=alpha, model=model, explain=explain
         )
-        return await listed(await mine(request), body)
+        return await listed(await mine(), body)
 
     @app.post("/v1/recommend:batch", response_model=schemas.BatchAnswer, tags=["lists"])
     async def batch(body: schemas.Batch, request: Request) -> Response:
         """Return several lists; an entry that cannot be answered has a problem in its place."""
-        own, number = await mine(request), request.scope["state"]["request"]
+        own, number = await mine(), request.scope["state"]["request"]
         limits = state.config.limits
         if len(body.requests) > limits.batch:
             raise SettingError(
@@ -326,33 +323,31 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/v1/similar", response_model=schemas.Similar, tags=["lists"])
     async def similar(
         item: Annotated[str, Query(min_length=1, max_length=schemas.LONGEST)],
-        request: Request,
         k: K = 20,
         alpha: AlphaQuery = None,
         model: ModelName = None,
     ) -> Response:
         """Return the items that most follow from one."""
-        return _json((await mine(request)).similar(item, k, model, alpha))
+        return _json((await mine()).similar(item, k, model, alpha))
 
     @app.post("/v1/explain", response_model=schemas.Explained, tags=["lists"])
-    async def explain(body: schemas.Explain, request: Request) -> Response:
+    async def explain(body: schemas.Explain) -> Response:
         """Return what each item of a history adds to the score of an item."""
-        own = await mine(request)
+        own = await mine()
         found = await ask(own.live, body)
         return _json(await run_in_threadpool(own.explain, body, found))
 
     @app.post("/v1/score", response_model=schemas.Scored, tags=["lists"])
-    async def score(body: schemas.Score, request: Request) -> Response:
+    async def score(body: schemas.Score) -> Response:
         """Return the scores of some items."""
-        own = await mine(request)
+        own = await mine()
         return _json(await run_in_threadpool(own.score, body, await ask(own.live, body)))
 
     @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
-    async def events(body: schemas.Events, request: Request) -> Response:
+    async def events(body: schemas.Events) -> Response:
         """Take events; once this has answered they are on disk and count for the next list."""
-        tenant = request.scope["state"]["tenant"]
-        given, marks, ids = (await mine(request)).events(body)
-        fresh = await write(store.add(tenant, given, marks))
+        given, marks, ids = (await mine()).events(body)
+        fresh = await write(store.add(given, marks))
         telemetry.events.labels("event").inc(fresh)
         telemetry.events.labels("seen").inc(len(marks))
         known = len(given) - fresh
@@ -360,63 +355,60 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
 
     @app.get("/v1/users", response_model=schemas.Users, tags=["users"])
     async def users(
-        request: Request,
         q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         model: ModelName = None,
     ) -> Response:
         """Return some training users."""
-        own = await mine(request)
+        own = await mine()
         return _json(await run_in_threadpool(own.users, q, limit, model))
 
     @app.get("/v1/users/{user:path}", response_model=schemas.UserHistory, tags=["users"])
-    async def user_history(user: UserPath, request: Request, model: ModelName = None) -> Response:
+    async def user_history(user: UserPath, model: ModelName = None) -> Response:
         """Return the history of a user."""
-        own = await mine(request)
+        own = await mine()
         return _json(own.user(user, await ask(own.live, schemas.Who(user=user)), model))
 
     @app.delete("/v1/users/{user:path}", response_model=schemas.Forgotten, tags=["users"])
-    async def forget(user: UserPath, request: Request) -> Response:
+    async def forget(user: UserPath) -> Response:
         """Forget a user: all traces in the store now, those in a model with its next update."""
-        gone = await write(store.forget(request.scope["state"]["tenant"], user))
+        gone = await write(store.forget(user))
         return _json({"user": user, "removed": gone})
 
     @app.get("/v1/items", response_model=schemas.Page, tags=["items"])
     async def items(
-        request: Request,
         q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = 20,
         offset: OffsetQuery = 0,
         model: ModelName = None,
     ) -> Response:
         """Search items by title or id, most popular first."""
-        own = await mine(request)
+        own = await mine()
         return _json(await run_in_threadpool(own.items, q, limit, offset, model))
 
     @app.get("/v1/items/{item:path}", response_model=schemas.Found, tags=["items"])
-    async def item_facts(item: ItemPath, request: Request, model: ModelName = None) -> Response:
+    async def item_facts(item: ItemPath, model: ModelName = None) -> Response:
         """Return an item and its attributes."""
-        return _json((await mine(request)).item(item, model))
+        return _json((await mine()).item(item, model))
 
     @app.put("/v1/items/{item:path}", response_model=schemas.Attributes, tags=["items"])
-    async def describe(item: ItemPath, body: schemas.Attributes, request: Request) -> Response:
+    async def describe(item: ItemPath, body: schemas.Attributes) -> Response:
         """Replace the attributes of an item, which the models may not know yet."""
-        tenant, given = request.scope["state"]["tenant"], body.model_dump()
-        await write(store.describe(tenant, item, given))
-        renew = functools.partial(state.tenants[tenant].renew_attributes, at_once=True)
+        given = body.model_dump()
+        await write(store.describe(item, given))
+        renew = functools.partial(state.renew_attributes, at_once=True)
         await _ask(store, timeout, renew)
         return _json(given)
 
     @app.get("/v1/models", response_model=schemas.Models, tags=["models"])
-    async def models(request: Request) -> Response:
+    async def models() -> Response:
         """Return all models, the default one first, and the experiment."""
-        return _json((await mine(request)).models())
+        return _json((await mine()).models())
 
     @app.get("/v1/model", response_model=schemas.ModelFacts, tags=["models"])
-    async def model(request: Request, name: ModelName = None) -> Response:
+    async def model(name: ModelName = None) -> Response:
         """Return one model."""
-        tenant = state.tenants[request.scope["state"]["tenant"]]
-        return _json((await mine(request)).facts(tenant.model(name)))
+        return _json((await mine()).facts(state.model(name)))
 
 
 def _read_entries(given: list[dict[str, Any]]) -> list[schemas.Recommend | Exception]:
@@ -464,23 +456,22 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     @app.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics() -> Response:
         """Return the numbers of all workers in the text format of Prometheus."""
-        text = await run_in_threadpool(telemetry.exposition, state.served())
+        text = await run_in_threadpool(telemetry.exposition, state.models.values())
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
-    async def overview(request: Request) -> Response:
+    async def overview() -> Response:
         """Return the numbers that the operator's view draws."""
-        tenant = request.scope["state"]["tenant"]
-        models = state.served(tenant)
+        models = [*state.models.values()]
         found: dict[str, Any] = await run_in_threadpool(telemetry.summary, models)
         try:
-            found["store"] = await _ask(state.store, timeout, state.store.counts, tenant)
+            found["store"] = await _ask(state.store, timeout, state.store.counts)
         except EquipoiseError:
             found["store"] = None
         return _json({"time": time.time(), **found})
 
     @app.post("/v1/admin/reload", response_model=schemas.Reloaded, tags=["operation"])
-    async def reload(request: Request) -> Response:
+    async def reload() -> Response:
         """Load changed models beside the old ones, check them and swap, in every worker."""
         try:
             found = await run_in_threadpool(reloaded(state, telemetry))
@@ -489,23 +480,22 @@ def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         parent = os.environ.get("EQUIPOISE_SUPERVISOR")
         if parent == str(os.getppid()):
             os.kill(int(parent), signal.SIGHUP)  # the others
-        tenant = request.scope["state"]["tenant"]
-        return _json({"models": {tenant: found[tenant]}})  # others' are not this tenant's to know
+        return _json({"models": found})
 
     reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
     app.routes[-1].responses |= reload_errors  # type: ignore[attr-defined]
 
 
-def reloaded(state: State, telemetry: Telemetry) -> Callable[[], dict[str, dict[str, str]]]:
+def reloaded(state: State, telemetry: Telemetry) -> Callable[[], dict[str, str]]:
     """Return the function that reloads and counts how that went."""
 
-    def reload() -> dict[str, dict[str, str]]:
+    def reload() -> dict[str, str]:
         try:
             found = state.reload()
         except EquipoiseError:
             telemetry.reloads.labels("refused").inc()
             raise
-        telemetry.keep(state.served())
+        telemetry.keep(state.models.values())
         telemetry.reloads.labels("done").inc()
         logger.info("models loaded", extra={"fields": {"models": found}})
         return found

@@ -88,13 +88,10 @@ class Guard:
             raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
         client = (scope.get("client") or ("", 0))[0]
         _check_path(scope)
-        tenant, path = self._gate.tenant_and_path(scope["path"])
         names = ("authorization", "host", "origin")
         given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in names}
-        scope["path"] = path
-        scope["raw_path"] = path.encode()
-        scope.setdefault("state", {}).update(tenant=tenant, request=call.id)
-        bearer = self._gate.enter(scope["method"], path, tenant, client, **given)
+        scope.setdefault("state", {})["request"] = call.id
+        bearer = self._gate.enter(scope["method"], scope["path"], client, **given)
         call.bearer = bearer.name if bearer is not None else ""
         if scope["method"] in BODIED:
             length = headers.get(b"content-length", b"0")
@@ -119,7 +116,6 @@ class Guard:
                 "request": call.id,
                 "method": call.scope["method"],
                 "route": route,
-                "tenant": call.scope.get("state", {}).get("tenant"),
                 "status": status,
                 "ms": round(1000 * seconds, 2),
                 "token": call.bearer,

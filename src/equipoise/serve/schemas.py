@@ -381,9 +381,9 @@ class Models(BaseModel):
 
 
 class Reloaded(BaseModel):
-    """Versions of the tenant's models after a reload."""
+    """Versions of the models after a reload."""
 
-    models: dict[str, dict[str, str]]
+    models: dict[str, str]
 
 
 class Overview(BaseModel):

@@ -33,7 +33,7 @@ from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.costs import PAIRS, ByteCache, rules_of_user, scoring_steps
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
-from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
+from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -133,13 +133,13 @@ class Served:
         return self._steps[0] + self._steps[1] * max(length, 1)
 
     @classmethod
-    def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:
+    def open(cls, name: str, folder: str, store: Store | None = None) -> Served:
         """Load a model and see that it answers."""
         version = saved_version(name, folder)
         model = load(folder)
         found = cls(name, folder, model, version)
         if store is not None:
-            found.event, found.forgotten = store.folded(tenant, model.data_fingerprint_)
+            found.event, found.forgotten = store.folded(model.data_fingerprint_)
         found.check()
         return found
 
@@ -462,7 +462,7 @@ def assign(experiment: Experiment, user: str) -> str:
     >>> assign(Experiment(name="dial", models={"a": 0.5, "b": 0.5}), "ann")
     'b'
     """
-    key = f"{experiment.name}\0{experiment.tenant}\0{user}".encode()
+    key = f"{experiment.name}\0{TENANT}\0{user}".encode()
     point = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
     total, low = sum(experiment.models.values()), 0.0
     for name, share in experiment.models.items():
@@ -472,22 +472,25 @@ def assign(experiment: Experiment, user: str) -> str:
     return next(reversed(experiment.models))
 
 
-class Tenant:
-    """The models and attributes of one tenant."""
+class State:
+    """The models and attributes of a worker."""
 
-    def __init__(self, name: str, config: Config, store: Store, cache: ByteCache) -> None:
-        self.name = name
-        self._store, self._cache = store, cache
-        self._folders = config.folders[name]
-        self.experiment = next((e for e in config.experiments if e.tenant == name), None)
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config, self.store = config, store
+        self.stopping = False  # soon; no new clients are wanted
+        self.cache = ByteCache(config.limits.cache)
+        self.experiment = next(iter(config.experiments), None)
         if self.experiment is not None:
-            store.record_shares(name, self.experiment.name, self.experiment.models)
-        self.models = {each: self._open(each, at) for each, at in self._folders.items()}
-        self._version = store.attribute_version(name)  # first: what changes now is seen later
-        self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
+            store.record_shares(self.experiment.name, self.experiment.models)
+        self.models = {
+            name: Served.open(name, folder, store) for name, folder in config.models.items()
+        }
+        self._version = store.attribute_version()  # first: what changes now is seen later
+        self._given: dict[str, dict[str, Any]] = store.all_attributes()
         self._looked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
         self._renewing = threading.Lock()
+        self._reloading = threading.Lock()
 
     def model(self, name: str | None) -> Served:
         """Return a model by name; the first one where none is named."""
@@ -497,21 +500,22 @@ class Tenant:
             raise UnknownIdError(f"no model {name!r} here; known are {', '.join(self.models)}")
         return self.models[name]
 
-    def load_changed(self) -> dict[str, Served]:
-        """Return the models as they are on disk; those that have not changed are not loaded."""
-        fresh = {}
-        for name, folder in self._folders.items():
-            known = self.models[name]
-            is_known = saved_version(name, folder) == known.version
-            fresh[name] = known if is_known else self._open(name, folder)
-        return fresh
+    def reload(self) -> dict[str, str]:
+        """Load the models that have changed on disk; a failure leaves every model as it was."""
+        with self._reloading:
+            try:
+                models = {name: self._renewed(served) for name, served in self.models.items()}
+            except (EquipoiseError, OSError, ValueError) as error:
+                logger.error("reload refused: %s", error)
+                raise DataError("a model could not be loaded; the old ones go on") from error
+            self.models, self._catalogues = models, {}
+            return {name: served.version for name, served in models.items()}
 
-    def swap(self, models: dict[str, Served]) -> None:
-        """Answer by these models from now on."""
-        self.models, self._catalogues = models, {}
-
-    def _open(self, name: str, folder: str) -> Served:
-        return Served.open(name, folder, self._store, self.name)
+    def _renewed(self, served: Served) -> Served:
+        """Return the model as it is on disk; one that has not changed is not loaded."""
+        if saved_version(served.name, served.folder) == served.version:
+            return served
+        return Served.open(served.name, served.folder, self.store)
 
     def attributes_are_old(self) -> bool:
         """Whether it is time to look whether another process has changed attributes."""
@@ -526,9 +530,9 @@ class Tenant:
         if not self._renewing.acquire(blocking=at_once):
             return  # another thread is looking
         try:
-            version = self._store.attribute_version(self.name)
+            version = self.store.attribute_version()
             if version != self._version or at_once:
-                self._given = self._store.all_attributes(self.name)
+                self._given = self.store.all_attributes()
                 self._version, self._catalogues = version, {}
         except StoreError:
             if at_once:
@@ -541,43 +545,8 @@ class Tenant:
         found = self._catalogues.get(served.name)
         # one that another thread made before the attributes were renewed is not kept
         if found is None or found._served is not served or found._given is not self._given:
-            found = self._catalogues[served.name] = Catalogue(served, self._given, self._cache)
+            found = self._catalogues[served.name] = Catalogue(served, self._given, self.cache)
         return found
-
-
-class State:
-    """All tenants of a worker."""
-
-    def __init__(self, config: Config, store: Store) -> None:
-        self.config, self.store = config, store
-        self.stopping = False  # soon; no new clients are wanted
-        self.cache = ByteCache(config.limits.cache)
-        self.tenants = {name: Tenant(name, config, store, self.cache) for name in config.folders}
-        self._reloading = threading.Lock()
-
-    def reload(self) -> dict[str, dict[str, str]]:
-        """Swap in what has changed on disk; a failure leaves every model as it was."""
-        with self._reloading:
-            try:
-                fresh = {name: each.load_changed() for name, each in self.tenants.items()}
-            except (EquipoiseError, OSError, ValueError) as error:
-                logger.error("reload refused: %s", error)
-                raise DataError("a model could not be loaded; the old ones go on") from error
-            for name, models in fresh.items():
-                self.tenants[name].swap(models)
-            return {
-                name: {each.name: each.version for each in models.values()}
-                for name, models in fresh.items()
-            }
-
-    def served(self, name: str | None = None) -> list[tuple[str, Served]]:
-        """Return the models of a tenant, or of all of them, with their names in metrics."""
-        tenants = self.tenants.values() if name is None else [self.tenants[name]]
-        return [(self.key(own, each), each) for own in tenants for each in own.models.values()]
-
-    def key(self, tenant: Tenant, served: Served) -> str:
-        """Return the name of a model in metrics: with its tenant, where there are several."""
-        return served.name if len(self.tenants) == 1 else f"{tenant.name}/{served.name}"
 
 
 def allowed_items(

@@ -133,8 +133,8 @@ def _warn_of_no_room(error: OSError) -> None:
 values.MmapedDict = NumberFile  # type: ignore[attr-defined, assignment]
 
 
-def _bitmap_name(served: Served, key: str) -> str:
-    return f"{SHOWN}{key.replace('/', '+')}+{served.version}"  # no name has a plus
+def _bitmap_name(served: Served) -> str:
+    return f"{SHOWN}{served.name}+{served.version}"  # no name has a plus
 
 
 class Telemetry:
@@ -189,31 +189,31 @@ class Telemetry:
         self._children = functools.lru_cache(1024)(self._counters)
         self._shared: dict[str, npt.NDArray[np.uint8]] = {}
 
-    def listed(self, served: Served, key: str, places: Any, source: str) -> None:
+    def listed(self, served: Served, places: Any, source: str) -> None:
         """Count a list: its source, head and tail, popularity and coverage."""
         n = len(places)
-        lists, in_head, in_tail, popularity = self._children(key, source)
+        lists, in_head, in_tail, popularity = self._children(served.name, source)
         lists.inc()
         if n:
             head = int(served.head[places].sum())
             in_head.inc(head)
             in_tail.inc(n - head)
             popularity.inc(float(served.rank[places].sum()) / served.n_items)
-            self._bitmap(served, key)[places] = 1
+            self._bitmap(served)[places] = 1
 
     def _counters(self, key: str, source: str) -> tuple[Counter, Counter, Counter, Counter]:
         """Return the counters of a model's lists; looking them up takes longer than counting."""
         shown = self.shown.labels(key, "head"), self.shown.labels(key, "tail")
         return self.lists.labels(key, source), *shown, self.popularity.labels(key)
 
-    def share(self, served: Served, key: str) -> float:
+    def share(self, served: Served) -> float:
         """Return the share of the items that any worker has listed."""
-        bitmap = self._bitmap(served, key)
+        bitmap = self._bitmap(served)
         return float(bitmap.mean()) if len(bitmap) else 0.0
 
-    def _bitmap(self, served: Served, key: str) -> npt.NDArray[np.uint8]:
+    def _bitmap(self, served: Served) -> npt.NDArray[np.uint8]:
         """Return a byte for each item, in a file that all workers map."""
-        name = _bitmap_name(served, key)
+        name = _bitmap_name(served)
         found = self._shared.get(name)
         if found is None:
             found = self._mapped(name, served.n_items)
@@ -235,37 +235,37 @@ class Telemetry:
             )
             return np.zeros(size, np.uint8)
 
-    def keep(self, models: Iterable[tuple[str, Served]]) -> None:
+    def keep(self, models: Iterable[Served]) -> None:
         """Let go of what was listed by any other models; call it when models were replaced.
 
         A worker that still has an old one writes to a file without a name, or makes it anew and
         removes it when its own model is replaced.
         """
-        kept = {_bitmap_name(served, key) for key, served in models}
+        kept = {_bitmap_name(served) for served in models}
         for name in [each for each in list(self._shared) if each not in kept]:
             self._shared.pop(name, None)
         for path in [] if self._folder is None else self._folder.glob(f"{SHOWN}*"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
-    def registry(self, models: Iterable[tuple[str, Served]]) -> CollectorRegistry:
+    def registry(self, models: Iterable[Served]) -> CollectorRegistry:
         """Return the numbers of all workers."""
-        for key, served in models:
-            self.age.labels(key).set(time.time() - served.fitted)
-            self.coverage.labels(key).set(self.share(served, key))
+        for served in models:
+            self.age.labels(served.name).set(time.time() - served.fitted)
+            self.coverage.labels(served.name).set(self.share(served))
         if self._folder is None or NumberFile.in_memory:
             return self._own
         registry = CollectorRegistry()
         MultiProcessCollector(registry, path=str(self._folder))  # type: ignore[no-untyped-call]
         return registry
 
-    def exposition(self, models: Iterable[tuple[str, Served]]) -> bytes:
+    def exposition(self, models: Iterable[Served]) -> bytes:
         """Return all numbers in the text format of Prometheus."""
         return generate_latest(self.registry(models))
 
-    def summary(self, models: Sequence[tuple[str, Served]]) -> dict[str, dict[str, float]]:
+    def summary(self, models: Sequence[Served]) -> dict[str, dict[str, float]]:
         """Return the numbers that the operator's view draws; of models, those of these alone."""
-        keys = {None, *(key for key, _ in models)}
+        keys = {None, *(served.name for served in models)}
         wanted = {
             "equipoise_requests_total": ("requests", "status"),
             "equipoise_request_seconds_sum": ("seconds", "route"),
