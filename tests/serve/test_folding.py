@@ -210,7 +210,7 @@ class Shop:
 
     def values(self, user: str) -> dict[Any, float]:
         """Return what the items of a user's history count."""
-        history = self.served.live(user, self._store.live(user))
+        history = self.served.history_of_user(user, self._store.live(user))
         places = [self.served.ids[place] for place in history.places]
         return dict(zip(places, history.weights.tolist(), strict=True))
 
@@ -218,7 +218,7 @@ class Shop:
         return {item for item, value in self.values(user).items() if value > 0}
 
     def listed(self, user: str) -> set[Any]:
-        history = self.served.live(user, self._store.live(user))
+        history = self.served.history_of_user(user, self._store.live(user))
         everything = Catalogue(self.served, {})
         allowed = allowed_items(self.served, everything, history, exclude_seen=True)
         return {self.served.ids[n] for n in self.served.top(history, 9, allowed).places}
@@ -363,7 +363,7 @@ def test_types_of_events_are_those_of_the_settings_and_of_the_models(
         assert api.post("/v1/events", {"events": [sent]}).status_code == 200
     for name, value in (("kinds", 6.0), ("plain", 7.0)):
         opened = Served.open(name, own[name])
-        history = opened.live("new", api.state.store.live("new"))
+        history = opened.history_of_user("new", api.state.store.live("new"))
         assert history.weights.tolist() == [value]
     refused = api.post("/v1/events", {"events": [{"user": "a", "item": "tea", "type": "stare"}]})
     assert refused.status_code == 422
