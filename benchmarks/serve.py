@@ -492,7 +492,7 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
             for thread in threads:
                 thread.join()
     store = Store(url)
-    stored_ids = [event.id for event in store.since("default", "none").events if run in event.id]
+    stored_ids = [event.id for event in store.since("none").events if run in event.id]
     store.close()
     lost, doubled = len(set(accepted) - set(stored_ids)), len(stored_ids) - len(set(stored_ids))
     counts = {"accepted": len(set(accepted)), "kept": len(stored_ids), "kills": kills}

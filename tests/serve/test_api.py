@@ -146,7 +146,7 @@ def test_an_accepted_event_counts_for_the_next_list(api: Api, dan: eq.Recommende
 def test_events_of_a_request_keep_their_order(api: Api) -> None:
     items = [str(n % 7) for n in range(30)]
     api.post("/v1/events", {"events": [{"user": "new", "item": item} for item in items]})
-    assert [event[0] for event in api.state.store.live("default", "new").events] == items
+    assert [event[0] for event in api.state.store.live("new").events] == items
 
 
 def test_replays_change_nothing(api: Api) -> None:
@@ -579,8 +579,8 @@ def test_text_that_is_no_unicode_is_refused_wherever_it_enters(api: Api) -> None
             first, second = answer.json()["answers"]
             assert first["problem"]["status"] == 422
             assert len(second["result"]["items"]) == 2
-    assert api.state.store.counts("default")["events"] == 0
-    assert api.state.store.all_attributes("default") == {}
+    assert api.state.store.counts()["events"] == 0
+    assert api.state.store.all_attributes() == {}
     smile = json.dumps({"category": "\U0001f642"}).encode()  # escaped as a whole pair
     assert b"\\ud83d" in smile
     answer = api.request("PUT", "/v1/items/3", content=smile, headers=kind)
@@ -599,7 +599,7 @@ def test_damaged_attributes_in_the_store_fail_no_request(
         "63": '{"size": NaN}',
         "43": '{"size": {"a": [1, null]}, "category": "\\ud83d\\ude42"}',
     }
-    rows = [{"tenant": "default", "item": item, "data": text} for item, text in bad.items()]
+    rows = [{"item": item, "data": text} for item, text in bad.items()]
     store.do(lambda connection: connection.execute(attributes.insert(), rows))
     api.put("/v1/items/53", {"category": "winter"})  # all of them are read again
     rules = {"exclude": {"category": "winter"}, "at_most": {"category": 1}}
@@ -629,7 +629,7 @@ def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:
     chosen = api.post("/v1/recommend", {"user": "v0", "model": "plain"}).json()
     assert chosen["experiment"] is None
     api.state.store.do(lambda connection: None)  # what was submitted before is written
-    assert api.state.store.counts("default")["lists"] == 109
+    assert api.state.store.counts()["lists"] == 109
 
 
 def test_metrics_and_overview_count_what_was_shown(api: Api) -> None:
@@ -690,7 +690,7 @@ def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
     api = served(models={"default": str(models / "dan")})
     before = api.get("/v1/model").json()["version"]
     eq.load(models / "plain").save(models / "dan")
-    after = api.post("/v1/admin/reload").json()["models"]["default"]["default"]
+    after = api.post("/v1/admin/reload").json()["models"]["default"]
     assert after != before
     assert api.get("/v1/recommend/u5").json()["version"] == after
     assert api.get("/v1/model").json()["summary"] == "EASE l2=200"

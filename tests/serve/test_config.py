@@ -21,9 +21,6 @@ keep = "90d"
 default = "model"
 plain = "other"
 
-[tenants.north]
-default = "north"
-
 [weights]
 view = 1
 buy = 10
@@ -59,10 +56,10 @@ def test_a_file_says_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert config.limits.k == 50
     assert config.tokens[0].secret == "a secret of the shop"
     assert config.weights["return"] == -5
-    assert config.folders["north"] == {"default": "north"}
     assert config.keep_seconds == 90 * 86_400
 
 
+ONE_EACH = "run one service per tenant"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"sotre": "x"}, "unknown setting 'sotre'; did you mean 'store'"),
     ({"limits": {"bath": 3}}, "unknown setting 'limits.bath'; did you mean 'batch'"),
@@ -71,7 +68,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [{"name": "x", "secret": "short"}]}, "shorter than 16"),
     ({"tokens": [{"name": "x", "secret": "env:NO_SUCH"}]}, "NO_SUCH"),
     ({"tokens": [{"name": "x", "secret": "s" * 16, "role": "root"}]}, "must be one of read"),
-    ({"tokens": [{"name": "x", "secret": "s" * 16, "tenant": "t"}]}, "unknown tenant"),
+    ({"tokens": [{"name": "x", "secret": "s" * 16, "tenant": "t"}]}, ONE_EACH),
     ({"tokens": [{"name": "x", "secret": s * 16} for s in "ab"]}, "two tokens have the name 'x'"),
     ({"tokens": [{"name": n, "secret": "s" * 16} for n in "ab"]}, "'a' and 'b' have the same sec"),
     ({"port": "http"}, "port must be of type int"),
@@ -79,7 +76,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"workers": 0}, "workers"),
     ({"drain": -1.0}, "drain"),
     ({"limits": {"headers": 0}}, "headers"),
-    ({"refresh": "1h", "tenants": {"t": {"a": "./x"}}}, "'default' and 't' have a model in one"),
+    ({"tenants": {"t": {"a": "./x"}}}, ONE_EACH),
+    ({"experiments": [{"name": "e", "models": {}, "tenant": "t"}]}, ONE_EACH),
     ({"refresh": "soon"}, "refresh must look like"),
     ({"models": {}}, "no model to serve"),
     ({"models": {"../x": "y"}}, "names are made of"),

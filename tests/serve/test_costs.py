@@ -251,8 +251,8 @@ def test_the_labels_that_rules_look_at_are_counted() -> None:
 def test_reasons_of_long_lists_are_worked_out_in_parts(
     standing: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = standing.state.tenants["default"].model(None)
-    history, places = made.given([str(n) for n in range(3, 403, 10)]), np.arange(50)
+    made = standing.state.model(None)
+    history, places = made.history_of_items([str(n) for n in range(3, 403, 10)]), np.arange(50)
     expected = made.reasons(history, places, None, 3)
     sizes = []
 

@@ -22,7 +22,7 @@ from equipoise.serve.store import Store
 
 
 def shown(number: int, user: str, model: str, time: float, *items: str) -> dict[str, Any]:
-    facts = {"tenant": "default", "id": f"l{number}", "experiment": "dial", "version": "v"}
+    facts = {"id": f"l{number}", "experiment": "dial", "version": "v"}
     return {**facts, "user": user, "model": model, "time": time, "items": json.dumps(items)}
 
 
@@ -58,14 +58,14 @@ def fill(store: Store, rates: dict[str, float], users: int = 600) -> None:
             clicks.append(event(number, user, "tea", time=150.0))
     for future in [store.submit(write) for write in writes]:
         future.result()
-    store.do(store.add("default", clicks))
+    store.do(store.add(clicks))
 
 
 def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     store = Store(url)
     fill(store, {"a": 0.2, "b": 0.5})
-    found = compare_clicks(store, "default", "dial", 3600)
+    found = compare_clicks(store, "dial", 3600)
     (test,) = found["tests"]
     assert test["p_adjusted"] < 0.01
     assert test["low"] > 0
@@ -80,11 +80,11 @@ def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     assert "users are spread as the shares say" in text
     same = Store(f"sqlite:///{tmp_path}/y.db")
     fill(same, {"a": 0.3, "b": 0.3})
-    (test,) = compare_clicks(same, "default", "dial", 3600)["tests"]
+    (test,) = compare_clicks(same, "dial", 3600)["tests"]
     assert test["p_adjusted"] > 0.05
     assert "no difference found" in test["verdict"]
     with pytest.raises(DataError, match="no lists"):
-        compare_clicks(same, "default", "other", 3600)
+        compare_clicks(same, "other", 3600)
     same.close()
 
 
@@ -159,15 +159,15 @@ def test_an_arm_that_is_too_small_says_so(tmp_path: Path) -> None:
     for number in range(40):
         model = "b" if number < 3 else "a"
         store.do(store.record(shown(number, f"u{number}", model, 100.0, "tea")))
-    store.do(store.add("default", [event(n, f"u{n}", "tea", time=150.0) for n in range(3)]))
-    found = compare_clicks(store, "default", "dial", 3600, {"a": 0.9, "b": 0.1})
+    store.do(store.add([event(n, f"u{n}", "tea", time=150.0) for n in range(3)]))
+    found = compare_clicks(store, "dial", 3600, {"a": 0.9, "b": 0.1})
     assert found["tests"][0]["verdict"].startswith("too few users to tell: b has 3")
     assert found["shares"]["verdict"] == "users are spread as the shares say"
-    lost = compare_clicks(store, "default", "dial", 3600, {"a": 0.5, "b": 0.5})["shares"]
+    lost = compare_clicks(store, "dial", 3600, {"a": 0.5, "b": 0.5})["shares"]
     assert lost["p"] < 1e-6
     assert "a 37, b 3, expected a 20, b 20" in lost["verdict"]
     # an arm that never answered counts as well
-    silent = compare_clicks(store, "default", "dial", 3600, {"a": 0.6, "b": 0.1, "c": 0.3})
+    silent = compare_clicks(store, "dial", 3600, {"a": 0.6, "b": 0.1, "c": 0.3})
     assert [model["users"] for model in silent["models"]] == [37, 3, 0]
     assert "not spread" in silent["shares"]["verdict"]
     assert "c has 0" in silent["tests"][1]["verdict"]
@@ -178,7 +178,7 @@ def test_users_who_saw_two_models_are_left_out(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/x.db")
     for number, (user, model) in enumerate([("ann", "a"), ("bob", "b"), ("ann", "b")]):
         store.do(store.record(shown(number, user, model, 100.0, "tea")))
-    found = compare_clicks(store, "default", "dial", 3600)
+    found = compare_clicks(store, "dial", 3600)
     assert [model["users"] for model in found["models"]] == [0, 1]
     assert found["switched_users"] == 1
     store.close()
@@ -201,10 +201,10 @@ def test_the_service_records_the_shares_of_its_experiment(served: Serve) -> None
     for number in range(100):
         assert api.get(f"/v1/recommend/u{number}?k=2").status_code == 200
     api.state.store.do(lambda _: None)  # lists are recorded behind the answer
-    found = compare_clicks(api.state.store, "default", "dial", 3600)["shares"]
+    found = compare_clicks(api.state.store, "dial", 3600)["shares"]
     assert found["expected"] == pytest.approx({"default": 0.9, "plain": 0.1})
     assert found["verdict"] == "users are spread as the shares say"
     settings[0]["models"] = {"default": 0.5, "plain": 0.5}
     other = served(experiments=settings)
-    changed = compare_clicks(other.state.store, "default", "dial", 3600)["shares"]
+    changed = compare_clicks(other.state.store, "dial", 3600)["shares"]
     assert "shares were changed" in changed["verdict"]

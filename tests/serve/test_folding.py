@@ -32,9 +32,9 @@ def store(tmp_path: Path) -> Store:
 def test_the_result_equals_a_refit(models: Path, store: Store, shop_data: Interactions) -> None:
     events = [event(1, "u5", "3"), event(2, "fresh", "13"), event(3, "fresh", "9999")]
     events += [event(4, "fresh", "23"), event(5, "fresh", "23", weight=-1.0)]
-    store.do(store.add("default", events))
-    store.do(store.forget("default", "u7"))
-    done = fold_saved(str(models / "dan"), store, "default")
+    store.do(store.add(events))
+    store.do(store.forget("u7"))
+    done = fold_saved(str(models / "dan"), store)
     assert done["changed"] is True
     assert (done["users"], done["items"]) == (300, 81)
     model = eq.load(models / "dan")
@@ -46,10 +46,10 @@ def test_the_result_equals_a_refit(models: Path, store: Store, shop_data: Intera
     np.testing.assert_allclose(
         model.score([[3, 13]]), fresh.score([[3, 13]]), rtol=1e-4, atol=1e-6
     )
-    again = fold_saved(str(models / "dan"), store, "default")
+    again = fold_saved(str(models / "dan"), store)
     assert (again["events"], again["forgotten"], again["changed"]) == (0, 0, False)
-    store.do(store.add("default", [event(6, "u7", "3")]))
-    assert fold_saved(str(models / "dan"), store, "default")["events"] == 1
+    store.do(store.add([event(6, "u7", "3")]))
+    assert fold_saved(str(models / "dan"), store)["events"] == 1
     assert eq.load(models / "dan").interactions_.history("u7") == [3]
 
 
@@ -66,7 +66,7 @@ def test_weights_add_up_where_the_data_have_weights(toy: Interactions) -> None:
 
 
 def test_the_command_folds_and_says_so(models: Path, store: Store, tmp_path: Path) -> None:
-    store.do(store.add("default", [event(1, "fresh", "13"), event(2, "fresh", "no integer")]))
+    store.do(store.add([event(1, "fresh", "13"), event(2, "fresh", "no integer")]))
     url = f"sqlite:///{tmp_path}/x.db"
     out = tmp_path / "renewed"
     done = call("update", models / "dan", "--from-store", url, "--out", out, "--json")
@@ -98,10 +98,10 @@ GUESTS = [("guest-7f3a", "10"), ("guest-7f3a", "20"), ("1", "sku-9"), ("07", "30
 
 
 def test_ids_of_another_kind_are_taken_in(numbered: Path, store: Store) -> None:
-    store.do(store.add("default", [event(n, *pair) for n, pair in enumerate(GUESTS)]))
-    store.do(store.forget("default", "5"))
+    store.do(store.add([event(n, *pair) for n, pair in enumerate(GUESTS)]))
+    store.do(store.forget("5"))
     before = eq.load(numbered).data_
-    done = fold_saved(str(numbered), store, "default")
+    done = fold_saved(str(numbered), store)
     assert (done["events"], done["forgotten"]) == (5, 1)
     data = eq.load(numbered).data_
     assert set(data.users.tolist()) == {*map(str, {*range(12)} - {5}), "guest-7f3a", "07", "12"}
@@ -113,9 +113,9 @@ def test_ids_of_another_kind_are_taken_in(numbered: Path, store: Store) -> None:
     np.testing.assert_allclose(
         eq.load(numbered).score([[10, "sku-9"]]), fresh.score([[10, "sku-9"]]), atol=1e-6
     )
-    store.do(store.add("default", [event(9, "7", "30"), event(10, "guest-7f3a", "30")]))
-    store.do(store.forget("default", "07"))
-    fold_saved(str(numbered), store, "default")
+    store.do(store.add([event(9, "7", "30"), event(10, "guest-7f3a", "30")]))
+    store.do(store.forget("07"))
+    fold_saved(str(numbered), store)
     data = eq.load(numbered).data_
     assert data.history(7) == data.history("7") == ["10", "20", "30"]
     assert sorted(data.history("guest-7f3a")) == ["10", "20", "30"]
@@ -138,7 +138,7 @@ def test_users_of_another_kind_are_answered_before_and_after_a_fold(
         return found
 
     before = answers()
-    fold_saved(str(numbered), api.state.store, "default")
+    fold_saved(str(numbered), api.state.store)
     assert api.post("/v1/admin/reload").status_code == 200
     after = answers()
     assert before[0] == after[0] == ({"10", "20"}, "model")
@@ -193,24 +193,24 @@ class Shop:
         self._open()
 
     def _open(self) -> None:
-        self.served = Served.open("m", self._folder, self._store, "default")
+        self.served = Served.open("m", self._folder, self._store)
 
     def send(self, user: str, item: str, kind: str = "view", weight: float = 1.0) -> None:
         self._n += 1
         sent = event(self._n, user, item, type=kind, weight=weight, time=3000.0 + self._n)
-        self._store.do(self._store.add("default", [sent]))
+        self._store.do(self._store.add([sent]))
 
     def dislike(self, user: str, item: str) -> None:
         self.send(user, item, "dislike", -1.0)
 
     def fold(self) -> dict[str, Any]:
-        done = fold_saved(self._folder, self._store, "default")
+        done = fold_saved(self._folder, self._store)
         self._open()
         return done
 
     def values(self, user: str) -> dict[Any, float]:
         """Return what the items of a user's history count."""
-        history = self.served.live(user, self._store.live("default", user))
+        history = self.served.history_of_user(user, self._store.live(user))
         places = [self.served.ids[place] for place in history.places]
         return dict(zip(places, history.weights.tolist(), strict=True))
 
@@ -218,7 +218,7 @@ class Shop:
         return {item for item, value in self.values(user).items() if value > 0}
 
     def listed(self, user: str) -> set[Any]:
-        history = self.served.live(user, self._store.live("default", user))
+        history = self.served.history_of_user(user, self._store.live(user))
         everything = Catalogue(self.served, {})
         allowed = allowed_items(self.served, everything, history, exclude_seen=True)
         return {self.served.ids[n] for n in self.served.top(history, 9, allowed).places}
@@ -289,7 +289,7 @@ def test_events_that_count_nothing_are_left_out_and_counted(tmp_path: Path, stor
     done = shop.fold()
     assert (done["events"], done["left_out"], done["changed"]) == (1, 1, False)
     # another model with the same data may count the event
-    assert len(store.since("default", before).events) == 1
+    assert len(store.since(before).events) == 1
     shop.send("u2", "rice")
     done = shop.fold()
     assert (done["events"], done["left_out"], done["changed"]) == (2, 1, True)
@@ -363,7 +363,7 @@ def test_types_of_events_are_those_of_the_settings_and_of_the_models(
         assert api.post("/v1/events", {"events": [sent]}).status_code == 200
     for name, value in (("kinds", 6.0), ("plain", 7.0)):
         opened = Served.open(name, own[name])
-        history = opened.live("new", api.state.store.live("default", "new"))
+        history = opened.history_of_user("new", api.state.store.live("new"))
         assert history.weights.tolist() == [value]
     refused = api.post("/v1/events", {"events": [{"user": "a", "item": "tea", "type": "stare"}]})
     assert refused.status_code == 422

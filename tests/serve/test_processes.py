@@ -171,7 +171,7 @@ def test_accepted_events_survive_kill_9(
     from equipoise.serve.store import Store
 
     store = Store(url)
-    kept = [event.id for event in store.since("default", "none").events]
+    kept = [event.id for event in store.since("none").events]
     store.close()
     assert len(accepted) >= 80
     assert accepted <= set(kept)

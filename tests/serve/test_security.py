@@ -1,10 +1,9 @@
-"""Tokens, roles, tenants, hosts, headers, rates."""
+"""Tokens, roles, hosts, headers, rates."""
 
 from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +15,6 @@ from equipoise.serve.config import Config
 from equipoise.serve.security import Buckets, network
 
 SECRETS = {role: f"a-long-secret-for-{role}" for role in ("read", "write", "admin")}
-OTHER = "a-long-secret-of-another"
 TOKENS = [{"name": role, "secret": secret, "role": role} for role, secret in SECRETS.items()]
 ASKED = [
     ("GET", "/v1/recommend/u5", "read"),
@@ -76,6 +74,13 @@ def tricky_paths() -> list[str]:
     return paths
 
 
+def test_paths_of_tenants_are_gone(served: Serve) -> None:
+    for path in ("/v1/t/default/models", "/v1/t/other/recommend/u5"):
+        answer = served().get(path)
+        assert answer.status_code == 404
+        assert answer.json()["type"].endswith(":not-found")
+
+
 def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
     api = served(tokens=TOKENS)
     headers, admin = bearer(SECRETS["read"]), bearer(SECRETS["admin"])
@@ -94,9 +99,9 @@ def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
             assert answer.status_code >= 400, (method, path)
         assert "equipoise_requests_total" not in answer.text, (method, path)
         assert "buckets" not in answer.text, (method, path)
-    assert store.counts("default") == {"events": 1, "seen": 0, "lists": 0}
-    assert store.live("default", "u5").forgotten == 0
-    assert store.all_attributes("default") == {}
+    assert store.counts() == {"events": 1, "seen": 0, "lists": 0}
+    assert store.live("u5").forgotten == 0
+    assert store.all_attributes() == {}
     assert api.get("/v1/models", headers=admin).json()["models"] == versions
 
 
@@ -109,13 +114,12 @@ def test_an_id_that_is_taken_can_be_read_and_deleted(served: Serve, name: str) -
     sent = api.post("/v1/events", {"events": [{"user": name, "item": name}]})
     assert sent.status_code == 200, sent.text
     place = quote(name, safe="")
-    for prefix in ("/v1", "/v1/t/default"):
-        user = api.get(f"{prefix}/users/{place}").json()
-        assert (user["user"], user["events"]) == (name, 1)
-        assert api.get(f"{prefix}/recommend/{place}").json()["user"] == name
-        assert api.put(f"{prefix}/items/{place}", {"category": "new"}).status_code == 200
-        assert api.get(f"{prefix}/items/{place}").json()["detail"] == f"unknown item {name!r}"
-    assert list(api.state.store.all_attributes("default")) == [name]
+    user = api.get(f"/v1/users/{place}").json()
+    assert (user["user"], user["events"]) == (name, 1)
+    assert api.get(f"/v1/recommend/{place}").json()["user"] == name
+    assert api.put(f"/v1/items/{place}", {"category": "new"}).status_code == 200
+    assert api.get(f"/v1/items/{place}").json()["detail"] == f"unknown item {name!r}"
+    assert list(api.state.store.all_attributes()) == [name]
     assert api.delete(f"/v1/users/{place}").json() == {"user": name, "removed": 1}
     assert api.get(f"/v1/users/{place}").json()["events"] == 0
     assert api.get("/v1/users/a").json()["events"] == 1
@@ -133,28 +137,6 @@ def test_what_is_open_needs_no_token(served: Serve) -> None:
     api = served(tokens=TOKENS)
     for path in ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/page/page.js"):
         assert api.get(path).status_code == 200, path
-
-
-def test_a_token_of_one_tenant_does_not_open_another(served: Serve, saved: Path) -> None:
-    tokens = [*TOKENS, {"name": "other", "secret": OTHER, "role": "admin", "tenant": "other"}]
-    api = served(tokens=tokens, tenants={"other": {"default": str(saved / "plain")}})
-    body = {"events": [{"user": "u5", "item": 3, "id": "one"}]}
-    mine, theirs = bearer(SECRETS["admin"]), bearer(OTHER)
-    assert api.post("/v1/t/other/events", body, headers=mine).status_code == 404
-    assert api.post("/v1/events", body, headers=theirs).status_code == 404
-    assert api.get("/v1/t/none/models", headers=mine).status_code == 404
-    assert api.post("/v1/t/other/events", body, headers=theirs).status_code == 200
-    assert api.get("/v1/users/u5", headers=mine).json()["events"] == 0
-    assert api.get("/v1/t/other/users/u5", headers=theirs).json()["events"] == 1
-    assert api.get("/v1/t/default/users/u5", headers=mine).json()["events"] == 0
-    names = api.get("/v1/t/other/models", headers=theirs).json()["models"]
-    assert [each["summary"] for each in names] == ["EASE l2=200"]
-    api.put("/v1/t/other/items/3", {"category": "theirs"}, headers=theirs)
-    assert "category" not in api.get("/v1/items/3", headers=mine).json()["attributes"]
-    api.delete("/v1/t/other/users/u5", headers=theirs)
-    assert api.get("/v1/users/u5", headers=mine).json()["known"] is True
-    for path in ("/v1/t/../events", "/v1/t//models", "/v1/t/other%2f..%2fdefault/models"):
-        assert api.get(path, headers=theirs).status_code in (404, 405)
 
 
 def test_without_tokens_only_this_machine_may_ask(served: Serve) -> None:
@@ -200,19 +182,6 @@ def test_a_page_of_another_site_may_not_tell_a_service_of_this_machine(served: S
         assert sent(api, origin) == 403
     assert sent(api, "http://127.0.0.1") == 200
     assert sent(served(cors=["https://shop.example"]), "https://shop.example") == 200
-
-
-def test_a_tenant_learns_nothing_of_others(served: Serve, saved: Path) -> None:
-    tokens = [*TOKENS, {"name": "other", "secret": OTHER, "role": "admin", "tenant": "other"}]
-    api = served(tokens=tokens, tenants={"other": {"own": str(saved / "plain")}})
-    assert api.get("/v1/recommend/u5", headers=bearer(SECRETS["read"])).status_code == 200
-    mine, theirs = bearer(SECRETS["admin"]), bearer(OTHER)
-    view = api.get("/v1/t/other/admin/overview", headers=theirs)
-    assert set(view.json()["coverage"]) == {"other/own"}
-    assert "default" not in view.text
-    assert set(api.post("/v1/t/other/admin/reload", headers=theirs).json()["models"]) == {"other"}
-    whole = api.get("/metrics", headers=mine).text
-    assert 'equipoise_lists_total{model="default/default",source="model"} 1.0' in whole
 
 
 def test_a_page_of_a_named_site_may_send_tokens(served: Serve) -> None:

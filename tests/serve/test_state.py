@@ -29,7 +29,7 @@ def served(model: eq.Recommender, folder: Path) -> Served:
 
 
 def listed(made: Served, user: str, live: Live, k: int = 8) -> list[object]:
-    history = made.live(user, live)
+    history = made.history_of_user(user, live)
     allowed = allowed_items(made, Catalogue(made, {}), history, exclude_seen=True)
     return [made.ids[place] for place in made.top(history, k, allowed).places]
 
@@ -79,7 +79,7 @@ def test_a_training_session_is_asked_in_the_order_of_its_clicks(
     whole = np.ones(made.n_items, np.bool_)
     for session in ("s0", "s1"):
         expected = made.model.recommend([session], k=4, exclude_seen=False)
-        found = made.top(made.live(session, Live([], [], 0)), 4, whole)
+        found = made.top(made.history_of_user(session, Live([], [], 0)), 4, whole)
         assert [made.ids[place] for place in found.places] == expected.items[0]
         assert found.scores.tolist() == expected.scores[0].tolist()
 
@@ -91,7 +91,7 @@ def test_rules_of_a_user_hold_whatever_the_model(visits: Interactions, tmp_path:
 
     def listed(user: str | None) -> set[object]:
         rules = Catalogue(made, {}).rules(given, user)
-        found = made.top(made.given(["tea"]), 4, whole, rules=rules, user=user)
+        found = made.top(made.history_of_items(["tea"]), 4, whole, rules=rules, user=user)
         return {made.ids[place] for place in found.places}
 
     assert listed("new") == {"tea", "pot", "jam"}
@@ -103,7 +103,7 @@ def test_live_events_of_new_users_count_where_users_are_numbers(tmp_path: Path) 
     rows = [(n, item) for n in range(12) for item in ["tea", "milk", "salt"][: 2 + n % 2]]
     data = eq.read(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
     made = served(eq.EASE(l2=1.0, signals=eq.Signals(transform="log1p")).fit(data), tmp_path)
-    history = made.live("99", Live([("tea", 1.0, 1.0, NEW, "view")], [], 0))
+    history = made.history_of_user("99", Live([("tea", 1.0, 1.0, NEW, "view")], [], 0))
     assert [made.ids[place] for place in history.places] == ["tea"]
 
 
@@ -112,7 +112,7 @@ def test_weighted_data_add_the_weights_of_events(toy: Interactions, tmp_path: Pa
     made = served(eq.EASE(l2=1.0).fit(data), tmp_path)
     events = [("rice", 0.5, NEW), ("tea", 3.0, NEW), ("tea", 9.0, 0)]
     live = Live([(item, weight, 1.0, number, "view") for item, weight, number in events], [], 0)
-    history = made.live("ann", live)
+    history = made.history_of_user("ann", live)
     found = dict(zip([made.ids[n] for n in history.places], history.weights, strict=True))
     assert found == {"tea": 5.0, "milk": 2.0, "rice": 0.5}  # number 0 is in the model already
 
@@ -138,7 +138,7 @@ def test_one_model_answers_many_threads(saved: Path) -> None:
 def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
     n_items, length = 20_000, 1000
     made = served(eq.Popularity().fit(sp.csr_array(np.ones((1, n_items)))), tmp_path)
-    history = made.given([str(item) for item in range(length)])
+    history = made.history_of_items([str(item) for item in range(length)])
     tracemalloc.start()
     try:
         (why,) = made.reasons(history, np.array([7]), None, 5)
@@ -151,10 +151,12 @@ def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
 
 def test_ids_are_found_under_their_text(saved: Path) -> None:
     made = Served.open("m", str(saved / "dan"))
-    found = made.given(["3", "03", "+3", " 3", "3.0", "999999999999999999999", "-3", ""])
+    found = made.history_of_items(
+        ["3", "03", "+3", " 3", "3.0", "999999999999999999999", "-3", ""]
+    )
     assert found.places.tolist() == [0]
     assert len(found.unknown) == 7
-    assert np.array_equal(made.given(["13", "3"]).places, [0, 1])
+    assert np.array_equal(made.history_of_items(["13", "3"]).places, [0, 1])
 
 
 def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: P
     signals = eq.Signals(weights={"view": 1, "buy": 10}, transform="sum", decay="1d", floor=0.0)
     made = served(eq.EASE(l2=1.0, signals=signals).fit(data), tmp_path)
     live = Live([("salt", 10.0, 3 * day, NEW, "buy")], [], 0)
-    history = made.live("u2", live)
+    history = made.history_of_user("u2", live)
     found = dict(zip([made.ids[n] for n in history.places], history.weights.tolist(), strict=True))
     # u2 viewed tea and milk 3 and 2 half-lives before the purchase, which counts 10
     assert found == pytest.approx({"tea": 0.125, "milk": 0.25, "salt": 10.0})
@@ -204,7 +206,7 @@ def test_a_replaced_model_goes_although_nothing_looks_for_garbage(
     gc.collect()
     with lasting():
         state = State(config, store)
-    old = weakref.ref(state.tenants["default"].models["dan"].model)
+    old = weakref.ref(state.models["dan"].model)
     eq.EASE(l2=1.0).fit(old().interactions_).save(models / "dan")  # type: ignore[union-attr]
     gc.disable()
     try:

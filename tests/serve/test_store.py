@@ -14,7 +14,7 @@ from tests.serve.conftest import READY, Serve, empty
 from tests.serve.postgres import Postgres
 
 from equipoise.errors import DataError, SettingError
-from equipoise.serve.store import VERSION, Event, Mark, Store, StoreError
+from equipoise.serve.store import VERSION, Event, Mark, Store, StoreError, schema
 from equipoise.serve.store import events as events_table
 
 TRICKS = [
@@ -26,7 +26,7 @@ TRICKS = [
     "Ω≈ç\u202e",
     "\\",
     "{{7*7}}",
-    ":tenant",
+    ":user",
 ]
 
 
@@ -37,25 +37,24 @@ def event(number: object, user: str = "ann", item: str = "tea", **more: object) 
 
 def test_events_are_kept_once_by_their_id(url: str) -> None:
     store = Store(url)
-    assert store.do(store.add("a", [event(1), event(2, item="milk"), event(1)])) == 2
-    assert store.do(store.add("a", [event(1), event(3)])) == 1
-    assert store.do(store.add("b", [event(1)])) == 1  # another tenant has ids of its own
-    live = store.live("a", "ann")
+    assert store.do(store.add([event(1), event(2, item="milk"), event(1)])) == 2
+    assert store.do(store.add([event(1), event(3)])) == 1
+    live = store.live("ann")
     assert [row[0] for row in live.events] == ["tea", "milk", "tea"]
     store.close()
     again = Store(url)
-    assert again.live("a", "ann") == live
+    assert again.live("ann") == live
     again.close()
 
 
 def test_events_are_in_the_order_of_their_arrival_whatever_their_ids(url: str) -> None:
     store = Store(url)
     given = [("9", "tea"), ("10", "milk"), ("b", "salt"), ("a", "rice"), ("2", "jam")]
-    store.do(store.add("a", [event(number, item=item) for number, item in given]))
-    store.do(store.add("a", [event("1", item="pot"), event("a", item="cup")]))
+    store.do(store.add([event(number, item=item) for number, item in given]))
+    store.do(store.add([event("1", item="pot"), event("a", item="cup")]))
     arrived = ["tea", "milk", "salt", "rice", "jam", "pot"]
-    assert [row[0] for row in store.live("a", "ann").events] == arrived
-    assert [each.item for each in store.since("a", "none").events] == arrived
+    assert [row[0] for row in store.live("ann").events] == arrived
+    assert [each.item for each in store.since("none").events] == arrived
     store.close()
 
 
@@ -76,12 +75,12 @@ def test_a_write_is_carried_out_or_refused_when_the_store_closes(tmp_path: Path)
     url = f"sqlite:///{tmp_path}/store.db"
     store = Store(url)
     slow, closing = Slow(store), threading.Thread(target=store.close, daemon=True)
-    accepted = [store.submit(store.add("a", [event(0)]))]
+    accepted = [store.submit(store.add([event(0)]))]
     closing.start()
     refused = ""
     while not refused and len(accepted) < 5000:
         try:
-            accepted.append(store.submit(store.add("a", [event(len(accepted))])))
+            accepted.append(store.submit(store.add([event(len(accepted))])))
             time.sleep(0.001)
         except StoreError as error:
             refused = str(error)
@@ -91,28 +90,28 @@ def test_a_write_is_carried_out_or_refused_when_the_store_closes(tmp_path: Path)
     closing.join(READY)
     store.close()
     with pytest.raises(StoreError, match="takes no more writes"):
-        store.do(store.forget("a", "ann"))
+        store.do(store.forget("ann"))
     again = Store(url)
-    assert again.counts("a")["events"] == len(accepted)
+    assert again.counts()["events"] == len(accepted)
     again.close()
 
 
 def test_a_write_that_was_given_up_stops_no_other(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/store.db")
     slow = Slow(store)
-    given_up = store.submit(store.add("a", [event(1)]))
+    given_up = store.submit(store.add([event(1)]))
     assert given_up.cancel()
     assert not slow.done.cancel()  # it is being carried out
     slow.may_end.set()
-    assert store.submit(store.add("a", [event(2)])).result(READY) == 1
-    assert [each.id for each in store.since("a", "none").events] == ["2"]
+    assert store.submit(store.add([event(2)])).result(READY) == 1
+    assert [each.id for each in store.since("none").events] == ["2"]
     store.close()
 
 
 def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/store.db")
     for _ in range(5):
-        asking = threading.Thread(target=store.live, args=("a", "ann"))
+        asking = threading.Thread(target=store.live, args=("ann",))
         asking.start()
         asking.join()
     assert len(store._kept) == 1
@@ -122,38 +121,37 @@ def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
 def test_ids_are_data(url: str) -> None:
     store = Store(url)
     events = [event(trick, trick, trick, type=trick) for trick in TRICKS]
-    assert store.do(store.add("a", events, [Mark(t, t, 1.0) for t in TRICKS])) == len(TRICKS)
+    assert store.do(store.add(events, [Mark(t, t, 1.0) for t in TRICKS])) == len(TRICKS)
     for trick in TRICKS:
-        live = store.live("a", trick)
+        live = store.live(trick)
         assert [row[0] for row in live.events] == [trick]
         assert live.seen == [trick]
-        store.do(store.describe("a", trick, {"category": trick}))
-    assert set(store.all_attributes("a")) == set(TRICKS)
-    assert store.do(store.forget("a", TRICKS[0])) == 2
-    assert store.counts("a")["events"] == len(TRICKS) - 1
+        store.do(store.describe(trick, {"category": trick}))
+    assert set(store.all_attributes()) == set(TRICKS)
+    assert store.do(store.forget(TRICKS[0])) == 2
+    assert store.counts()["events"] == len(TRICKS) - 1
     store.close()
 
 
 def test_a_forgotten_user_leaves_a_mark_and_no_trace(url: str) -> None:
     store = Store(url)
-    store.do(store.add("a", [event(1), event(2, "bob")], [Mark("ann", "tea", 1.0)]))
-    assert store.do(store.forget("a", "ann")) == 2
-    gone = store.live("a", "ann")
+    store.do(store.add([event(1), event(2, "bob")], [Mark("ann", "tea", 1.0)]))
+    assert store.do(store.forget("ann")) == 2
+    gone = store.live("ann")
     assert (gone.events, gone.seen) == ([], [])
     assert gone.forgotten > 0
-    assert store.live("b", "ann").forgotten == 0
-    store.do(store.forget("a", "ann"))
-    assert store.live("a", "ann").forgotten > gone.forgotten
-    assert len(store.live("a", "bob").events) == 1
+    store.do(store.forget("ann"))
+    assert store.live("ann").forgotten > gone.forgotten
+    assert len(store.live("bob").events) == 1
     store.close()
 
 
 def test_old_events_age_out(url: str) -> None:
     store, now = Store(url), time.time()
     events = [event(1, time=now - 100), event(2, time=now - 10)]
-    store.do(store.add("a", events, [Mark("ann", "x", now - 100), Mark("ann", "y", now)]))
+    store.do(store.add(events, [Mark("ann", "x", now - 100), Mark("ann", "y", now)]))
     assert store.expire(50) == 2
-    live = store.live("a", "ann")
+    live = store.live("ann")
     assert len(live.events) == 1
     assert live.seen == ["y"]
     store.close()
@@ -161,16 +159,16 @@ def test_old_events_age_out(url: str) -> None:
 
 def test_a_model_takes_each_event_in_once(url: str) -> None:
     store = Store(url)
-    store.do(store.add("a", [event(1), event(2)]))
-    store.do(store.forget("a", "bob"))
-    change = store.since("a", "first")
+    store.do(store.add([event(1), event(2)]))
+    store.do(store.forget("bob"))
+    change = store.since("first")
     assert [each.id for each in change.events] == ["1", "2"]
     assert change.users == ["bob"]
-    store.keep_folded("a", "second", change)
-    store.do(store.add("a", [event(3)]))
-    assert [each.id for each in store.since("a", "second").events] == ["3"]
+    store.keep_folded("second", change)
+    store.do(store.add([event(3)]))
+    assert [each.id for each in store.since("second").events] == ["3"]
     # a model that was not saved in the end begins where it stood
-    assert [each.id for each in store.since("a", "first").events] == ["1", "2", "3"]
+    assert [each.id for each in store.since("first").events] == ["1", "2", "3"]
     store.close()
 
 
@@ -180,22 +178,22 @@ def test_writers_at_the_same_time_lose_and_double_nothing(url: str) -> None:
     def write(store: Store, who: int) -> None:
         for start in range(0, 40, 4):  # every event is sent by two writers
             ids = [f"{who // 2}-{n}" for n in range(start, start + 4)]
-            store.do(store.add("a", [event(each, f"u{who // 2}") for each in ids]))
+            store.do(store.add([event(each, f"u{who // 2}") for each in ids]))
 
     threads = [threading.Thread(target=write, args=(stores[who % 3], who)) for who in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert stores[0].counts("a")["events"] == 4 * 40
-    assert [len(stores[0].live("a", f"u{n}").events) for n in range(4)] == [40] * 4
+    assert stores[0].counts()["events"] == 4 * 40
+    assert [len(stores[0].live(f"u{n}").events) for n in range(4)] == [40] * 4
     for store in stores:
         store.close()
 
 
 def test_an_older_schema_is_migrated_and_keeps_its_events(url: str) -> None:
     old = Store(url)
-    old.do(old.add("a", [event(1)]))
+    old.do(old.add([event(1)]))
     old.close()
     engine = sa.create_engine(old.address)
     with engine.begin() as connection:
@@ -204,9 +202,34 @@ def test_an_older_schema_is_migrated_and_keeps_its_events(url: str) -> None:
         connection.exec_driver_sql("UPDATE equipoise_meta SET value = '1' WHERE name = 'schema'")
     engine.dispose()
     store = Store(url)
-    assert store.do(store.add("a", [event(2, list_id="of-a-list")])) == 1
-    assert len(store.live("a", "ann").events) == 2
-    assert store.counts("a") == {"events": 2, "seen": 0, "lists": 0}
+    assert store.do(store.add([event(2, list_id="of-a-list")])) == 1
+    assert len(store.live("ann").events) == 2
+    assert store.counts() == {"events": 2, "seen": 0, "lists": 0}
+    store.close()
+
+
+def test_rows_of_tenants_of_an_older_version_are_neither_read_nor_changed(url: str) -> None:
+    store = Store(url)
+    row = {"tenant": "north", "user": "ann", "item": "rice", "time": 1.0}
+    rows = {"events": {**row, "id": "1", "type": "view", "weight": 1.0}, "seen": row}
+
+    def add(connection: sa.Connection) -> None:
+        for name, values in rows.items():
+            connection.execute(schema.tables[name].insert(), values)
+
+    def count(connection: sa.Connection) -> list[int]:
+        tables = (schema.tables[name] for name in rows)
+        theirs = (sa.select(sa.func.count()).where(t.c.tenant == "north") for t in tables)
+        return [connection.execute(query).scalar_one() for query in theirs]
+
+    store.do(add)
+    assert store.do(store.add([event(1)])) == 1  # its id is in use by the other tenant alone
+    assert [row[0] for row in store.live("ann").events] == ["tea"]
+    assert store.counts() == {"events": 1, "seen": 0, "lists": 0}
+    assert [change.item for change in store.since("none").events] == ["tea"]
+    assert store.do(store.forget("ann")) == 1
+    assert store.expire(0.0) == 0
+    assert store.do(count) == [1, 1]
     store.close()
 
 
@@ -234,19 +257,19 @@ def test_other_addresses_are_refused(url: str) -> None:
 def test_postgresql_may_stop_and_come_back(postgres: Postgres) -> None:
     empty(postgres.url)
     store = Store(postgres.url, timeout=5)
-    store.do(store.add("a", [event(1)]))
+    store.do(store.add([event(1)]))
     postgres.stop()
     try:
         with pytest.raises(StoreError, match="does not answer"):
-            store.live("a", "ann")
+            store.live("ann")
         with pytest.raises(StoreError, match="does not answer"):
-            store.do(store.add("a", [event(2)]))
+            store.do(store.add([event(2)]))
     finally:
         postgres.start()
-    assert len(store.live("a", "ann").events) == 1
-    assert store.do(store.add("a", [event(2)])) == 1  # sent again, kept once
-    assert store.do(store.add("a", [event(2)])) == 0
-    assert len(store.live("a", "ann").events) == 2
+    assert len(store.live("ann").events) == 1
+    assert store.do(store.add([event(2)])) == 1  # sent again, kept once
+    assert store.do(store.add([event(2)])) == 0
+    assert len(store.live("ann").events) == 2
     store.close()
 
 
@@ -258,27 +281,27 @@ def test_a_database_without_an_encoding_holds_any_text(postgres: Postgres) -> No
             "CREATE DATABASE bytes ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
         )
     store = Store(postgres.url.replace("/postgres", "/bytes"))
-    store.do(store.add("default", [event(1, user="zoë", item="茶")]))
-    assert [each[0] for each in store.live("default", "zoë").events] == ["茶"]
+    store.do(store.add([event(1, user="zoë", item="茶")]))
+    assert [each[0] for each in store.live("zoë").events] == ["茶"]
     store.close()
 
 
 def test_a_silent_postgresql_is_given_up_and_taken_again(postgres: Postgres) -> None:
     empty(postgres.url)
     store = Store(postgres.url, timeout=1)
-    store.do(store.add("a", [event(1)]))
-    assert len(store.live("a", "ann").events) == 1
+    store.do(store.add([event(1)]))
+    assert len(store.live("ann").events) == 1
     with postgres.frozen():
-        waiting = [store.later(store.live, "a", "ann") for _ in range(14)]  # more than connections
+        waiting = [store.later(store.live, "ann") for _ in range(14)]  # more than connections
         with pytest.raises(StoreError, match="does not answer"):
-            store.do(store.add("a", [event(2)]))
+            store.do(store.add([event(2)]))
         for answer in waiting:
             with pytest.raises(StoreError):
                 answer.result(READY)
         with pytest.raises(StoreError):
             store.ping()
-    assert store.do(store.add("a", [event(2)])) == 1
-    assert len(store.live("a", "ann").events) == 2
+    assert store.do(store.add([event(2)])) == 1
+    assert len(store.live("ann").events) == 2
     store.ping()
     store.close()
 
@@ -286,9 +309,9 @@ def test_a_silent_postgresql_is_given_up_and_taken_again(postgres: Postgres) -> 
 def test_a_store_that_closes_lets_go_of_a_silent_server(postgres: Postgres) -> None:
     empty(postgres.url)
     store = Store(postgres.url, timeout=READY)
-    store.live("a", "ann")  # opens the connection
+    store.live("ann")  # opens the connection
     with postgres.frozen():
-        answer = store.later(store.live, "a", "ann")
+        answer = store.later(store.live, "ann")
         end = time.monotonic() + READY
         while not store._watchdog._sockets and time.monotonic() < end:
             time.sleep(0.01)
@@ -307,7 +330,7 @@ def test_the_log_says_why_the_store_failed_without_secrets(
     assert "hushhush" not in caplog.text
     store = Store(url)
     caplog.clear()
-    row = {"tenant": "a", "id": "1", "user": "a private user", "item": "a private item"}
+    row = {"id": "1", "user": "a private user", "item": "a private item"}
     with pytest.raises(StoreError) as failed:
         store.do(lambda connection: connection.execute(sa.insert(events_table), row))
     assert "private" not in str(failed.value)
@@ -330,7 +353,7 @@ def test_a_store_that_failed_a_moment_ago_is_not_ready(
         store.do(fail)
     with pytest.raises(StoreError, match="failed to write"):
         store.ping()
-    store.do(store.add("a", [event(1)]))
+    store.do(store.add([event(1)]))
     store.ping()
     with pytest.raises(StoreError):
         store.do(fail)
@@ -344,28 +367,28 @@ def test_nothing_is_accepted_into_a_file_that_was_removed(
 ) -> None:
     path = tmp_path / "store.db"
     store = Store(f"sqlite:///{path}")
-    store.do(store.add("a", [event(1)]))
-    store.live("a", "ann")
+    store.do(store.add([event(1)]))
+    store.live("ann")
     kept = tmp_path / "backup.db"
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(kept)) as target:
         source.backup(target)
     for each in tmp_path.glob("store.db*"):
         each.unlink()
-    for work in (lambda: store.do(store.add("a", [event(2)])), store.ping):
+    for work in (lambda: store.do(store.add([event(2)])), store.ping):
         with pytest.raises(StoreError, match="was removed"):
             work()
     with pytest.raises(StoreError, match="was removed"):
-        store.live("a", "ann")
+        store.live("ann")
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(told) == 1
     assert "store.db was removed while the event store used it" in told[0]
     kept.rename(path)
-    assert store.do(store.add("a", [event(3)])) == 1
-    assert [each[0] for each in store.live("a", "ann").events] == ["tea", "tea"]
+    assert store.do(store.add([event(3)])) == 1
+    assert [each[0] for each in store.live("ann").events] == ["tea", "tea"]
     store.ping()
     assert "another file stands in the place" in caplog.text
     again = Store(f"sqlite:///{path}")  # what was accepted is under the path
-    assert [each.id for each in again.since("a", "none").events] == ["1", "3"]
+    assert [each.id for each in again.since("none").events] == ["1", "3"]
     again.close()
     store.close()
 
@@ -377,7 +400,7 @@ def test_a_file_removed_while_it_is_written_takes_nothing(tmp_path: Path) -> Non
     def remove(_: sa.Connection) -> None:
         path.unlink()
 
-    added, removed = store.add("a", [event(1)]), remove
+    added, removed = store.add([event(1)]), remove
     with pytest.raises(StoreError, match="was removed"):
         store.run([added, removed])
     store.close()
@@ -386,13 +409,13 @@ def test_a_file_removed_while_it_is_written_takes_nothing(tmp_path: Path) -> Non
 def test_a_log_that_was_removed_is_written_into_the_file_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = Store(f"sqlite:///{path}")
-    store.do(store.add("a", [event(1)]))
+    store.do(store.add([event(1)]))
     (tmp_path / "store.db-wal").unlink()
     with pytest.raises(StoreError, match="was removed"):
-        store.do(store.add("a", [event(2)]))
+        store.do(store.add([event(2)]))
     store.close()
     again = Store(f"sqlite:///{path}")
-    assert [each.id for each in again.since("a", "none").events] == ["1"]
+    assert [each.id for each in again.since("none").events] == ["1"]
     again.close()
 
 
@@ -409,7 +432,7 @@ def test_a_damaged_file_is_not_ready_and_takes_nothing(
 ) -> None:
     path = tmp_path / "store.db"
     store = Store(f"sqlite:///{path}")
-    store.do(store.add("a", [event(n, f"u{n}") for n in range(2000)]))
+    store.do(store.add([event(n, f"u{n}") for n in range(2000)]))
     store.close()
     store = Store(f"sqlite:///{path}")
     store.check()
@@ -418,7 +441,7 @@ def test_a_damaged_file_is_not_ready_and_takes_nothing(
     with pytest.raises(StoreError):
         store.ping()
     with pytest.raises(StoreError, match="damaged"):
-        store.do(store.add("a", [event("new")]))
+        store.do(store.add([event("new")]))
     assert "malformed" in caplog.text
     with pytest.raises(StoreError):
         store.check()
@@ -433,7 +456,7 @@ def test_a_service_does_not_start_on_a_damaged_file(
 ) -> None:
     path = tmp_path / "store.db"
     store = Store(f"sqlite:///{path}")
-    store.do(store.add("a", [event(n, f"u{n}") for n in range(2000)]))
+    store.do(store.add([event(n, f"u{n}") for n in range(2000)]))
     store.close()
     damage(path, start)
     with pytest.raises(StoreError):

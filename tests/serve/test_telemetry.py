@@ -24,7 +24,7 @@ from pathlib import Path
 from equipoise.serve.telemetry import Telemetry
 
 class Model:
-    version, n_items, fitted = "v", 300_000, 0.0
+    name, version, n_items, fitted = "m", "v", 300_000, 0.0
 
 numbers = Telemetry()
 if "fill" in sys.argv:
@@ -34,11 +34,11 @@ if "fill" in sys.argv:
                 pass
         except OSError:
             pass
-numbers._bitmap(Model(), "m")[:] = 1
+numbers._bitmap(Model())[:] = 1
 for number in range(2000):
     numbers.requests.labels(f"/route/{number}", "200").inc()
-assert numbers.share(Model(), "m") == 1.0
-print(numbers.exposition([("m", Model())]).decode().count("equipoise_requests_total{"))
+assert numbers.coverage_of(Model()) == 1.0
+print(numbers.exposition([Model()]).decode().count("equipoise_requests_total{"))
 """
 
 

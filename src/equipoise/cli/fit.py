@@ -23,6 +23,7 @@ from equipoise.cli.framework import (
     translate_message,
     working,
 )
+from equipoise.cli.serve import NoTenant, require_extra
 from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions, confirm_solve_time, parse
 from equipoise.errors import SettingError, TooBigError
 
@@ -230,7 +231,7 @@ def update(
     from_store: Annotated[
         str | None, option("URL of the service's event store; adds its new events.")
     ] = None,
-    tenant: Annotated[str | None, option("With --from-store: tenant of the events.")] = None,
+    tenant: NoTenant = None,
     out: Annotated[Path | None, option("Folder to write. [MODEL]")] = None,
     as_json: Json = False,
 ) -> None:
@@ -243,12 +244,10 @@ def update(
         raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     if replace and not add:
         raise SettingError("--replace is for --add; leave it out")
-    if tenant is not None and from_store is None:
-        raise SettingError("--tenant is for --from-store; leave it out")
     if not (add or remove):
         refuse_options(reading, "no table is read")
     if from_store is not None:
-        _update_from_store(model, out, from_store, tenant or "default", as_json)
+        _update_from_store(model, out, from_store, as_json)
         return
     check_out(out or model)
     fitted = load(model)
@@ -266,19 +265,15 @@ def update(
     _save(fitted, out or model, perf_counter() - start, as_json)
 
 
-def _update_from_store(
-    model: Path, out: Path | None, url: str, tenant: str, as_json: bool
-) -> None:
+def _update_from_store(model: Path, out: Path | None, url: str, as_json: bool) -> None:
     """Add the new events of the service's store to a saved model."""
-    from equipoise.cli.serve import require_extra
-
     require_extra()
     from equipoise.serve.folding import fold_saved
     from equipoise.serve.store import Store
 
     check_out(out or model)
     with closing(Store(url)) as store, working(f"updating {model}"):
-        counts = fold_saved(str(model), store, tenant, None if out is None else str(out))
+        counts = fold_saved(str(model), store, None if out is None else str(out))
     if as_json:
         emit(counts)
         return

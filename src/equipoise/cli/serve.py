@@ -28,6 +28,16 @@ StoreUrl = Annotated[
 ]
 
 
+def _refuse_tenant(tenant: str | None) -> None:
+    from equipoise.serve.config import NO_TENANTS
+
+    if tenant is not None:
+        raise SettingError(f"--tenant: {NO_TENANTS}")
+
+
+NoTenant = Annotated[str | None, typer.Option("--tenant", hidden=True, callback=_refuse_tenant)]
+
+
 @declare(app, "serve", "equipoise serve model --port 8000")
 def serve(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODELS)] = None,
@@ -93,7 +103,7 @@ def serve(
 def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the experiment.")],
     store: StoreUrl = None,
-    tenant: Annotated[str, option("Whose experiment.")] = "default",
+    tenant: NoTenant = None,
     within: Annotated[str, option("A click counts this long after its list.")] = "1d",
     share: Annotated[
         list[str] | None,
@@ -113,7 +123,7 @@ def experiment(
     url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
     with closing(Store(url)) as held:
         shares = model_shares(share or [])
-        found = compare_clicks(held, tenant, name, period("within", within), shares)
+        found = compare_clicks(held, name, period("within", within), shares)
     if as_json:
         emit(found)
         return
@@ -140,14 +150,13 @@ def experiment(
 
 def _check_folders(config: Config) -> None:
     """Refuse a folder that holds no saved model, by its path."""
-    for models in config.folders.values():
-        for name, folder in models.items():
-            path = Path(folder)
-            if not (path / MANIFEST).is_file():
-                what = "holds no saved model" if path.is_dir() else "is not a folder"
-                raise DataError(
-                    f"{path} (model {name!r}) {what}; write one with `equipoise fit DATA {path}`"
-                )
+    for name, folder in config.models.items():
+        path = Path(folder)
+        if not (path / MANIFEST).is_file():
+            problem = "holds no saved model" if path.is_dir() else "is not a folder"
+            raise DataError(
+                f"{path} (model {name!r}) {problem}; write one with `equipoise fit DATA {path}`"
+            )
 
 
 def model_shares(texts: list[str]) -> dict[str, float] | None:

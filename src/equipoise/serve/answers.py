@@ -1,4 +1,4 @@
-"""From a checked request to an answer, without HTTP: plain values that become JSON."""
+"""Compute the answers to validated requests, as plain values that become JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.ranking.rules import ItemRules
 from equipoise.serve import schemas
-from equipoise.serve.config import Config
 from equipoise.serve.costs import (
     DIVERSITY_STEPS,
     ID_STEPS,
@@ -37,218 +36,144 @@ from equipoise.serve.state import (
     Positions,
     Served,
     State,
-    Tenant,
     allowed_items,
     assign,
     find,
 )
-from equipoise.serve.store import Event, Live, Mark, Store, Write
+from equipoise.serve.store import Event, Live, Mark, Write
 from equipoise.serve.telemetry import Telemetry
 
 NO_USER = Live([], [], 0)
+DAY = 86_400
 
 
 class Answers:
-    """Answers the requests of one tenant."""
+    """Answers requests from the state of a worker."""
 
-    def __init__(self, state: State, tenant: Tenant, telemetry: Telemetry) -> None:
-        self._state = state
-        self._config: Config = state.config
-        self._store: Store = state.store
-        self._tenant, self._telemetry = tenant, telemetry
+    def __init__(self, state: State, telemetry: Telemetry) -> None:
+        self._state, self._store, self._telemetry = state, state.store, telemetry
+        self._limits = state.config.limits
 
-    @property
-    def _limits(self) -> Any:
-        return self._config.limits
+    def read_live(self, who: schemas.Who) -> Live:
+        """Read the events of the request's user; the only method that waits for the store."""
+        return NO_USER if who.user is None else self._store.live(who.user)
 
-    def live(self, who: schemas.Who) -> Live:
-        """Ask the store about the user of a request; the only part that waits for it."""
-        if who.user is None:
-            return NO_USER
-        return self._store.live(self._tenant.name, str(who.user))
-
-    def _served(self, who: schemas.Who) -> tuple[Served, str | None]:
-        """Return the model that a request gets, and the experiment that chose it."""
-        experiment = self._tenant.experiment
+    def _choose_model(self, who: schemas.Who) -> tuple[Served, str | None]:
+        """Return the model for a request, and the name of the experiment that chose it."""
+        experiment = self._state.experiment
         if who.model is None and who.user is not None and experiment is not None:
-            return self._tenant.model(assign(experiment, str(who.user))), experiment.name
-        return self._tenant.model(who.model), None
+            return self._state.model(assign(experiment, who.user)), experiment.name
+        return self._state.model(who.model), None
 
     def _history(self, served: Served, who: schemas.Who, live: Live) -> History:
         if who.user is not None:
-            found = served.live(str(who.user), live)
-            if not len(found.places) and not live.events:
+            history = served.history_of_user(who.user, live)
+            if not len(history.places) and not live.events:
                 self._telemetry.unknown.labels("user").inc()
         else:
             items = who.history if who.history is not None else who.session or []
             if len(items) > self._limits.history:
-                raise SettingError(f"a history has at most {self._limits.history} items")
-            found = served.given([str(item) for item in items])
-        if found.unknown:
-            self._telemetry.unknown.labels("item").inc(len(found.unknown))
-        return found
+                raise SettingError(
+                    f"a history has at most {self._limits.history} items, got {len(items):,}"
+                )
+            history = served.history_of_items(items)
+        if history.unknown:
+            self._telemetry.unknown.labels("item").inc(len(history.unknown))
+        return history
 
     def recommend(
-        self, asked: schemas.Recommend, live: Live, budget: Budget | None = None
+        self, query: schemas.Recommend, live: Live, budget: Budget | None = None
     ) -> tuple[dict[str, Any], Write | None]:
-        """Return a list, and what has to be in the store before it is sent.
+        """Return a list, and a write that has to be done before the list is sent.
 
-        `budget` is what the request that it belongs to may still cost.
+        `budget` is the remaining budget of a batch.
         """
-        if asked.k > self._limits.k:
-            raise SettingError(f"k must be at most {self._limits.k}")
+        if query.k > self._limits.k:
+            raise SettingError(f"k must be at most {self._limits.k}, got {query.k}")
         if budget is None:
-            check_size([asked], self._limits)
+            check_size([query], self._limits)
             budget = Budget(self._limits)
-        served, experiment = self._served(asked)
-        history = self._history(served, asked, live)
-        self._spend(budget, asked, served, len(history.places))
-        catalogue = self._tenant.catalogue(served)
-        rules = catalogue.rules(asked.rules, None if asked.user is None else str(asked.user))
-        if rules is not None and rules.diversity and asked.offset:
+        served, experiment = self._choose_model(query)
+        history = self._history(served, query, live)
+        self._spend(budget, query, served, len(history.places))
+        catalogue = self._state.catalogue(served)
+        rules = catalogue.rules(query.rules, query.user)
+        if rules is not None and rules.diversity and query.offset:
             raise SettingError(
-                "with diversity the places of a list depend on its length; no offset"
+                "with diversity the ranks of a list depend on its length; leave offset out"
             )
-        seen_again = rules is not None and rules.seen in ("include", "only")
+        hides_seen = query.exclude_seen
+        if rules is not None:
+            hides_seen = hides_seen and rules.seen not in ("include", "only")
+            rules = _limit_pins(rules, query, catalogue, history, live, hides_seen)
+        filters, candidates = query.filter_values, query.candidates
         allowed = allowed_items(
             served,
             catalogue,
             history,
-            exclude_seen=asked.exclude_seen and not seen_again,
-            exclude=[str(item) for item in asked.exclude],
-            candidates=None if asked.candidates is None else [*map(str, asked.candidates)],
-            filters=asked.filter_values,
+            exclude_seen=hides_seen,
+            exclude=query.exclude,
+            candidates=candidates,
+            filters=filters,
         )
-        if rules is not None:
-            rules = self._with_pins(rules, asked, catalogue, history, live)
-        user = None if asked.user is None else str(asked.user)
-        depth = asked.k + asked.offset
-        listed = served.top(history, depth, allowed, asked.alpha, rules, user)
-        listed = replace(
-            listed, places=listed.places[asked.offset :], scores=listed.scores[asked.offset :]
-        )
-        items = self._items(served, listed, asked.offset)
-        is_known = listed.places < served.n_items
-        if asked.explain:
-            known = listed.places[is_known]
-            reasons = iter(served.reasons(history, known, asked.alpha, asked.explain))
+        depth = query.k + query.offset
+        listed = served.top(history, depth, allowed, query.alpha, rules, query.user)
+        places = listed.places[query.offset :]
+        listed = replace(listed, places=places, scores=listed.scores[query.offset :])
+        items = _items(served, listed, query.offset)
+        is_known = places < served.n_items
+        if query.explain:
+            known = places[is_known]
+            reasons = iter(served.reasons(history, known, query.alpha, query.explain))
             for item, has_reasons in zip(items, is_known, strict=True):
-                item["reasons"] = self._reasons(served, next(reasons) if has_reasons else [])
-        key = self._state.key(self._tenant, served)
-        self._telemetry.listed(served, key, listed.places[is_known], listed.source)
-        number = secrets.token_hex(8)
+                item["reasons"] = _reasons(served, next(reasons) if has_reasons else [])
+        self._telemetry.listed(served, places[is_known], listed.source)
         answer = {
-            "list_id": number,
-            "model": served.name,
-            "version": served.version,
-            "source": listed.source,
-            "item_ids": served.items.kind_name,
-            "user": user,
-            "alpha": served.alpha if asked.alpha is None else asked.alpha,
+            "list_id": secrets.token_hex(8),
+            **_origin(served, listed.source),
+            "user": query.user,
+            "alpha": served.alpha if query.alpha is None else query.alpha,
             "experiment": experiment,
             "unknown_items": history.unknown[:100],
             "items": items,
         }
-        return answer, self._keep(asked, answer, user)
-
-    def _with_pins(
-        self,
-        rules: ItemRules,
-        asked: schemas.Recommend,
-        catalogue: Catalogue,
-        history: History,
-        live: Live,
-    ) -> ItemRules:
-        """Return the rules with those unknown pins alone that the request may be shown."""
-        excluded, used = set(map(str, asked.exclude)), {*history.unknown, *live.seen}
-        candidates = None if asked.candidates is None else set(map(str, asked.candidates))
-        hides_seen = asked.exclude_seen and rules.seen not in ("include", "only")
-
-        def is_shown(item: Any) -> bool:
-            name = str(item)
-            return (
-                name not in excluded
-                and (candidates is None or name in candidates)
-                and not (hides_seen and name in used)
-                and catalogue.shows_unknown(item, asked.filter_values)
-            )
-
-        return rules.limit_unknown_pins(is_shown)
+        return answer, self._record(query, answer)
 
     def _spend(
-        self, budget: Budget, asked: schemas.Recommend, served: Served, length: int
+        self, budget: Budget, query: schemas.Recommend, served: Served, length: int
     ) -> None:
-        """Count what a list costs, before anything of it is worked out."""
-        k = min(asked.k + asked.offset, served.n_items)
-        if asked.rules:
-            rules = rules_of_user(asked.rules, asked.user)
+        """Count the cost of a list before it is computed."""
+        k = min(query.k + query.offset, served.n_items)
+        if query.rules:
+            rules = rules_of_user(query.rules, query.user)
             budget.spend_rules(rules, served.n_items)
             comparison = DIVERSITY_STEPS * bool(rules.get("diversity"))
             comparison += QUOTA_STEPS * count_entries(rules.get("at_most") or {})
             steps = comparison * k * served.n_items
             budget.spend(steps, f"k + offset ({k:,}) or the rules at_most and diversity")
-        rows = min(asked.k, k) * (1 + asked.explain)
-        steps = LIST_STEPS + ID_STEPS * count_ids(asked) + ROW_STEPS * rows
+        rows = min(query.k, k) * (1 + query.explain)
+        steps = LIST_STEPS + ID_STEPS * count_ids(query) + ROW_STEPS * rows
         budget.spend(steps, "the ids that are named, k or explain, or send fewer lists in a batch")
         history = f"the history ({length:,} items)"
         budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch")
-        if asked.explain:
-            pairs = min(asked.k, k) * length
-            alone = length * served.steps(1) * -(-pairs // PAIRS)
-            remedy = f"{history} or k ({asked.k:,}), or leave explain out"
-            budget.spend(alone + PAIR_STEPS * pairs, remedy)
+        if query.explain:
+            pairs = min(query.k, k) * length
+            steps = length * served.steps(1) * -(-pairs // PAIRS) + PAIR_STEPS * pairs
+            budget.spend(steps, f"{history} or k ({query.k:,}), or leave explain out")
 
-    def _keep(
-        self, asked: schemas.Recommend, answer: dict[str, Any], user: str | None
-    ) -> Write | None:
-        """Record the list of an experiment; return the write that marks what was shown."""
-        now = time.time()
+    def _record(self, query: schemas.Recommend, answer: dict[str, Any]) -> Write | None:
+        """Record the list of an experiment; return the write that marks its items as seen."""
+        now, items = time.time(), [item["item"] for item in answer["items"]]
         if answer["experiment"] is not None:
             names = ("experiment", "user", "model", "version")
             row = {name: answer[name] for name in names}
-            items = json.dumps([item["item"] for item in answer["items"]])
-            row |= {
-                "tenant": self._tenant.name,
-                "id": answer["list_id"],
-                "time": now,
-                "items": items,
-            }
+            row |= {"id": answer["list_id"], "time": now, "items": json.dumps(items)}
             self._store.submit(self._store.record(row))
-        if asked.mark and user is not None:
-            marks = [Mark(user, item["item"], now) for item in answer["items"]]
-            return self._store.add(self._tenant.name, [], marks)
-        return None
+        if query.mark is None or query.user is None:
+            return None
+        return self._store.add([], [Mark(query.user, item, now) for item in items])
 
-    def _items(self, served: Served, listed: Listed, offset: int = 0) -> list[dict[str, Any]]:
-        scores: list[Any] = listed.scores.tolist()
-        if listed.source == "popular":
-            scores = [None] * len(scores)  # a number of users is no score of the model
-        ids, titles, head, counts = served.ids, served.titles, served.head, served.counts
-        items = []
-        for rank, (place, score) in enumerate(
-            zip(listed.places.tolist(), scores, strict=False), start=offset + 1
-        ):
-            if place >= served.n_items:  # pinned, and not known to the model
-                pin = str(listed.pins[place - served.n_items])
-                facts = {"item": pin, "title": pin, "score": None, "tail": True, "users": 0}
-            else:
-                facts = {
-                    "item": str(ids[place]),
-                    "title": titles[place],
-                    "score": score,
-                    "tail": not head[place],
-                    "users": int(counts[place]),
-                }
-            items.append({**facts, "rank": rank})
-        return items
-
-    def _reasons(self, served: Served, why: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
-        return [
-            {"item": str(served.ids[place]), "title": served.titles[place], "contribution": part}
-            for place, part in why
-        ]
-
-    def _place(self, served: Served, item: str) -> int:
+    def _position(self, served: Served, item: str) -> int:
         place = int(find(served.items, [item])[0])
         if place < 0:
             self._telemetry.unknown.labels("item").inc()
@@ -256,118 +181,114 @@ class Answers:
         return place
 
     def similar(self, item: str, k: int, model: str | None, alpha: float | None) -> dict[str, Any]:
-        """Return the items that most follow from one."""
+        """Return the most similar items."""
         if k > self._limits.k:
-            raise SettingError(f"k must be at most {self._limits.k}")
-        served = self._tenant.model(model)
+            raise SettingError(f"k must be at most {self._limits.k}, got {k}")
+        served = self._state.model(model)
         if not served.model.fold_in:
             raise DataError(
-                f"model {served.name!r} knows users alone; ask another for similar items"
+                f"model {served.name!r} scores users only; ask another model for similar items"
             )
-        place = self._place(served, item)
-        history = served.given([str(served.ids[place])])
-        catalogue = self._tenant.catalogue(served)
+        place = self._position(served, item)
+        history = served.history_of_items([str(served.ids[place])])
+        catalogue = self._state.catalogue(served)
         allowed = allowed_items(served, catalogue, history, exclude_seen=True)
         listed = served.top(history, k, allowed, alpha)
-        own = {"item": str(served.ids[place]), "title": served.titles[place]}
-        return {**self._from(served, listed.source), **own, "items": self._items(served, listed)}
+        origin = _origin(served, listed.source)
+        return {**origin, **_name(served, place), "items": _items(served, listed)}
 
-    def _from(self, served: Served, source: str) -> dict[str, Any]:
-        return {
-            "model": served.name,
-            "version": served.version,
-            "source": source,
-            "item_ids": served.items.kind_name,
-        }
-
-    def explain(self, asked: schemas.Explain, live: Live) -> dict[str, Any]:
-        """Return what each item of a history adds to a score."""
-        served, _ = self._served(asked)
-        place = self._place(served, str(asked.item))
-        history = self._history(served, asked, live)
+    def explain(self, query: schemas.Explain, live: Live) -> dict[str, Any]:
+        """Return the contribution of each history item to the score of an item."""
+        served, _ = self._choose_model(query)
+        place = self._position(served, query.item)
+        history = self._history(served, query, live)
         if served.is_cold(history):
             raise DataError(
                 "the history is empty, or no user has its items, so there is nothing to explain; "
-                "lists for it are of popular items"
+                "such a history gets popular items"
             )
         length = len(history.places)
         steps = length * (served.steps(1) + PAIR_STEPS + ROW_STEPS)
         Budget(self._limits).spend(steps, f"the history ({length:,} items)")
-        (why,) = served.reasons(history, np.array([place]), asked.alpha, self._limits.history)
-        score = served.scores(history, np.array([place]), asked.alpha)[0]
-        own = {"item": str(served.ids[place]), "title": served.titles[place], "score": score}
-        return {**self._from(served, "model"), **own, "reasons": self._reasons(served, why)}
+        places = np.array([place])
+        (reasons,) = served.reasons(history, places, query.alpha, self._limits.history)
+        return {
+            **_origin(served, "model"),
+            **_name(served, place),
+            "score": served.scores(history, places, query.alpha)[0],
+            "reasons": _reasons(served, reasons),
+        }
 
-    def score(self, asked: schemas.Score, live: Live) -> dict[str, Any]:
-        """Return the scores of some items."""
-        if len(asked.items) > self._limits.history:
-            raise SettingError(f"scores are given for at most {self._limits.history} items")
-        served, _ = self._served(asked)
-        history = self._history(served, asked, live)
+    def score(self, query: schemas.Score, live: Live) -> dict[str, Any]:
+        """Return the scores of the requested items."""
+        if len(query.items) > self._limits.history:
+            raise SettingError(
+                f"a request scores at most {self._limits.history} items, got {len(query.items):,}"
+            )
+        served, _ = self._choose_model(query)
+        history = self._history(served, query, live)
         length = len(history.places)
         Budget(self._limits).spend(served.steps(length), f"the history ({length:,} items)")
-        items = [str(item) for item in asked.items]
-        places = find(served.items, items)
+        places = find(served.items, query.items)
         known: Positions = places[places >= 0]
-        found = dict(zip(known.tolist(), served.scores(history, known, asked.alpha), strict=True))
-        scores = [
-            {"item": item, "score": found.get(place)}
-            for item, place in zip(items, places.tolist(), strict=True)
+        scores = dict(zip(known.tolist(), served.scores(history, known, query.alpha), strict=True))
+        rows = [
+            {"item": item, "score": scores.get(place)}
+            for item, place in zip(query.items, places.tolist(), strict=True)
         ]
         source = "popular" if served.is_cold(history) else "model"
-        return {**self._from(served, source), "scores": scores}
+        return {**_origin(served, source), "scores": rows}
 
-    def found(self, served: Served, place: int) -> dict[str, Any]:
-        """Return an item of the catalogue."""
+    def _item_facts(self, served: Served, place: int) -> dict[str, Any]:
         return {
-            "item": str(served.ids[place]),
-            "title": served.titles[place],
+            **_name(served, place),
             "users": int(served.counts[place]),
             "tail": not served.head[place],
-            "attributes": self._tenant.catalogue(served).of(place),
+            "attributes": self._state.catalogue(served).attributes(place),
         }
 
     def items(self, text: str, limit: int, offset: int, model: str | None) -> dict[str, Any]:
         """Return a page of the catalogue."""
-        served = self._tenant.model(model)
+        served = self._state.model(model)
         places, total = served.search(text, limit, offset)
         return {
             "total": total,
             "offset": offset,
             "item_ids": served.items.kind_name,
-            "items": [self.found(served, place) for place in places],
+            "items": [self._item_facts(served, place) for place in places],
         }
 
     def item(self, item: str, model: str | None) -> dict[str, Any]:
-        """Return one item."""
-        served = self._tenant.model(model)
-        return self.found(served, self._place(served, item))
+        """Return one item with its attributes."""
+        served = self._state.model(model)
+        return self._item_facts(served, self._position(served, item))
 
-    def events(self, given: schemas.Events) -> tuple[list[Event], list[Mark], list[str]]:
-        """Return events and marks as the store keeps them, and the ids of the events."""
-        if len(given.events) > self._limits.events:
-            raise SettingError(f"a request has at most {self._limits.events} events")
-        now, start = time.time(), secrets.token_hex(12)
+    def events(self, body: schemas.Events) -> tuple[list[Event], list[Mark]]:
+        """Return the events and seen marks of a request, as the store takes them."""
+        if len(body.events) > self._limits.events:
+            raise SettingError(
+                f"a request has at most {self._limits.events} events, got {len(body.events):,}"
+            )
+        now, prefix = time.time(), secrets.token_hex(12)
         events, marks = [], []
-        for place, each in enumerate(given.events):
-            when = now if each.time is None else each.time
-            if when > now + 86_400:
+        for number, new in enumerate(body.events):
+            when = now if new.time is None else new.time
+            if when > now + DAY:
                 raise SettingError(
                     "an event lies more than a day ahead; times are seconds since 1970"
                 )
-            user, item = str(each.user), str(each.item)
-            if each.mark is not None:
-                marks.append(Mark(user, item, when))
+            if new.mark is not None:
+                marks.append(Mark(new.user, new.item, when))
                 continue
-            weight = self._type_weight(each.type) if each.weight is None else each.weight
-            number = each.id or f"{start}-{place:06d}"  # ids in the order of the events
-            events.append(Event(number, user, item, each.type, weight, when, each.list_id))
-        return events, marks, [event.id for event in events]
+            weight = self._type_weight(new.type) if new.weight is None else new.weight
+            name = new.id or f"{prefix}-{number:06d}"  # ids in the order of the events
+            events.append(Event(name, new.user, new.item, new.type, weight, when, new.list_id))
+        return events, marks
 
     def _type_weight(self, event_type: str) -> float:
-        """Return what a type of event counts by the settings, else by the signals of a model."""
-        models = self._tenant.models.values()
-        tables = [self._config.weights, *(type_weights(served.model) for served in models)]
+        """Return the weight of an event type from the settings, else from a model's signals."""
+        models = self._state.models.values()
+        tables = [self._state.config.weights, *(type_weights(served.model) for served in models)]
         for weights in tables:
             if event_type in weights:
                 return weights[event_type]
@@ -378,34 +299,34 @@ class Answers:
         )
 
     def user(self, user: str, live: Live, model: str | None) -> dict[str, Any]:
-        """Return what is known of a user."""
-        served, experiment = self._served(schemas.Who(user=user, model=model))
-        history = served.live(user, live)
-        used = history.places[history.weights > 0]  # below 0 is what the user does not want
+        """Return the history of a user."""
+        served, experiment = self._choose_model(schemas.Who(user=user, model=model))
+        history = served.history_of_user(user, live)
+        liked = history.places[history.weights > 0]  # negative weights are dislikes
         return {
             "user": user,
             "known": bool(len(history.places) or live.events),
             "experiment": experiment,
             "model": served.name,
             "item_ids": served.items.kind_name,
-            "items": [self.found(served, place) for place in used.tolist()],
+            "items": [self._item_facts(served, place) for place in liked.tolist()],
             "events": len(live.events),
             "seen": len(live.seen),
         }
 
     def users(self, text: str, limit: int, model: str | None) -> dict[str, Any]:
-        """Return some training users, evenly spread, or those that begin with a text."""
-        served = self._tenant.model(model)
+        """Return training users whose id starts with a text, or an even sample of all."""
+        served = self._state.model(model)
         ids = served.users.values
         if text:
-            found = [name for name in map(str, ids.tolist()) if name.startswith(text)][:limit]
+            users = [name for name in map(str, ids.tolist()) if name.startswith(text)][:limit]
         else:
             step = max(1, len(ids) // limit)
-            found = [str(user) for user in ids[::step][:limit].tolist()]
-        return {"total": len(ids), "user_ids": served.users.kind_name, "users": found}
+            users = [str(user) for user in ids[::step][:limit].tolist()]
+        return {"total": len(ids), "user_ids": served.users.kind_name, "users": users}
 
-    def facts(self, served: Served) -> dict[str, Any]:
-        """Return what a model is."""
+    def model_facts(self, served: Served) -> dict[str, Any]:
+        """Return the settings, sizes and abilities of a model."""
         data, model = served.data, served.model
         return {
             "name": served.name,
@@ -425,18 +346,76 @@ class Answers:
             "ordered": model.ordered,
             "head": int(served.head.sum()),
             "curve": served.curve(),
-            "shown": self._telemetry.share(served, self._state.key(self._tenant, served)),
+            "shown": self._telemetry.coverage_of(served),
         }
 
     def models(self) -> dict[str, Any]:
-        """Return all models."""
-        experiment = self._tenant.experiment
-        told = None
+        """Return all models and the experiment."""
+        experiment, facts = self._state.experiment, None
         if experiment is not None:
             total = sum(experiment.models.values())
             shares = {name: share / total for name, share in experiment.models.items()}
-            told = {"name": experiment.name, "shares": shares}
-        return {
-            "models": [self.facts(each) for each in self._tenant.models.values()],
-            "experiment": told,
-        }
+            facts = {"name": experiment.name, "shares": shares}
+        models = [self.model_facts(served) for served in self._state.models.values()]
+        return {"models": models, "experiment": facts}
+
+
+def _limit_pins(
+    rules: ItemRules,
+    query: schemas.Recommend,
+    catalogue: Catalogue,
+    history: History,
+    live: Live,
+    hides_seen: bool,
+) -> ItemRules:
+    """Return the rules without pinned unknown items that the request excludes."""
+    hidden = {*query.exclude, *(history.unknown if hides_seen else ())}
+    hidden.update(live.seen if hides_seen else ())
+    candidates = None if query.candidates is None else set(query.candidates)
+
+    def is_shown(item: Any) -> bool:
+        name = str(item)
+        is_candidate = name not in hidden and (candidates is None or name in candidates)
+        return is_candidate and catalogue.shows_unknown(item, query.filter_values)
+
+    return rules.limit_unknown_pins(is_shown)
+
+
+def _items(served: Served, listed: Listed, offset: int = 0) -> list[dict[str, Any]]:
+    scores: list[Any] = listed.scores.tolist()
+    if listed.source == "popular":
+        scores = [None] * len(scores)  # they are numbers of users, not scores of the model
+    ids, titles, head, counts = served.ids, served.titles, served.head, served.counts
+    items = []
+    ranked = zip(listed.places.tolist(), scores, strict=False)
+    for rank, (place, score) in enumerate(ranked, start=offset + 1):
+        if place >= served.n_items:  # pinned, and not known to the model
+            pin = str(listed.pins[place - served.n_items])
+            facts = {"item": pin, "title": pin, "score": None, "tail": True, "users": 0}
+        else:
+            facts = {
+                "item": str(ids[place]),
+                "title": titles[place],
+                "score": score,
+                "tail": not head[place],
+                "users": int(counts[place]),
+            }
+        items.append({**facts, "rank": rank})
+    return items
+
+
+def _name(served: Served, place: int) -> dict[str, Any]:
+    return {"item": str(served.ids[place]), "title": served.titles[place]}
+
+
+def _reasons(served: Served, reasons: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    return [{**_name(served, place), "contribution": part} for place, part in reasons]
+
+
+def _origin(served: Served, source: str) -> dict[str, Any]:
+    return {
+        "model": served.name,
+        "version": served.version,
+        "source": source,
+        "item_ids": served.items.kind_name,
+    }

@@ -1,9 +1,8 @@
-"""The routes of the service; what they answer is worked out in `answers`."""
+"""The HTTP routes of the service; `answers` computes what they return."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -48,8 +48,7 @@ PAGE = {
 DESCRIPTION = """\
 Recommendations of linear models from live histories. Requests take ids as text or integers; `7`
 and `"7"` are the same. Answers give ids as text; `item_ids` and `user_ids` say what they are in
-the data of the model. Every path below `/v1/` also exists below `/v1/t/{tenant}/` for other
-tenants. Errors are problem details (RFC 9457).
+the data of the model. Errors are problem details (RFC 9457).
 """
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -59,64 +58,62 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         },
     }
     for status, text in {
-        400: "Not a request that can be read.",
+        400: "The request cannot be read.",
         401: "A token is missing or unknown.",
-        403: "The token has too small a role.",
-        404: "An id, a model or a tenant that is not known.",
+        403: "The role of the token does not allow this.",
+        404: "An id or a model that is not known.",
         408: "The body did not arrive in time.",
         413: "The body is too large.",
         415: "The body is not JSON.",
         422: "A field is missing, unknown or out of its range.",
         429: "Too many requests.",
-        503: "The event store or the worker is not available, or the service stops.",
+        503: "The event store or the worker is not available, or the service is stopping.",
     }.items()
 }
-UserPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
-ItemPath = UserPath
+IdPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
 ModelName = Annotated[str | None, Query(max_length=64)]
 AlphaQuery = Annotated[float | None, Query(ge=-2, le=2, allow_inf_nan=False)]
 K = Annotated[int, Query(ge=1, le=schemas.DEEPEST)]
-OffsetQuery = Annotated[int, Query(ge=0, le=10_000_000)]
+Search = Annotated[str, Query(max_length=schemas.LONGEST)]
 ATTRIBUTES_WAIT = 1.0  # seconds; then a list is made with the attributes that are known
-waited: ContextVar[float] = ContextVar(
-    "waited", default=0.0
-)  # seconds of a request, for the store
+# seconds that a request has waited for the store
+waited: ContextVar[float] = ContextVar("waited", default=0.0)
 
 
 def create(config: Config) -> Any:
-    """Return the application of a worker: it opens the store and loads the models at once."""
+    """Return the ASGI application of a worker, with its store open and its models loaded."""
     telemetry = Telemetry()
     store = Store(config.store, config.limits.timeout)
     store.check()
     state = State(config, store)
     app = _application(state, telemetry)
-    _routes(app, state, telemetry)
-    _operation(app, state, telemetry)
-    _page(app)
+    _add_api_routes(app, state, telemetry)
+    _add_operation_routes(app, state, telemetry)
+    _add_page_routes(app)
     _match_exactly(app)
-    whole: Any = app
+    inner: Any = app
     if config.cors:
         options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
         options["allow_headers"] = ["authorization", "content-type", "x-request-id"]
-        whole = CORSMiddleware(whole, allow_origins=config.cors, **options)
-    guarded = Guard(whole, config, telemetry)
+        inner = CORSMiddleware(inner, allow_origins=config.cors, **options)
+    guarded = Guard(inner, config, telemetry)
     guarded.state, guarded.routes = state, app  # type: ignore[attr-defined]
     return guarded
 
 
 def _application(state: State, telemetry: Telemetry) -> FastAPI:
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        ageing = asyncio.create_task(_expire(state))
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(_expire(state))
         yield
-        ageing.cancel()
+        expiry.cancel()
         await run_in_threadpool(state.store.close)
 
     app = FastAPI(
         title="equipoise",
         version=equipoise.__version__,
         description=DESCRIPTION,
-        lifespan=life,
+        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -129,59 +126,60 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(Exception)
     async def refuse(request: Request, error: Exception) -> Response:
-        number = request.scope["state"]["request"]
         refused = _refused(error)
-        if refused.status_code == 500:
-            logger.error("request failed", exc_info=error, extra={"fields": {"request": number}})
-        if isinstance(error, StoreError):
-            telemetry.store_errors.inc()
-        found = problem(refused.status_code, refused.kind, str(refused.detail), number)
-        kind = "application/problem+json"
-        return Response(to_json(found), refused.status_code, refused.headers, kind)
+        body = to_json(_problem(error, refused, request, telemetry))
+        return Response(body, refused.status_code, refused.headers, "application/problem+json")
 
     return app
 
 
+def _problem(
+    error: Exception, refused: Refused, request: Request, telemetry: Telemetry
+) -> dict[str, Any]:
+    """Return the problem details of an error; count and log it."""
+    request_id = request.scope["state"]["request"]
+    if refused.status_code == 500:
+        logger.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
+    if isinstance(error, StoreError):
+        telemetry.store_errors.inc()
+    return problem(refused.status_code, refused.kind, str(refused.detail), request_id)
+
+
 def _refused(error: Exception) -> Refused:
-    """Return the problem behind what FastAPI found wrong."""
-    if isinstance(error, RequestValidationError):
-        return _invalid(error.errors())
+    """Return the refusal for an error, also for those of FastAPI and pydantic."""
+    if isinstance(error, (RequestValidationError, ValidationError)):
+        # name the wrong fields; their values may be anything and are not repeated
+        messages = []
+        for entry in error.errors()[:5]:
+            field = ".".join(str(part) for part in entry["loc"] if part != "body")[:200]
+            messages.append(f"{field}: {entry['msg']}" if field else str(entry["msg"]))
+        return Refused(422, "invalid", "; ".join(messages))
     if isinstance(error, HTTPException) and not isinstance(error, Refused):
         kind = {404: "not-found", 405: "method"}.get(error.status_code, "bad-request")
         return Refused(error.status_code, kind, str(error.detail), dict(error.headers or {}))
     return as_refused(error)
 
 
-def _invalid(errors: Any) -> Refused:
-    """Say which fields are wrong; their values, which may be anything, are not repeated."""
-    told = []
-    for each in errors[:5]:
-        where = ".".join(str(part) for part in each["loc"] if part != "body")[:200]
-        told.append(f"{where}: {each['msg']}" if where else str(each["msg"]))
-    return Refused(422, "invalid", "; ".join(told))
-
-
 def _description(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        found = get_openapi(
+        description = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        schemes = {"token": {"type": "http", "scheme": "bearer"}}
-        parts = found.setdefault("components", {})
-        parts["securitySchemes"] = schemes
-        parts["schemas"]["Problem"] = schemas.Problem.model_json_schema()
+        components = description.setdefault("components", {})
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        components["schemas"]["Problem"] = schemas.Problem.model_json_schema()
         for name in ("HTTPValidationError", "ValidationError"):
-            parts["schemas"].pop(name, None)
-        found["security"] = [{}, {"token": []}]
-        app.openapi_schema = found
+            components["schemas"].pop(name, None)
+        description["security"] = [{}, {"token": []}]
+        app.openapi_schema = description
     return app.openapi_schema
 
 
 def _match_exactly(app: FastAPI) -> None:
-    """Let a route match its path alone, and any id in it, also one with line breaks.
+    """Let a route match its exact path, with any id in it, also one with line breaks.
 
-    As they come, `$` matches before a last line break too, and `.` matches none: a path would mean
-    one thing to the check of roles and another one here.
+    By default `$` also matches before a final line break, and `.` matches no line break: a path
+    would mean one thing to the check of roles and another one here.
     """
     for route in app.routes:
         assert isinstance(route, Route)
@@ -190,14 +188,14 @@ def _match_exactly(app: FastAPI) -> None:
 
 
 def _json(value: Any) -> Response:
-    # labels may hold numbers that JSON has no word for
+    # labels may contain NaN and infinity, which JSON does not have
     return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
 
 
 async def _within(seconds: float, work: Awaitable[Any]) -> Any:
-    """Wait for the store no longer than this, together with the earlier waits of the request.
+    """Wait for the store at most this long, including the earlier waits of the request.
 
-    The thread that waits may go on, and is given up by the store itself.
+    The waiting thread goes on until the store's own timeout.
     """
     start = time.monotonic()
     try:
@@ -212,52 +210,51 @@ async def _within(seconds: float, work: Awaitable[Any]) -> Any:
         waited.set(waited.get() + time.monotonic() - start)
 
 
-async def _ask(store: Store, seconds: float, work: Callable[..., Any], *given: Any) -> Any:
+async def _read(store: Store, seconds: float, work: Callable[..., Any], *arguments: Any) -> Any:
     """Read from the store in another thread."""
     if store.is_local:
-        return await run_in_threadpool(work, *given)
-    return await _within(seconds, asyncio.wrap_future(store.later(work, *given)))
+        return await run_in_threadpool(work, *arguments)
+    return await _within(seconds, asyncio.wrap_future(store.later(work, *arguments)))
 
 
-def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
-    store, timeout = state.store, state.config.limits.timeout
-    answers = {name: Answers(state, each, telemetry) for name, each in state.tenants.items()}
+def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+    store, limits = state.store, state.config.limits
+    timeout, answers = limits.timeout, Answers(state, telemetry)
 
-    async def ask(work: Callable[..., Any], *given: Any, seconds: float = timeout) -> Any:
-        """Wait for the store; a file answers faster than a thread starts to wait for it."""
-        return work(*given) if store.is_local else await _ask(store, seconds, work, *given)
+    async def read(work: Callable[..., Any], *arguments: Any, seconds: float = timeout) -> Any:
+        """Read from the store; a file answers faster than a thread starts."""
+        return (
+            work(*arguments) if store.is_local else await _read(store, seconds, work, *arguments)
+        )
 
-    async def mine(request: Request) -> Answers:
-        """Return who answers a request, with attributes that other workers have changed."""
-        name = request.scope["state"]["tenant"]
-        if state.tenants[name].attributes_are_old():
-            with suppress(StoreError):  # those that are known go on
-                seconds = min(timeout / 4, ATTRIBUTES_WAIT)
-                await ask(state.tenants[name].renew_attributes, seconds=seconds)
-        return answers[name]
+    async def renew_attributes() -> None:
+        """Take over the attributes that other workers have changed."""
+        if state.attributes_are_old():
+            with suppress(StoreError):  # go on with the known ones
+                await read(state.renew_attributes, seconds=min(timeout / 4, ATTRIBUTES_WAIT))
 
     async def write(work: Any) -> Any:
         return await _within(timeout, asyncio.wrap_future(store.submit(work)))
 
-    async def listed(own: Answers, body: schemas.Recommend) -> Response:
-        live = await ask(own.live, body)
-        if is_long(body):
-            answer, first = await run_in_threadpool(own.recommend, body, live)
+    async def make_list(query: schemas.Recommend) -> Response:
+        await renew_attributes()
+        live = await read(answers.read_live, query)
+        if is_long(query):
+            answer, mark = await run_in_threadpool(answers.recommend, query, live)
         else:
-            answer, first = own.recommend(body, live)
-        if first is not None:
-            await write(first)
+            answer, mark = answers.recommend(query, live)
+        if mark is not None:
+            await write(mark)
         return _json(answer)
 
     @app.post("/v1/recommend", response_model=schemas.Recommended, tags=["lists"])
-    async def recommend(body: schemas.Recommend, request: Request) -> Response:
+    async def recommend(body: schemas.Recommend) -> Response:
         """Return the best items for a user, a history or a session."""
-        return await listed(await mine(request), body)
+        return await make_list(body)
 
     @app.get("/v1/recommend/{user:path}", response_model=schemas.Recommended, tags=["lists"])
     async def recommend_user(
-        user: UserPath,
-        request: Request,
+        user: IdPath,
         k: K = 20,
         offset: Annotated[int, Query(ge=0, le=schemas.DEEPEST)] = 0,
         alpha: AlphaQuery = None,
@@ -265,282 +262,258 @@ def _routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         explain: Annotated[int, Query(ge=0, le=20)] = 0,
     ) -> Response:
         """Return the best items for a user."""
-        body = schemas.Recommend(
-            user=user, k=k, offset=offset, alpha=alpha, model=model, explain=explain
-        )
-        return await listed(await mine(request), body)
+        options: dict[str, Any] = {"k": k, "offset": offset, "alpha": alpha, "explain": explain}
+        return await make_list(schemas.Recommend(user=user, model=model, **options))
 
     @app.post("/v1/recommend:batch", response_model=schemas.BatchAnswer, tags=["lists"])
     async def batch(body: schemas.Batch, request: Request) -> Response:
-        """Return several lists; an entry that cannot be answered has a problem in its place."""
-        own, number = await mine(request), request.scope["state"]["request"]
-        limits = state.config.limits
+        """Return several lists; an entry that cannot be answered has a problem instead."""
+        await renew_attributes()
         if len(body.requests) > limits.batch:
             raise SettingError(
                 f"a batch has at most {limits.batch:,} requests, got {len(body.requests):,}; "
                 "send it in parts"
             )
         entries = await run_in_threadpool(_read_entries, body.requests)
-        read = [entry for entry in entries if isinstance(entry, schemas.Recommend)]
-        check_size(read, limits)
+        queries = [entry for entry in entries if isinstance(entry, schemas.Recommend)]
+        check_size(queries, limits)
         budget = Budget(limits)
         try:
-            lives = iter(await _ask(store, timeout, _read_lives, own, read))
+            lives = iter(await _read(store, timeout, _read_lives, answers, queries))
         except StoreError as error:
-            lives = iter([NO_USER if entry.user is None else error for entry in read])
+            lives = iter([NO_USER if query.user is None else error for query in queries])
 
-        def work(entry: schemas.Recommend | Exception) -> Any:
+        def answer(entry: schemas.Recommend | Exception) -> Any:
+            if isinstance(entry, Exception):
+                return entry
+            live = next(lives)
             try:
-                if isinstance(entry, Exception):
-                    raise entry
-                live = next(lives)
-                if isinstance(live, Exception):
-                    raise live
-                return own.recommend(entry, live, budget)
+                return (
+                    live if isinstance(live, Exception) else answers.recommend(entry, live, budget)
+                )
             except Exception as error:
                 return error
 
-        found = await run_in_threadpool(lambda: [work(entry) for entry in entries])
+        results = await run_in_threadpool(lambda: [answer(entry) for entry in entries])
 
-        async def told(result: Any) -> dict[str, Any]:
+        async def finish(result: Any) -> dict[str, Any]:
             try:
                 if isinstance(result, Exception):
                     raise result
-                answer, first = result
-                if first is not None:
-                    await write(first)
-                return {"result": answer, "problem": None}
-            except ValidationError as error:
-                refused = _invalid(error.errors())
+                listed, mark = result
+                if mark is not None:
+                    await write(mark)
+                return {"result": listed, "problem": None}
             except Exception as error:
-                refused = as_refused(error)
-                if isinstance(error, StoreError):
-                    telemetry.store_errors.inc()
-                if refused.status_code == 500:
-                    logger.exception("entry failed", extra={"fields": {"request": number}})
-            facts = (refused.status_code, refused.kind, str(refused.detail), number)
-            return {"result": None, "problem": problem(*facts)}
+                details = _problem(error, _refused(error), request, telemetry)
+                return {"result": None, "problem": details}
 
-        return _json({"answers": await asyncio.gather(*map(told, found))})
+        return _json({"answers": await asyncio.gather(*map(finish, results))})
 
     @app.get("/v1/similar", response_model=schemas.Similar, tags=["lists"])
     async def similar(
         item: Annotated[str, Query(min_length=1, max_length=schemas.LONGEST)],
-        request: Request,
         k: K = 20,
         alpha: AlphaQuery = None,
         model: ModelName = None,
     ) -> Response:
-        """Return the items that most follow from one."""
-        return _json((await mine(request)).similar(item, k, model, alpha))
+        """Return the most similar items."""
+        await renew_attributes()
+        return _json(answers.similar(item, k, model, alpha))
 
     @app.post("/v1/explain", response_model=schemas.Explained, tags=["lists"])
-    async def explain(body: schemas.Explain, request: Request) -> Response:
-        """Return what each item of a history adds to the score of an item."""
-        own = await mine(request)
-        found = await ask(own.live, body)
-        return _json(await run_in_threadpool(own.explain, body, found))
+    async def explain(body: schemas.Explain) -> Response:
+        """Return the contribution of each history item to the score of an item."""
+        live = await read(answers.read_live, body)
+        return _json(await run_in_threadpool(answers.explain, body, live))
 
     @app.post("/v1/score", response_model=schemas.Scored, tags=["lists"])
-    async def score(body: schemas.Score, request: Request) -> Response:
-        """Return the scores of some items."""
-        own = await mine(request)
-        return _json(await run_in_threadpool(own.score, body, await ask(own.live, body)))
+    async def score(body: schemas.Score) -> Response:
+        """Return the scores of the requested items."""
+        live = await read(answers.read_live, body)
+        return _json(await run_in_threadpool(answers.score, body, live))
 
     @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
-    async def events(body: schemas.Events, request: Request) -> Response:
-        """Take events; once this has answered they are on disk and count for the next list."""
-        tenant = request.scope["state"]["tenant"]
-        given, marks, ids = (await mine(request)).events(body)
-        fresh = await write(store.add(tenant, given, marks))
-        telemetry.events.labels("event").inc(fresh)
+    async def events(body: schemas.Events) -> Response:
+        """Take events; after the answer they are on disk and count for the next list."""
+        new_events, marks = answers.events(body)
+        accepted = await write(store.add(new_events, marks))
+        telemetry.events.labels("event").inc(accepted)
         telemetry.events.labels("seen").inc(len(marks))
-        known = len(given) - fresh
-        return _json({"accepted": fresh, "duplicates": known, "seen": len(marks), "ids": ids})
+        counts = {"accepted": accepted, "duplicates": len(new_events) - accepted}
+        ids = [event.id for event in new_events]
+        return _json({**counts, "seen": len(marks), "ids": ids})
 
     @app.get("/v1/users", response_model=schemas.Users, tags=["users"])
     async def users(
-        request: Request,
-        q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
+        q: Search = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         model: ModelName = None,
     ) -> Response:
-        """Return some training users."""
-        own = await mine(request)
-        return _json(await run_in_threadpool(own.users, q, limit, model))
+        """Return training users whose id starts with a text, or a sample of all."""
+        return _json(await run_in_threadpool(answers.users, q, limit, model))
 
     @app.get("/v1/users/{user:path}", response_model=schemas.UserHistory, tags=["users"])
-    async def user_history(user: UserPath, request: Request, model: ModelName = None) -> Response:
+    async def user_history(user: IdPath, model: ModelName = None) -> Response:
         """Return the history of a user."""
-        own = await mine(request)
-        return _json(own.user(user, await ask(own.live, schemas.Who(user=user)), model))
+        await renew_attributes()
+        live = await read(answers.read_live, schemas.Who(user=user))
+        return _json(answers.user(user, live, model))
 
     @app.delete("/v1/users/{user:path}", response_model=schemas.Forgotten, tags=["users"])
-    async def forget(user: UserPath, request: Request) -> Response:
-        """Forget a user: all traces in the store now, those in a model with its next update."""
-        gone = await write(store.forget(request.scope["state"]["tenant"], user))
-        return _json({"user": user, "removed": gone})
+    async def forget(user: IdPath) -> Response:
+        """Forget a user: all rows in the store now, those in a model with its next update."""
+        return _json({"user": user, "removed": await write(store.forget(user))})
 
     @app.get("/v1/items", response_model=schemas.Page, tags=["items"])
     async def items(
-        request: Request,
-        q: Annotated[str, Query(max_length=schemas.LONGEST)] = "",
+        q: Search = "",
         limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-        offset: OffsetQuery = 0,
+        offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
         model: ModelName = None,
     ) -> Response:
         """Search items by title or id, most popular first."""
-        own = await mine(request)
-        return _json(await run_in_threadpool(own.items, q, limit, offset, model))
+        await renew_attributes()
+        return _json(await run_in_threadpool(answers.items, q, limit, offset, model))
 
     @app.get("/v1/items/{item:path}", response_model=schemas.Found, tags=["items"])
-    async def item_facts(item: ItemPath, request: Request, model: ModelName = None) -> Response:
+    async def item_facts(item: IdPath, model: ModelName = None) -> Response:
         """Return an item and its attributes."""
-        return _json((await mine(request)).item(item, model))
+        await renew_attributes()
+        return _json(answers.item(item, model))
 
     @app.put("/v1/items/{item:path}", response_model=schemas.Attributes, tags=["items"])
-    async def describe(item: ItemPath, body: schemas.Attributes, request: Request) -> Response:
-        """Replace the attributes of an item, which the models may not know yet."""
-        tenant, given = request.scope["state"]["tenant"], body.model_dump()
-        await write(store.describe(tenant, item, given))
-        renew = functools.partial(state.tenants[tenant].renew_attributes, at_once=True)
-        await _ask(store, timeout, renew)
-        return _json(given)
+    async def describe(item: IdPath, body: schemas.Attributes) -> Response:
+        """Replace the attributes of an item, also of one that no model knows yet."""
+        attributes = body.model_dump()
+        await write(store.describe(item, attributes))
+        await _read(store, timeout, partial(state.renew_attributes, at_once=True))
+        return _json(attributes)
 
     @app.get("/v1/models", response_model=schemas.Models, tags=["models"])
-    async def models(request: Request) -> Response:
+    async def models() -> Response:
         """Return all models, the default one first, and the experiment."""
-        return _json((await mine(request)).models())
+        return _json(answers.models())
 
     @app.get("/v1/model", response_model=schemas.ModelFacts, tags=["models"])
-    async def model(request: Request, name: ModelName = None) -> Response:
+    async def model(name: ModelName = None) -> Response:
         """Return one model."""
-        tenant = state.tenants[request.scope["state"]["tenant"]]
-        return _json((await mine(request)).facts(tenant.model(name)))
+        return _json(answers.model_facts(state.model(name)))
 
 
-def _read_entries(given: list[dict[str, Any]]) -> list[schemas.Recommend | Exception]:
-    """Return the requests of a batch, or what is wrong with them."""
+def _read_entries(requests: list[dict[str, Any]]) -> list[schemas.Recommend | Exception]:
+    """Validate the requests of a batch; an invalid one becomes its error."""
     entries: list[schemas.Recommend | Exception] = []
-    for entry in given:
+    for request in requests:
         try:
-            entries.append(schemas.Recommend.model_validate(entry))
+            entries.append(schemas.Recommend.model_validate(request))
         except ValidationError as error:
             entries.append(error)
     return entries
 
 
-def _read_lives(own: Answers, entries: list[schemas.Recommend]) -> list[Live | Exception]:
-    """Ask the store about the users of a batch; once it has failed it is not asked again."""
+def _read_lives(answers: Answers, queries: list[schemas.Recommend]) -> list[Live | Exception]:
+    """Read the events of the users of a batch; after a failure the store is not asked again."""
     lives: list[Live | Exception] = []
     failure: StoreError | None = None
-    for entry in entries:
+    for query in queries:
         try:
-            if failure is not None and entry.user is not None:
+            if failure is not None and query.user is not None:
                 raise failure
-            lives.append(own.live(entry))
+            lives.append(answers.read_live(query))
         except StoreError as error:
             failure = error
             lives.append(error)
     return lives
 
 
-def _operation(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+def _add_operation_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     timeout = state.config.limits.timeout
 
     @app.get("/healthz", response_model=schemas.Health, tags=["operation"])
     async def healthz() -> Response:
-        """Tell that the process lives."""
+        """Tell that the process is alive."""
         return _json({"status": "ok"})
 
     @app.get("/readyz", response_model=schemas.Health, tags=["operation"])
     async def readyz() -> Response:
-        """Tell whether models are loaded, the store answers and the service goes on."""
+        """Tell whether the store answers and the service is not stopping."""
         if state.stopping:
-            raise Refused(503, "stopping", "the service stops; send requests elsewhere")
-        await _ask(state.store, timeout, state.store.ping)
+            raise Refused(503, "stopping", "the service is stopping; send requests elsewhere")
+        await _read(state.store, timeout, state.store.ping)
         return _json({"status": "ok"})
 
     @app.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics() -> Response:
-        """Return the numbers of all workers in the text format of Prometheus."""
-        text = await run_in_threadpool(telemetry.exposition, state.served())
+        """Return the metrics of all workers in the text format of Prometheus."""
+        text = await run_in_threadpool(telemetry.exposition, state.models.values())
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
-    async def overview(request: Request) -> Response:
+    async def overview() -> Response:
         """Return the numbers that the operator's view draws."""
-        tenant = request.scope["state"]["tenant"]
-        models = state.served(tenant)
-        found: dict[str, Any] = await run_in_threadpool(telemetry.summary, models)
+        numbers: dict[str, Any] = await run_in_threadpool(telemetry.summary, state.models.values())
         try:
-            found["store"] = await _ask(state.store, timeout, state.store.counts, tenant)
+            counts = await _read(state.store, timeout, state.store.counts)
         except EquipoiseError:
-            found["store"] = None
-        return _json({"time": time.time(), **found})
+            counts = None
+        return _json({"time": time.time(), **numbers, "store": counts})
 
-    @app.post("/v1/admin/reload", response_model=schemas.Reloaded, tags=["operation"])
-    async def reload(request: Request) -> Response:
-        """Load changed models beside the old ones, check them and swap, in every worker."""
+    reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
+
+    @app.post(
+        "/v1/admin/reload",
+        response_model=schemas.Reloaded,
+        tags=["operation"],
+        responses={**ERRORS, **reload_errors},
+    )
+    async def reload() -> Response:
+        """Load and check changed models beside the old ones and swap them, in every worker."""
         try:
-            found = await run_in_threadpool(reloaded(state, telemetry))
+            versions = await run_in_threadpool(reload_models, state, telemetry)
         except EquipoiseError as error:
             raise Refused(409, "reload-refused", str(error)) from error
         parent = os.environ.get("EQUIPOISE_SUPERVISOR")
         if parent == str(os.getppid()):
-            os.kill(int(parent), signal.SIGHUP)  # the others
-        tenant = request.scope["state"]["tenant"]
-        return _json({"models": {tenant: found[tenant]}})  # others' are not this tenant's to know
-
-    reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
-    app.routes[-1].responses |= reload_errors  # type: ignore[attr-defined]
+            os.kill(int(parent), signal.SIGHUP)  # which tells the other workers
+        return _json({"models": versions})
 
 
-def reloaded(state: State, telemetry: Telemetry) -> Callable[[], dict[str, dict[str, str]]]:
-    """Return the function that reloads and counts how that went."""
-
-    def reload() -> dict[str, dict[str, str]]:
-        try:
-            found = state.reload()
-        except EquipoiseError:
-            telemetry.reloads.labels("refused").inc()
-            raise
-        telemetry.keep(state.served())
-        telemetry.reloads.labels("done").inc()
-        logger.info("models loaded", extra={"fields": {"models": found}})
-        return found
-
-    return reload
+def reload_models(state: State, telemetry: Telemetry) -> dict[str, str]:
+    """Reload the changed models and count the result; return the versions by model."""
+    try:
+        versions = state.reload()
+    except EquipoiseError:
+        telemetry.reloads.labels("refused").inc()
+        raise
+    telemetry.drop_other_models(state.models.values())
+    telemetry.reloads.labels("done").inc()
+    logger.info("models loaded", extra={"fields": {"models": versions}})
+    return versions
 
 
 async def _expire(state: State) -> None:
-    """Take old events out of the store, now and every hour."""
+    """Delete old events from the store, now and every hour."""
     age = state.config.keep_seconds
     while age is not None:
         try:
-            gone = await run_in_threadpool(state.store.expire, age)
-            if gone:
-                logger.info("events aged out", extra={"fields": {"rows": gone}})
+            n_rows = await run_in_threadpool(state.store.expire, age)
+            if n_rows:
+                logger.info("old events deleted", extra={"fields": {"rows": n_rows}})
         except EquipoiseError:
-            logger.warning("events could not be aged out")
+            logger.warning("old events could not be deleted")
         await asyncio.sleep(3600)
 
 
-def _page(app: FastAPI) -> None:
+def _add_page_routes(app: FastAPI) -> None:
     folder = resources.files("equipoise.serve") / "page"
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        text = (folder / "page.html").read_bytes()
-        return Response(text, media_type="text/html; charset=utf-8")
+    def add(path: str, name: str, media_type: str) -> None:
+        @app.get(path, include_in_schema=False)
+        async def page_file() -> Response:
+            return Response((folder / name).read_bytes(), media_type=media_type)
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        text = (folder / "docs.html").read_bytes()
-        return Response(text, media_type="text/html; charset=utf-8")
-
-    @app.get("/page/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        if name not in PAGE:
-            raise Refused(404, "not-found", "there is no such file")
-        return Response((folder / name).read_bytes(), media_type=PAGE[name])
+    for path, name in (("/", "page.html"), ("/docs", "docs.html")):
+        add(path, name, "text/html; charset=utf-8")
+    for name, media_type in PAGE.items():
+        add(f"/page/{name}", name, media_type)

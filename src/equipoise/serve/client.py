@@ -44,8 +44,6 @@ class Client:
         Where the service wants one.
     model
         Name of the model to ask; the service chooses if left out.
-    tenant
-        Whose models and users.
     timeout
         Seconds until a silent service is an error.
     """
@@ -56,7 +54,6 @@ class Client:
         *,
         token: str | None = None,
         model: str | None = None,
-        tenant: str | None = None,
         timeout: float = 30.0,
     ) -> None:
         if not isinstance(url, str):
@@ -75,7 +72,7 @@ class Client:
         # open connections that wait for a request, each with the process that opened it; a deque
         # can be changed by several threads, and has no lock that a fork could leave locked
         self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
-        self._root = parts.path.rstrip("/") + ("/v1" if tenant is None else f"/v1/t/{tenant}")
+        self._root = parts.path.rstrip("/") + "/v1"
         self._token, self._model = token, model
         self.url = url
 

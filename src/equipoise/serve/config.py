@@ -21,7 +21,7 @@ from equipoise.errors import DataError, SettingError
 
 PREFIX = "EQUIPOISE_"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
-DEFAULT = "default"  # the tenant of requests that name none, and the model of a bare path
+NO_TENANTS = "the service has no tenants; run one service per tenant (docs/serving.md)"
 ROLES = ("read", "write", "admin")
 
 
@@ -91,14 +91,11 @@ class Token:
         At least 16 characters, no other token's; "env:NAME" takes it from the environment.
     role
         "read" asks, "write" also sends events and attributes, "admin" also reloads.
-    tenant
-        The tenant it opens.
     """
 
     name: str
     secret: str = field(repr=False)
     role: Literal["read", "write", "admin"] = "read"
-    tenant: str = DEFAULT
 
     def __post_init__(self) -> None:
         secret = self.secret
@@ -127,13 +124,10 @@ class Experiment:
         Another name deals the users anew.
     models
         Shares of the users by the name of the model; they are scaled to sum to 1.
-    tenant
-        Whose users take part.
     """
 
     name: str
     models: dict[str, float]
-    tenant: str = DEFAULT
 
     def __post_init__(self) -> None:
         if len(self.models) < 2:
@@ -150,8 +144,6 @@ class Config:
     ----------
     models
         Folders of saved models by name; the first one is asked where a request names none.
-    tenants
-        The same for each further tenant, who has a catalogue and users of its own.
     store
         URL of the event store: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.
     host, port
@@ -179,7 +171,6 @@ class Config:
     """
 
     models: dict[str, str]
-    tenants: dict[str, dict[str, str]] = field(default_factory=dict)
     store: str = "sqlite:///equipoise.db"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -203,10 +194,8 @@ class Config:
         for name in ("refresh", "keep"):
             if getattr(self, name) is not None:
                 period(name, getattr(self, name))
-        names = [*self.models, *self.tenants, *(n for each in self.tenants.values() for n in each)]
-        marked: list[Token | Experiment] = [*self.tokens, *self.experiments]
-        names += [each.name for each in marked]
-        for name in names:
+        named: list[Token | Experiment] = [*self.tokens, *self.experiments]
+        for name in [*self.models, *(setting.name for setting in named)]:
             if not NAME.fullmatch(name):
                 raise SettingError(
                     f"names are made of a-z, 0-9, '-', '_' and '.', at most 64; got {name!r}"
@@ -214,45 +203,20 @@ class Config:
         for name, weight in self.weights.items():
             number(f"weights of {name!r}", weight)
         _check_distinct(self.tokens)
-        if DEFAULT in self.tenants:
-            raise SettingError(f"the models of tenant {DEFAULT!r} stand under models")
-        for each in marked:
-            if each.tenant not in self.folders:
-                raise SettingError(f"{each.name!r} is for an unknown tenant {each.tenant!r}")
-        self._check_folders()
         for experiment in self.experiments:
-            known = self.folders[experiment.tenant]
             for name in experiment.models:
-                if name not in known:
-                    told = _nearest(name, known)
+                if name not in self.models:
+                    hint = _nearest(name, self.models)
                     raise SettingError(
-                        f"experiment {experiment.name!r} has no model {name!r}{told}"
+                        f"experiment {experiment.name!r} has no model {name!r}{hint}"
                     )
-        tenants = [each.tenant for each in self.experiments]
-        if len(set(tenants)) < len(tenants):
-            raise SettingError("a tenant has one experiment at a time")
+        if len(self.experiments) > 1:
+            raise SettingError("the service runs one experiment at a time; leave the others out")
         if not self.tokens and not is_loopback(self.host):
             raise SettingError(
                 f"without tokens the service listens on this machine alone, not on {self.host}; "
                 "give tokens, or leave host out"
             )
-
-    def _check_folders(self) -> None:
-        """Refuse to fold the events of two tenants into one model."""
-        owners: dict[str, str] = {}
-        for tenant, own in self.folders.items() if self.refresh is not None else ():
-            for folder in own.values():
-                other = owners.setdefault(os.path.realpath(folder), tenant)
-                if other != tenant:
-                    raise SettingError(
-                        f"tenants {other!r} and {tenant!r} have a model in one folder, into which "
-                        "refresh would put the events of both; give each a copy of its own"
-                    )
-
-    @property
-    def folders(self) -> dict[str, dict[str, str]]:
-        """Folders of the models of every tenant, the default one first."""
-        return {DEFAULT: self.models, **self.tenants}
 
     @property
     def keep_seconds(self) -> float | None:
@@ -335,6 +299,8 @@ def _made(kind: Any, given: Any, where: str) -> Any:
     fields = {each.name: each for each in dataclasses.fields(kind)}
     values = {}
     for key, value in given.items():
+        if key in ("tenant", "tenants"):
+            raise SettingError(f"{where}{key}: {NO_TENANTS}")
         if key not in fields:
             raise SettingError(f"unknown setting {where + key!r}{_nearest(key, fields)}")
         values[key] = _value(hints[key], value, where + key)

@@ -30,7 +30,6 @@ RATIO_ALPHA = 0.001  # a false alarm about the shares stops a sound experiment
 
 def compare_clicks(
     store: Store,
-    tenant: str,
     name: str,
     within: float,
     shares: Mapping[str, float] | None = None,
@@ -39,7 +38,7 @@ def compare_clicks(
 
     Parameters
     ----------
-    store, tenant, name
+    store, name
         Where the experiment is recorded.
     within
         Seconds after a list in which an event on one of its items is a click on it. An event that
@@ -47,10 +46,10 @@ def compare_clicks(
     shares
         Shares of the users by model; those that the service recorded if left out.
     """
-    shown, clicks = store.experiment(tenant, name)
+    shown, clicks = store.experiment(name)
     if not shown:
         raise DataError(f"the store has no lists of an experiment {name!r}; check its name")
-    recorded = store.shares(tenant, name) if shares is None else [dict(shares)]
+    recorded = store.shares(name) if shares is None else [dict(shares)]
     clicked = clicked_lists(shown, clicks, within)
     models_of_user: dict[str, set[str]] = {}
     for _, user, model, _, _ in shown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -202,19 +201,19 @@ def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
     )
 
 
-def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> dict[str, Any]:
+def fold_saved(path: str, store: Store, out: str | None = None) -> dict[str, Any]:
     """Bring a saved model up to date with the store and save it; return what was done.
 
     Events that count 0 for the model are left out of it, and stay in the store.
     """
     model = load(path)
-    change = store.since(tenant, model.data_fingerprint_)
+    change = store.since(model.data_fingerprint_)
     changed = fold(model, change)
     if changed:
         # The mark goes first: a model that is not saved keeps its fingerprint, and so its own
         # mark. Where nothing changes, the mark stays too: it is that of all models with these
         # data, and another one may weigh the events in another way.
-        store.keep_folded(tenant, model.data_fingerprint_, change)
+        store.keep_folded(model.data_fingerprint_, change)
     if changed or out is not None:
         model.save(out or path)
     data = model.data_
@@ -229,14 +228,14 @@ def fold_saved(path: str, store: Store, tenant: str, out: str | None = None) -> 
 
 
 def main() -> int:
-    """Fold a list of tenants and folders, given as JSON; the store is in the environment."""
+    """Fold the models in the folders given as arguments; the store is in the environment."""
     from equipoise.serve.logs import write_lines
 
     write_lines()
     store, code = Store(os.environ["EQUIPOISE_STORE"]), 0
-    for tenant, path in json.loads(sys.argv[1]):
+    for path in sys.argv[1:]:
         try:
-            logger.info("model folded", extra={"fields": fold_saved(path, store, tenant)})
+            logger.info("model folded", extra={"fields": fold_saved(path, store)})
         except EquipoiseError as error:
             logger.error("%s", error)
             code = 1

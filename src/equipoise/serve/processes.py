@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import functools
 import gc
-import json
 import logging
 import os
 import select
@@ -275,9 +274,7 @@ class Supervisor:
         """Fold the store's events into the models, in another process."""
         if self._update is not None:
             return  # still at it
-        folders = self._config.folders
-        tasks = [(tenant, path) for tenant, own in folders.items() for path in own.values()]
-        words = ["-m", "equipoise.serve.folding", json.dumps(tasks)]
+        words = ["-m", "equipoise.serve.folding", *self._config.models.values()]
         # an address may hold a password, which would be seen among the arguments
         environment = {**self._environment, "EQUIPOISE_STORE": self._config.store}
         self._update = subprocess.Popen([sys.executable, *words], env=environment)

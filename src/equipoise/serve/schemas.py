@@ -1,9 +1,9 @@
-"""What requests and answers look like; the OpenAPI description is made from these classes."""
+"""Schemas of requests and answers, from which the OpenAPI description is generated."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,15 +22,15 @@ DEEPEST = 10_000  # last place of a list that can be asked for
 
 
 def _text(value: int | str) -> str:
-    """Return an id as text; ids are data, and what a database could not hold is refused."""
+    """Return an id as text; refuse NUL, which PostgreSQL cannot store."""
     text = str(value)
     if "\0" in text:
-        raise ValueError("an id must not hold the character NUL")
+        raise ValueError("an id must not contain the character NUL")
     return text
 
 
 def _check_unicode(value: str) -> str:
-    """Refuse half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    """Refuse lone surrogates, which JSON can express and UTF-8 cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -48,8 +48,11 @@ def _check_unicode_within(value: dict[str, Any]) -> dict[str, Any]:
 
 Text = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=LONGEST)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-Id = Annotated[Whole | Text, AfterValidator(_text)]
-# the first wrong id is told; telling all of them would take longer than any work
+if TYPE_CHECKING:
+    Id = str
+else:
+    Id = Annotated[Whole | Text, AfterValidator(_text)]
+# report the first wrong id only; reporting all of them could take very long
 Ids = Annotated[list[Id], Field(fail_fast=True)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
@@ -61,26 +64,26 @@ Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
 # Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
 IdKind = Literal["integer", "text"]
 ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
-FIELDS = 64  # of a body, at most
+FIELDS = 64  # of a body or a filter, at most
 
 
-def _few(given: Any) -> Any:
+def _check_fields(value: Any) -> Any:
     """Refuse mappings of many keys at once, each of which would be an error of its own."""
-    if isinstance(given, dict) and len(given) > FIELDS:
-        raise ValueError(f"{len(given):,} fields, of which there are at most {FIELDS}")
-    return given
+    if isinstance(value, dict) and len(value) > FIELDS:
+        raise ValueError(f"{len(value):,} fields; at most {FIELDS} are allowed")
+    return value
 
 
 class Body(BaseModel):
-    """A request; a field that is not known is an error."""
+    """A request; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    _is_small = model_validator(mode="before")(_few)
+    _is_small = model_validator(mode="before")(_check_fields)
 
 
 class Who(Body):
-    """Whom a request is about: a user, a history of items, or the clicks of a session."""
+    """A user, a history of items, or the clicks of a session."""
 
     user: Id | None = Field(
         default=None, description="A user: the training history and live events."
@@ -91,21 +94,20 @@ class Who(Body):
     alpha: Dial | None = Field(default=None, description="The popularity dial; larger, more tail.")
 
     @model_validator(mode="after")
-    def _one(self) -> Who:
-        given = (self.user, self.history, self.session)
-        if sum(each is not None for each in given) != 1:
+    def _check_one(self) -> Who:
+        if (self.user, self.history, self.session).count(None) != 2:
             raise ValueError("give one of user, history and session")
         return self
 
 
 class Recommend(Who):
-    """Ask for a list."""
+    """Request for a list."""
 
     k: Length = Field(default=20, description="Length of the list.")
     offset: Offset = Field(default=0, description="Places to skip, for the next page.")
     exclude: Ids = Field(default=[], description="Items to leave out.")
     candidates: Ids | None = Field(default=None, description="Items to choose from.")
-    filters: Annotated[dict[Name, Plain | Plains], BeforeValidator(_few)] = Field(
+    filters: Annotated[dict[Name, Plain | Plains], BeforeValidator(_check_fields)] = Field(
         default={}, description="Attributes and the values they may have."
     )
     rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
@@ -126,7 +128,7 @@ class Recommend(Who):
 
 
 class Batch(Body):
-    """Ask for several lists; each entry is answered or refused by itself."""
+    """Request for several lists; each entry is answered or refused separately."""
 
     requests: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
         description="Bodies as of /v1/recommend."
@@ -134,13 +136,13 @@ class Batch(Body):
 
 
 class Explain(Who):
-    """Ask why an item has its score."""
+    """Request for the reasons behind the score of an item."""
 
     item: Id
 
 
 class Score(Who):
-    """Ask for the scores of some items."""
+    """Request for the scores of items."""
 
     items: Ids
 
@@ -174,7 +176,7 @@ class NewEvent(Body):
     def _no_nul(self) -> NewEvent:
         for text in (self.id, self.type, self.list_id):
             if text is not None and "\0" in text:
-                raise ValueError("a text must not hold the character NUL")
+                raise ValueError("a text must not contain the character NUL")
         return self
 
 
@@ -194,7 +196,7 @@ class Attributes(Body):
     category: Words | None = None
 
     @model_validator(mode="after")
-    def _few(self) -> Attributes:
+    def _check_size(self) -> Attributes:
         names = self.model_dump()
         if len(names) > 50 or any(len(name) > 64 for name in names):
             raise ValueError("an item has at most 50 attributes, with names of at most 64 letters")
@@ -242,7 +244,7 @@ class Recommended(Answered):
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457)."""
+    """Problem details (RFC 9457)."""
 
     type: str
     title: str
@@ -265,7 +267,7 @@ class BatchAnswer(BaseModel):
 
 
 class Similar(Answered):
-    """Items that follow from one."""
+    """The most similar items."""
 
     item: str
     title: str
@@ -314,7 +316,7 @@ class Page(BaseModel):
 
 
 class Accepted(BaseModel):
-    """How many events and marks are on disk now, and how many events were known before."""
+    """Numbers of events and marks on disk, and of events that were known before."""
 
     accepted: int
     duplicates: int
@@ -323,7 +325,7 @@ class Accepted(BaseModel):
 
 
 class UserHistory(BaseModel):
-    """What the service knows of a user."""
+    """History of a user."""
 
     user: str
     known: bool = Field(description="Whether there is a training history or a live event.")
@@ -336,7 +338,7 @@ class UserHistory(BaseModel):
 
 
 class Users(BaseModel):
-    """Some training users."""
+    """Training users."""
 
     total: int
     user_ids: IdKind = Field(description="What the ids of the users are in the table.")
@@ -344,7 +346,7 @@ class Users(BaseModel):
 
 
 class Forgotten(BaseModel):
-    """What was taken out; the user's training history is left aside from now on."""
+    """Number of deleted rows; the user's training history is ignored from now on."""
 
     user: str
     removed: int
@@ -381,9 +383,9 @@ class Models(BaseModel):
 
 
 class Reloaded(BaseModel):
-    """Versions of the tenant's models after a reload."""
+    """Versions of the models after a reload."""
 
-    models: dict[str, dict[str, str]]
+    models: dict[str, str]
 
 
 class Overview(BaseModel):
@@ -402,6 +404,6 @@ class Overview(BaseModel):
 
 
 class Health(BaseModel):
-    """The process lives, or can answer; where it cannot there is a problem in its place."""
+    """The process is alive, or ready to answer."""
 
     status: Literal["ok"]

@@ -1,4 +1,4 @@
-"""Who may ask for what: tokens, roles, tenants, and what is allowed without any token."""
+"""Who may ask for what: tokens, roles, and what is allowed without any token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from fastapi import HTTPException
 
-from equipoise.serve.config import DEFAULT, ROLES, Config, is_loopback
+from equipoise.serve.config import ROLES, Config, is_loopback
 
-TENANT = re.compile(r"/v1/t/([^/]+)(/.*)", re.DOTALL)
 OPEN = {"/healthz", "/readyz", "/", "/docs", "/openapi.json"}
 # what the roles "read" and "write" may ask for; anything else needs "admin"
 READ_PATHS = {"/v1/similar", "/v1/users", "/v1/items", "/v1/models", "/v1/model"}
@@ -48,11 +47,10 @@ class Refused(HTTPException):
 
 @dataclass(frozen=True)
 class Bearer:
-    """Who asks: a name for the log, a role and a tenant."""
+    """Who asks: a name for the log, and a role."""
 
     name: str
     role: str
-    tenant: str
 
 
 def needed_role(method: str, path: str) -> str:
@@ -77,28 +75,17 @@ class Gate:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._tokens = [
-            (
-                hashlib.sha256(each.secret.encode()).digest(),
-                Bearer(each.name, each.role, each.tenant),
-            )
+            (hashlib.sha256(each.secret.encode()).digest(), Bearer(each.name, each.role))
             for each in config.tokens
         ]
         rate = config.limits.rate / config.workers
         self._requests = Buckets(rate, max(2 * rate, 1.0)) if rate else None
         self._wrong_tokens = Buckets(WRONG_RATE, WRONG_BURST)
 
-    def tenant_and_path(self, path: str) -> tuple[str, str]:
-        """Return the tenant that a path names, and the path without it."""
-        found = TENANT.fullmatch(path)
-        if found is None:
-            return DEFAULT, path
-        return found[1], f"/v1{found[2]}"
-
     def enter(
         self,
         method: str,
         path: str,
-        tenant: str,
         client: str,
         *,
         authorization: str,
@@ -113,14 +100,11 @@ class Gate:
             known = ("", f"http://{host}", f"https://{host}", *self._config.cors)
             if origin not in known and "*" not in known:
                 raise Refused(403, "forbidden", "without tokens pages of other sites may not ask")
-            bearer = Bearer("local", "admin", tenant)
+            bearer = Bearer("local", "admin")
         elif path in OPEN or path.startswith("/page/") or method == "OPTIONS":
             return None  # a browser sends no token when it asks whether a page may call
         else:
             bearer = self._bearer(authorization, client)
-        # an unknown tenant and another one's look the same
-        if tenant not in self._config.folders or bearer.tenant != tenant:
-            raise Refused(404, "unknown-tenant", "there is no such tenant for this token")
         if ROLES.index(bearer.role) < ROLES.index(needed_role(method, path)):
             role = needed_role(method, path)
             raise Refused(403, "forbidden", f"this needs a token with the role {role!r}")

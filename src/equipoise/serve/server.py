@@ -1,4 +1,4 @@
-"""One worker: uvicorn on the shared socket; SIGHUP reloads; slow or large headers are refused."""
+"""The server of one worker: uvicorn with a reload on SIGHUP and limits on request headers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from equipoise.errors import EquipoiseError
-from equipoise.serve.app import create, reloaded
+from equipoise.serve.app import create, reload_models
 from equipoise.serve.config import Config, Limits
 from equipoise.serve.guard import problem
 from equipoise.serve.processes import GRACE
 
 FIELDS = 100  # headers of a request
 REFUSALS = {
-    HTTPStatus.BAD_REQUEST: "this is not an HTTP request",
+    HTTPStatus.BAD_REQUEST: "the request is not valid HTTP",
     HTTPStatus.REQUEST_URI_TOO_LONG: "the address has more than {most:,} bytes",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: (
         "a request has at most {fields} headers, and at most {most:,} bytes of them"
@@ -34,53 +34,52 @@ REFUSALS = {
 
 
 def prepare(config: Config, ready: Callable[[], Any]) -> Server:
-    """Load the models; `run` of what is returned answers requests until SIGTERM."""
+    """Load the models and return the server; its `run` answers requests until SIGTERM."""
     app = create(config)
     options: dict[str, Any] = {"http": protocol(config.limits), "ws": "none"}
     options |= {"lifespan": "on", "log_config": None, "access_log": False, "server_header": False}
     options |= {"timeout_graceful_shutdown": int(GRACE), "proxy_headers": False}
     settings = uvicorn.Config(app, loop="uvloop", backlog=1024, **options)
     server = Server(settings, ready)
-    reload = reloaded(app.state, app._telemetry)
 
-    def hang_up(_: int, __: FrameType | None) -> None:
-        def work() -> None:
-            with contextlib.suppress(EquipoiseError):  # it is in the log, and the old ones go on
-                reload()
+    def reload() -> None:
+        with contextlib.suppress(EquipoiseError):  # it is logged, and the old models go on
+            reload_models(app.state, app.telemetry)
 
-        threading.Thread(target=work, name="reload", daemon=True).start()
+    def start_reload(_: int, __: FrameType | None) -> None:
+        threading.Thread(target=reload, name="reload", daemon=True).start()
 
     def stop_soon(_: int, __: FrameType | None) -> None:
         app.state.stopping = True
 
-    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGHUP, start_reload)
     signal.signal(signal.SIGUSR1, stop_soon)
     return server
 
 
 class Server(uvicorn.Server):
-    """A server that tells when it answers."""
+    """A server that calls `ready` once it answers requests."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], Any]) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to answer, and say so."""
+        """Start to answer requests and call `ready`."""
         await super().startup(sockets)
         if self.started:
             self._ready()
 
 
 class TooLargeError(Exception):
-    """Ends the reading of a request; the parser reports any error of a callback as its own."""
+    """Raised in a callback of the parser to end the reading of a request."""
 
 
 def protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """Return the HTTP protocol that bounds the head of a request: its time, bytes and fields.
+    """Return an HTTP protocol with limits on the time, bytes and number of request headers.
 
-    The head is the request line and the headers, and trailers where there are some. A connection
-    whose head does not arrive in time is closed; a head that is too large is answered first.
+    The request line and trailers count as well. A connection whose headers do not arrive in time
+    is closed; headers that are too large get an answer first.
     """
     timeout, most = limits.timeout, limits.headers
 
@@ -88,7 +87,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
         _timer: asyncio.TimerHandle | None = None
         _head = 0  # bytes of the head, so far
         _fields = 0  # headers, so far
-        _unparsed = 0  # bytes since the parser last found something, such as a header without end
+        _unparsed = 0  # bytes since the last callback of the parser, such as an endless header
         _is_parsing = False
         _refusal = HTTPStatus.BAD_REQUEST
 
@@ -138,7 +137,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
         def send_400_response(self, msg: str) -> None:
             """Refuse a request that cannot be read, and close the connection."""
-            if self.cycle is None or self.cycle.response_complete:  # else it is amid an answer
+            if self.cycle is None or self.cycle.response_complete:  # else an answer is being sent
                 detail = REFUSALS[self._refusal].format(most=most, fields=FIELDS)
                 self.transport.write(_refused(self._refusal, detail))
             self.transport.close()
@@ -156,7 +155,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
 
 def _refused(status: HTTPStatus, detail: str) -> bytes:
-    """Return a whole answer that refuses a request before it has reached the application."""
+    """Return the full HTTP response that refuses a request before the application sees it."""
     kind = status.phrase.lower().replace(" ", "-")
     body = json.dumps(problem(status, kind, detail, secrets.token_hex(8))).encode()
     lines = [

@@ -1,4 +1,4 @@
-"""What a worker holds: loaded models, the attributes of items, experiments; and how it reloads."""
+"""The state of a worker: loaded models, item attributes, the experiment; and reloading."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,38 +33,37 @@ from equipoise.ranking.terms import Constant, Term
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.costs import PAIRS, ByteCache, rules_of_user, scoring_steps
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
-from equipoise.serve.store import Event, Live, LiveEvent, Store, StoreError
+from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
 
 logger = logging.getLogger(__name__)
 
 Positions = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
-DIALS = 32  # positions of the popularity dial whose terms are kept, at most
-DIAL_BYTES = 1 << 26  # of all of them; each takes two numbers for an item
-FRESH = 1.0  # seconds that another worker's change of an attribute may take to be seen here
+DIALS = 32  # values of alpha whose terms are cached, at most
+DIAL_BYTES = 1 << 26  # of that cache; a value of alpha takes two numbers per item
+FRESH = 1.0  # seconds between two checks whether another worker has changed attributes
 SKIP = Unknowns("skip", "skip")
 CURVE = 100  # points of the popularity curve
+NOTHING = np.empty(0, np.int64)
 
 
 def find(index: IdIndex, texts: Sequence[str]) -> Positions:
-    """Return the positions of ids given as text, -1 for those that are not known."""
-    if not texts:
-        return np.empty(0, np.int64)
-    return index.positions(texts, unknown="skip")
+    """Return the positions of ids given as text, -1 for unknown ones."""
+    return index.positions(texts, unknown="skip") if texts else NOTHING
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What a list is made from.
+    """The history that a list is computed from.
 
     Parameters
     ----------
     places, weights
-        Items and what they count, in the order of a session where that matters.
+        Positions and weights of the items; in click order for a session model.
     hidden
         Items that may not be listed: used, disliked or shown before.
     user
-        Position among the training users, -1 for others.
+        Position among the training users, -1 for other users.
     unknown
         Ids of items that the model does not know.
     """
@@ -78,9 +77,10 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A ranked list: positions of items, their scores and where it comes from.
+    """A ranked list: positions of items, their scores and the source of the list.
 
-    `pins` are ids of pinned items that the model does not know, whose places come after its items.
+    `pins` are ids of pinned items that the model does not know; their positions follow those of
+    the model's items.
     """
 
     places: Positions
@@ -90,7 +90,7 @@ class Listed:
 
 
 def saved_version(name: str, folder: str) -> str:
-    """Return a text that stands for what is saved in a folder."""
+    """Return a hash of the manifest of a saved model."""
     try:
         return hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError as error:
@@ -98,7 +98,7 @@ def saved_version(name: str, folder: str) -> str:
 
 
 class Served:
-    """A loaded model, ready to answer; never changed after it was made."""
+    """A loaded model, ready to answer; immutable."""
 
     def __init__(self, name: str, folder: str, model: Recommender, version: str) -> None:
         self.name, self.folder, self.model, self.version = name, folder, model, version
@@ -116,45 +116,39 @@ class Served:
         self.is_weighted = data.weighted
         self.fitted = (Path(folder) / MANIFEST).stat().st_mtime
         self.loaded = time.time()
-        self.event = self.forgotten = 0  # the last of each that the model has taken in
-        self._folded = [title.casefold() for title in self.titles]
+        self.event = self.forgotten = 0  # row numbers of the last ones the model includes
+        self._folded_titles = [title.casefold() for title in self.titles]
         self._popular: list[Term] = [Constant(self.counts.astype(np.float32))]
         dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
         self.terms = functools.lru_cache(dials)(model.terms)
-        # rows of a linear model are ranked without a detour; others know best themselves
+        # linear models are ranked here directly; other models rank by their own methods
         self.is_plain = model.fold_in and not model.ordered
         self.alpha = model.alpha_
-        known = self.terms(None) if self.is_plain else []
-        # a model that ranks by itself looks at all items for each of the history
-        self._steps = scoring_steps(known, self.n_items) if known else (0.0, float(self.n_items))
+        terms = self.terms(None) if self.is_plain else []
+        # assume that other models look at all items for each item of the history
+        self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
 
     def steps(self, length: int) -> float:
         """Return the steps of scoring all items for a history of this length."""
         return self._steps[0] + self._steps[1] * max(length, 1)
 
     @classmethod
-    def open(cls, name: str, folder: str, store: Store | None = None, tenant: str = "") -> Served:
-        """Load a model and see that it answers."""
+    def open(cls, name: str, folder: str, store: Store | None = None) -> Served:
+        """Load a model and rank once for a training user and for an empty history."""
         version = saved_version(name, folder)
         model = load(folder)
-        found = cls(name, folder, model, version)
+        served = cls(name, folder, model, version)
         if store is not None:
-            found.event, found.forgotten = store.folded(tenant, model.data_fingerprint_)
-        found.check()
-        return found
+            served.event, served.forgotten = store.folded(model.data_fingerprint_)
+        data = served.data
+        for user in {-1, int(np.argmax(data.user_counts)) if data.n_users else -1}:
+            served.top(served.training_history(user), 5, np.ones(served.n_items, np.bool_))
+        return served
 
-    def check(self) -> None:
-        """Rank for a training user and an empty history; what fails here would fail for all."""
-        whole = np.ones(self.n_items, np.bool_)
-        row = int(np.argmax(self.data.user_counts)) if self.data.n_users else -1
-        for user in {-1, row}:
-            self.top(self.training(user), 5, whole)
-
-    def training(self, user: int) -> History:
-        """Return the history a training user was fitted with; nothing for -1."""
+    def training_history(self, user: int) -> History:
+        """Return the history that a training user was fitted with; an empty one for -1."""
         if user < 0:
-            nothing = np.empty(0, np.int64)
-            return History(nothing, np.empty(0, np.float32), nothing)
+            return History(NOTHING, np.empty(0, np.float32), NOTHING)
         if self.model.ordered and self.data.sequences is not None:
             clicks = self.data.sequences.take(np.array([user])).items.astype(np.int64)
             return History(clicks, np.ones(len(clicks), np.float32), clicks, user)
@@ -163,76 +157,77 @@ class Served:
         places = X.indices[low:high].astype(np.int64)
         return History(places, X.data[low:high], places, user)
 
-    def given(self, items: Sequence[str]) -> History:
+    def history_of_items(self, items: Sequence[str]) -> History:
         """Return a history of items by their ids, in this order."""
-        found = find(self.items, items)
-        unknown = [items[place] for place in np.flatnonzero(found < 0).tolist()]
-        known = found[found >= 0]
+        places = find(self.items, items)
+        unknown = [items[n] for n in np.flatnonzero(places < 0).tolist()]
+        known = places[places >= 0]
         if self.model.signals is not None and len(known):
             row = self.model._rows_of([[self.ids[place] for place in known]], SKIP)
             return History(row.indices.astype(np.int64), row.data, np.unique(known), -1, unknown)
         places = known if self.model.ordered else np.unique(known)
         return History(places, np.ones(len(places), np.float32), places, -1, unknown)
 
-    def live(self, user: str, live: Live) -> History:
-        """Return the training history of a user and what the store has seen since.
+    def history_of_user(self, user: str, live: Live) -> History:
+        """Return the training history of a user together with the events in the store.
 
-        An item counts once where the training data count it once; otherwise weights add up. A
-        dislike takes the item out, with all that came before it. Items that were used or disliked
-        stay hidden.
+        Weights add up, or an item counts once where it does so in the training data. A dislike
+        removes the item with everything before it. Used and disliked items stay hidden.
         """
         place = int(find(self.users, [user])[0])
-        base = self.training(-1 if live.forgotten > self.forgotten else place)
-        shown = find(self.items, live.seen)
+        base = self.training_history(-1 if live.forgotten > self.forgotten else place)
         if not live.events and not live.seen:
             return base
+        shown = find(self.items, live.seen)
         items = [event[0] for event in live.events]
-        found = find(self.items, items)
-        unknown = [items[n] for n in np.flatnonzero(found < 0).tolist()]
-        hidden = np.concatenate([base.hidden, found[found >= 0], shown[shown >= 0]])
-        # what a model has taken in already counts once
-        new = [n for n, event in enumerate(live.events) if found[n] >= 0 and event[3] > self.event]
-        places, weights = self._together(base, [live.events[n] for n in new], found[new])
-        changed = -1 if self.is_plain else base.user
-        return History(places, weights, hidden, changed, unknown)
+        places = find(self.items, items)
+        unknown = [items[n] for n in np.flatnonzero(places < 0).tolist()]
+        hidden = np.concatenate([base.hidden, places[places >= 0], shown[shown >= 0]])
+        # events that the model includes already do not count twice
+        numbers = np.array([event[3] for event in live.events])
+        new = np.flatnonzero((places >= 0) & (numbers > self.event)).tolist()
+        combined = self._combine(base, [live.events[n] for n in new], places[new])
+        return History(*combined, hidden, -1 if self.is_plain else base.user, unknown)
 
-    def _together(
-        self, base: History, events: list[LiveEvent], found: Positions
+    def _combine(
+        self, base: History, events: list[LiveEvent], event_places: Positions
     ) -> tuple[Positions, Any]:
-        """Return what the training history and later events count together."""
+        """Return items and weights of the training history and later events together."""
         if self.model.signals is not None and self.model.fold_in:
-            return self._weighed(base, events)
+            return self._combine_by_signals(base, events)
         values = [event_value(self.model, event[4], event[1]) for event in events]
-        counted, disliked = split_at_dislikes(found.tolist(), values)
+        counted, disliked = split_at_dislikes(event_places.tolist(), values)
         stays = ~np.isin(base.places, list(disliked))
         places, weights = base.places[stays], base.weights[stays]
         if not self.model.fold_in:
             return places, weights
         if self.model.ordered:
-            places = np.concatenate([places, found[counted]])
+            places = np.concatenate([places, event_places[counted]])
             return places, np.ones(len(places), np.float32)
         total = np.zeros(self.n_items, np.float64)
         total[places] = weights
-        np.add.at(total, found[counted], [values[n] for n in counted])
+        np.add.at(total, event_places[counted], [values[n] for n in counted])
         places = np.flatnonzero(total > 0)
         sums = total[places] if self.is_weighted else np.ones(len(places))
         return places, sums.astype(np.float32)
 
-    def _weighed(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
-        """Return what the model's signals make of training events and later ones together."""
+    def _combine_by_signals(self, base: History, events: list[LiveEvent]) -> tuple[Positions, Any]:
+        """Apply the model's signals to the training events and later ones together."""
         user = str(self.users.values[base.user]) if base.user >= 0 else ""  # any text will do
-        named = [
-            Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events
-        ]
-        increment = increment_of(self.model, named)
-        whole = increment.added
-        if base.user >= 0:
-            data = self.model.data_.rows(np.array([base.user]))
-            known = data if increment.removed is None else data.difference(increment.removed)
-            whole = known if whole is None else known.union(whole)
-        if whole is None or (increment.added is None and increment.removed is None):
+        increment = increment_of(
+            self.model,
+            [Event("", user, item, kind, weight, time) for item, weight, time, _, kind in events],
+        )
+        if increment.added is None and increment.removed is None:
             return base.places, base.weights
-        row = self.model._rows_of(whole, SKIP)
+        data = increment.added
+        if base.user >= 0:
+            past = self.model.data_.rows(np.array([base.user]))
+            past = past if increment.removed is None else past.difference(increment.removed)
+            data = past if data is None else past.union(data)
+        if data is None:
+            return base.places, base.weights
+        row = self.model._rows_of(data, SKIP)
         return row.indices.astype(np.int64), row.data
 
     def row(self, history: History) -> Any:
@@ -252,56 +247,56 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
     ) -> Listed:
-        """Return the k best items among those allowed; an empty history gets popular ones.
+        """Return the k best allowed items; popular ones for an empty history.
 
-        `user` is whose rules hold; a history of no user has none of its own. Pinned items that
-        the model does not know have places after its last item.
+        `user` selects the rules that name a user.
         """
         pins = [] if rules is None or rules.unknown_pins is None else rules.unknown_pins.ids
         k = min(k, max(self.n_items, 1) + len(pins))
-        cold = self.is_cold(history)
-        terms = self.terms(alpha)  # a model without a dial refuses it here
-        if rules is not None or not (self.is_plain or cold):
+        is_cold = self.is_cold(history)
+        terms = self.terms(alpha)  # raises where the model takes no alpha
+        if rules is not None or not (self.is_plain or is_cold):
             used = np.array([[str(item) in history.unknown for item in pins]], np.bool_)
-            request = self._request(history, user)
+            if self.is_plain or is_cold:
+                request = Request([user], None, self.row(history), np.ones(1, np.bool_))
+            else:
+                request = self.model._request(self._as_model_input(history, user), Unknowns())
             request = replace(request, has_names=user is not None, used_pins=used)
-            found = self.model._listed(request.within(allowed), terms, k, False, rules, None)
+            ranked = self.model._listed(request.within(allowed), terms, k, False, rules, None)
         else:
-            row, scored_by = self.row(history), self._popular if cold else terms
-            found = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
-        places = found.items[0, : found.lengths[0]]
-        return Listed(places, found.scores[0], "popular" if cold else "model", pins)
-
-    def _request(self, history: History, user: str | None) -> Request:
-        if self.is_plain or self.is_cold(history):
-            return Request([user], None, self.row(history), np.ones(1, np.bool_))
-        return self.model._request(self._asked(history, user), Unknowns())
+            scored_by = self._popular if is_cold else terms
+            row = self.row(history)
+            ranked = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
+        places = ranked.items[0, : ranked.lengths[0]]
+        return Listed(places, ranked.scores[0], "popular" if is_cold else "model", pins)
 
     def is_cold(self, history: History) -> bool:
-        """Whether the model knows nothing of a history: it is empty, or no user has its items."""
+        """Whether a history is empty, or no training user has its items."""
         return not self.counts[history.places].any()
 
-    def _asked(self, history: History, user: str | None = None) -> Any:
-        """Return a history as other models take it: clicks in order, or the id of a user."""
+    def _as_model_input(self, history: History, user: str | None = None) -> Any:
+        """Return a history for a model that is not linear: ids of clicks, or of the user."""
         if not self.model.fold_in and history.user >= 0:
             return [self.users.values[history.user]]
         return {user: [self.ids[place] for place in history.places]}
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
-        """Return the scores of some items for a history; None where only popularity is known."""
+        """Return the scores of these items for a history; None for a cold one."""
         if self.is_cold(history):
             self.terms(alpha)
             return [None] * len(places)
-        if not self.is_plain:
-            return list(self.model.score(self._asked(history), alpha=alpha)[0, places].tolist())
-        return list(score(self.terms(alpha), self.row(history))[0, places].tolist())
+        if self.is_plain:
+            scores = score(self.terms(alpha), self.row(history))
+        else:
+            scores = self.model.score(self._as_model_input(history), alpha=alpha)
+        return list(scores[0, places].tolist())
 
     def reasons(
         self, history: History, places: Positions, alpha: float | None, most: int
     ) -> list[list[tuple[int, float]]]:
-        """Return the items of the history that add most to the score of each of some items."""
+        """Return, for each of these items, the history items that contribute most to its score."""
         if not self.model.explains or not self.is_plain:
-            raise DataError(f"model {self.name!r} cannot give reasons; take a linear one for that")
+            raise DataError(f"model {self.name!r} cannot give reasons; use a linear model")
         if self.is_cold(history) or not len(places):
             return [[] for _ in places]
         step = max(1, PAIRS // len(history.places))
@@ -312,31 +307,32 @@ class Served:
         self, history: History, places: Positions, alpha: float | None, most: int
     ) -> list[list[tuple[int, float]]]:
         terms, sources = self.terms(alpha), history.places.astype(np.int32)
-        shape, each = (len(sources), self.n_items), np.arange(len(sources) + 1)
-        alone = sp.csr_array((history.weights, sources, each), shape=shape)
-        pairs = np.tile(each[:-1], len(places)), np.repeat(places, len(sources))
-        parts = score_items(terms, alone, *pairs).astype(np.float64).reshape(len(places), -1)
+        shape, offsets = (len(sources), self.n_items), np.arange(len(sources) + 1)
+        one_item_rows = sp.csr_array((history.weights, sources, offsets), shape=shape)
+        pairs = np.tile(offsets[:-1], len(places)), np.repeat(places, len(sources))
+        parts = score_items(terms, one_item_rows, *pairs).astype(np.float64)
         totals = score(terms, self.row(history))[0, places].astype(np.float64)
-        found = []
-        for column, total in zip(parts, totals, strict=True):
+        reasons = []
+        for column, total in zip(parts.reshape(len(places), -1), totals, strict=True):
             order = np.argsort(-np.abs(column), kind="stable")
             shares = add_up(column[order], float(total))[:most]
             strongest = sources[order[:most]]
-            found.append(list(zip(strongest.tolist(), shares.tolist(), strict=True)))
-        return found
+            reasons.append(list(zip(strongest.tolist(), shares.tolist(), strict=True)))
+        return reasons
 
     def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
-        """Return items whose title or id holds a text, most popular first, and how many there are.
+        """Return the items whose title or id contains a text, and their total number.
 
-        Titles that begin with the text stand before others.
+        Titles that start with the text come first, then by popularity.
         """
-        wanted = text.casefold().strip()
-        if not wanted:
+        text = text.strip()
+        folded = text.casefold()
+        if not folded:
             return [int(n) for n in self.order[offset : offset + limit]], self.n_items
-        exact = find(self.items, [text.strip()])
-        hits = [n for n, title in enumerate(self._folded) if wanted in title]
-        hits += [int(n) for n in exact if n >= 0 and wanted not in self._folded[n]]
-        hits.sort(key=lambda n: (not self._folded[n].startswith(wanted), self.rank[n]))
+        titles = self._folded_titles
+        hits = [n for n, title in enumerate(titles) if folded in title]
+        hits += [int(n) for n in find(self.items, [text]) if n >= 0 and folded not in titles[n]]
+        hits.sort(key=lambda n: (not titles[n].startswith(folded), self.rank[n]))
         return hits[offset : offset + limit], len(hits)
 
     def curve(self) -> list[int]:
@@ -348,72 +344,68 @@ class Served:
 
 
 class Catalogue:
-    """The attributes of items: the columns of the model's labels, and over them the store's."""
+    """The attributes of items: the columns of the model's labels, overridden by the store's."""
 
     _numbers = itertools.count()
 
     def __init__(
         self,
         served: Served,
-        given: Mapping[str, Mapping[str, Any]],
+        stored: Mapping[str, Mapping[str, Any]],
         cache: ByteCache | None = None,
     ) -> None:
-        self._served = served
-        self._given = given
+        self.served, self.stored = served, stored
         self._cache = ByteCache(Limits.cache) if cache is None else cache
-        self._number = next(self._numbers)  # in the cache, whose entries outlive this
+        self._number = next(self._numbers)  # part of the cache keys; entries outlive this object
         self.available = np.ones(served.n_items, np.bool_)
-        names = list(given)
+        names = list(stored)
         self._places = dict(zip(names, find(served.items, names).tolist(), strict=True))
-        for item, own in given.items():
-            if self._places[item] >= 0 and own.get("available") is False:
+        for item, attributes in stored.items():
+            if self._places[item] >= 0 and attributes.get("available") is False:
                 self.available[self._places[item]] = False
         self._values = functools.lru_cache(64)(self._column)
 
-    def of(self, place: int) -> dict[str, Any]:
+    def attributes(self, place: int) -> dict[str, Any]:
         """Return all attributes of an item."""
-        labels = self._served.data.labels
-        own = {} if labels is None else dict(labels.row(place, named=True))
-        own = {name: value for name, value in own.items() if _is_plain(value)}
-        return own | dict(self._given.get(str(self._served.ids[place]), {}))
+        labels = self.served.data.labels
+        row = {} if labels is None else labels.row(place, named=True)
+        attributes = {name: value for name, value in row.items() if _is_plain(value)}
+        return attributes | dict(self.stored.get(str(self.served.ids[place]), {}))
 
     def names(self) -> list[str]:
         """Return the names of all attributes."""
-        labels = self._served.data.labels
-        own = [] if labels is None else labels.columns
-        return sorted({*own, *(name for each in self._given.values() for name in each)})
+        labels = self.served.data.labels
+        columns = [] if labels is None else labels.columns
+        return sorted(set(columns).union(*self.stored.values()))
 
     def _column(self, name: str) -> list[Any]:
-        labels = self._served.data.labels
-        values: list[Any] = [None] * self._served.n_items
+        labels = self.served.data.labels
+        values: list[Any] = [None] * self.served.n_items
         if labels is not None and name in labels.columns:
             values = labels[name].to_list()
-        for item, own in self._given.items():
-            if name in own and self._places[item] >= 0:
-                values[self._places[item]] = own[name]
+        for item, attributes in self.stored.items():
+            if name in attributes and self._places[item] >= 0:
+                values[self._places[item]] = attributes[name]
         return values
 
     @functools.cached_property
     def data(self) -> Interactions:
-        """Return the items with all attributes as their labels; what rules are looked up in."""
-        if not self._given:
-            return self._served.data
+        """The items with all attributes as their labels; rules refer to these."""
+        if not self.stored:
+            return self.served.data
         labels = pl.DataFrame({name: _series(self._values(name)) for name in self.names()})
-        no_users = sp.csr_array((0, self._served.n_items), dtype=np.float32)
-        return Interactions(no_users, [], self._served.items, labels=labels)
+        no_users = sp.csr_array((0, self.served.n_items), dtype=np.float32)
+        return Interactions(no_users, [], self.served.items, labels=labels)
 
-    def rules(self, given: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
-        """Return the rules of a request over the items and all their attributes.
-
-        Those of other users than the one of the request are left out.
-        """
-        if not given:
+    def rules(self, rules: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
+        """Return the rules of a request, without those of other users, on the model's items."""
+        if not rules:
             return None
-        text = json.dumps(rules_of_user(given, user), sort_keys=True)
+        text = json.dumps(rules_of_user(rules, user), sort_keys=True)
 
         def look_up() -> ItemRules | None:
-            found = as_rules(json.loads(text))
-            return None if found is None else found.on(self.data)
+            item_rules = as_rules(json.loads(text))
+            return None if item_rules is None else item_rules.on(self.data)
 
         return self._cache.get((self._number, text), look_up)
 
@@ -424,28 +416,27 @@ class Catalogue:
 
     def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
         if name not in self.names():
-            told = ", ".join(self.names()) or "none"
-            raise DataError(f"no item has an attribute {name!r}; known are {told}")
-        kept = set(allowed)
-        fits = (_has_one_of(value, kept) for value in self._values(name))
-        return np.fromiter(fits, np.bool_, self._served.n_items)
+            known = ", ".join(self.names()) or "none"
+            raise DataError(f"no item has an attribute {name!r}; known are {known}")
+        allowed_set = set(allowed)
+        matches = (_has_one_of(value, allowed_set) for value in self._values(name))
+        return np.fromiter(matches, np.bool_, self.served.n_items)
 
     def shows_unknown(self, item: Any, filters: Mapping[str, Sequence[Any]]) -> bool:
         """Whether an item that the model does not know is available and passes filters."""
-        own = self._given.get(str(item), {})
-        passes = all(_has_one_of(own.get(name), values) for name, values in filters.items())
-        return passes and own.get("available") is not False
+        attributes = self.stored.get(str(item), {})
+        passes = all(_has_one_of(attributes.get(name), values) for name, values in filters.items())
+        return passes and attributes.get("available") is not False
 
 
 def _has_one_of(value: Any, allowed: Container[Any]) -> bool:
-    """Whether an attribute, or any of a list of them, is among these values."""
-    if isinstance(value, (list, tuple)):
-        return any(_is_plain(each) and each in allowed for each in value)
-    return _is_plain(value) and value in allowed
+    """Whether an attribute, or any element of a list, is among these values."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return any(_is_plain(part) and part in allowed for part in parts)
 
 
 def _series(values: list[Any]) -> pl.Series:
-    """Return a column of attributes; where they are of several kinds, as they are."""
+    """Return a column of attributes; of type object where their types differ."""
     try:
         return pl.Series(values)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
@@ -462,7 +453,7 @@ def assign(experiment: Experiment, user: str) -> str:
     >>> assign(Experiment(name="dial", models={"a": 0.5, "b": 0.5}), "ann")
     'b'
     """
-    key = f"{experiment.name}\0{experiment.tenant}\0{user}".encode()
+    key = f"{experiment.name}\0{TENANT}\0{user}".encode()
     point = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
     total, low = sum(experiment.models.values()), 0.0
     for name, share in experiment.models.items():
@@ -472,63 +463,67 @@ def assign(experiment: Experiment, user: str) -> str:
     return next(reversed(experiment.models))
 
 
-class Tenant:
-    """The models and attributes of one tenant."""
+class State:
+    """The models and item attributes of a worker."""
 
-    def __init__(self, name: str, config: Config, store: Store, cache: ByteCache) -> None:
-        self.name = name
-        self._store, self._cache = store, cache
-        self._folders = config.folders[name]
-        self.experiment = next((e for e in config.experiments if e.tenant == name), None)
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config, self.store = config, store
+        self.stopping = False  # /readyz answers 503 from then on
+        self.cache = ByteCache(config.limits.cache)
+        self.experiment = next(iter(config.experiments), None)
         if self.experiment is not None:
-            store.record_shares(name, self.experiment.name, self.experiment.models)
-        self.models = {each: self._open(each, at) for each, at in self._folders.items()}
-        self._version = store.attribute_version(name)  # first: what changes now is seen later
-        self._given: dict[str, dict[str, Any]] = store.all_attributes(name)
-        self._looked = time.monotonic()
+            store.record_shares(self.experiment.name, self.experiment.models)
+        self.models = {
+            name: Served.open(name, folder, store) for name, folder in config.models.items()
+        }
+        self._version = store.attribute_version()  # read first, so that no change is missed
+        self._attributes: dict[str, dict[str, Any]] = store.all_attributes()
+        self._checked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
         self._renewing = threading.Lock()
+        self._reloading = threading.Lock()
 
     def model(self, name: str | None) -> Served:
-        """Return a model by name; the first one where none is named."""
+        """Return a model by name; the first one for None."""
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
             raise UnknownIdError(f"no model {name!r} here; known are {', '.join(self.models)}")
         return self.models[name]
 
-    def load_changed(self) -> dict[str, Served]:
-        """Return the models as they are on disk; those that have not changed are not loaded."""
-        fresh = {}
-        for name, folder in self._folders.items():
-            known = self.models[name]
-            is_known = saved_version(name, folder) == known.version
-            fresh[name] = known if is_known else self._open(name, folder)
-        return fresh
+    def reload(self) -> dict[str, str]:
+        """Load the models that have changed on disk; a failure leaves every model as it was."""
+        with self._reloading:
+            try:
+                models = {name: self._renew(served) for name, served in self.models.items()}
+            except (EquipoiseError, OSError, ValueError) as error:
+                logger.error("reload refused: %s", error)
+                raise DataError("a model could not be loaded; the old ones go on") from error
+            self.models, self._catalogues = models, {}
+            return {name: served.version for name, served in models.items()}
 
-    def swap(self, models: dict[str, Served]) -> None:
-        """Answer by these models from now on."""
-        self.models, self._catalogues = models, {}
-
-    def _open(self, name: str, folder: str) -> Served:
-        return Served.open(name, folder, self._store, self.name)
+    def _renew(self, served: Served) -> Served:
+        if saved_version(served.name, served.folder) == served.version:
+            return served
+        return Served.open(served.name, served.folder, self.store)
 
     def attributes_are_old(self) -> bool:
-        """Whether it is time to look whether another process has changed attributes."""
-        return time.monotonic() - self._looked > FRESH
+        """Whether to check if another process has changed attributes."""
+        return time.monotonic() - self._checked > FRESH
 
     def renew_attributes(self, *, at_once: bool = False) -> None:
-        """Take over attributes that have changed; a store that is silent changes nothing.
+        """Read attributes that have changed; without an answer the known ones stay.
 
-        One thread at a time: what was read before a change is never set after it.
+        One thread at a time, so that an older read never replaces a newer one. With `at_once`
+        they are read in any case, and a failure raises.
         """
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         if not self._renewing.acquire(blocking=at_once):
-            return  # another thread is looking
+            return  # another thread is reading them
         try:
-            version = self._store.attribute_version(self.name)
+            version = self.store.attribute_version()
             if version != self._version or at_once:
-                self._given = self._store.all_attributes(self.name)
+                self._attributes = self.store.all_attributes()
                 self._version, self._catalogues = version, {}
         except StoreError:
             if at_once:
@@ -538,46 +533,11 @@ class Tenant:
 
     def catalogue(self, served: Served) -> Catalogue:
         """Return the attributes of a model's items."""
-        found = self._catalogues.get(served.name)
-        # one that another thread made before the attributes were renewed is not kept
-        if found is None or found._served is not served or found._given is not self._given:
-            found = self._catalogues[served.name] = Catalogue(served, self._given, self._cache)
-        return found
-
-
-class State:
-    """All tenants of a worker."""
-
-    def __init__(self, config: Config, store: Store) -> None:
-        self.config, self.store = config, store
-        self.stopping = False  # soon; no new clients are wanted
-        self.cache = ByteCache(config.limits.cache)
-        self.tenants = {name: Tenant(name, config, store, self.cache) for name in config.folders}
-        self._reloading = threading.Lock()
-
-    def reload(self) -> dict[str, dict[str, str]]:
-        """Swap in what has changed on disk; a failure leaves every model as it was."""
-        with self._reloading:
-            try:
-                fresh = {name: each.load_changed() for name, each in self.tenants.items()}
-            except (EquipoiseError, OSError, ValueError) as error:
-                logger.error("reload refused: %s", error)
-                raise DataError("a model could not be loaded; the old ones go on") from error
-            for name, models in fresh.items():
-                self.tenants[name].swap(models)
-            return {
-                name: {each.name: each.version for each in models.values()}
-                for name, models in fresh.items()
-            }
-
-    def served(self, name: str | None = None) -> list[tuple[str, Served]]:
-        """Return the models of a tenant, or of all of them, with their names in metrics."""
-        tenants = self.tenants.values() if name is None else [self.tenants[name]]
-        return [(self.key(own, each), each) for own in tenants for each in own.models.values()]
-
-    def key(self, tenant: Tenant, served: Served) -> str:
-        """Return the name of a model in metrics: with its tenant, where there are several."""
-        return served.name if len(self.tenants) == 1 else f"{tenant.name}/{served.name}"
+        known = self._catalogues.get(served.name)
+        # another thread may have stored one of an older model or of older attributes
+        if known is None or known.served is not served or known.stored is not self._attributes:
+            known = self._catalogues[served.name] = Catalogue(served, self._attributes, self.cache)
+        return known
 
 
 def allowed_items(
@@ -586,21 +546,21 @@ def allowed_items(
     history: History,
     *,
     exclude_seen: bool,
-    exclude: Iterable[str] = (),
+    exclude: Sequence[str] = (),
     candidates: Sequence[str] | None = None,
     filters: Mapping[str, Sequence[Any]] | None = None,
 ) -> Mask:
-    """Return the items that may be listed."""
+    """Return a mask of the items that may be listed."""
     allowed = catalogue.available.copy()
     if candidates is not None:
-        chosen = find(served.items, candidates)
+        places = find(served.items, candidates)
         mask = np.zeros(served.n_items, np.bool_)
-        mask[chosen[chosen >= 0]] = True
+        mask[places[places >= 0]] = True
         allowed &= mask
     for name, values in (filters or {}).items():
         allowed &= catalogue.mask(name, tuple(values))
-    out = find(served.items, list(exclude))
-    allowed[out[out >= 0]] = False
+    excluded = find(served.items, exclude)
+    allowed[excluded[excluded >= 0]] = False
     if exclude_seen:
         allowed[history.hidden] = False
     return allowed

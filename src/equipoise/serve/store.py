@@ -47,6 +47,21 @@ Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
 LiveEvent = tuple[str, float, float, int, str]
 
+# Earlier versions had tenants. Their column stays, so that older stores need no migration; rows of
+# other tenants are neither read nor changed.
+TENANT = "default"
+ATTRIBUTES_KEY = f"attributes:{TENANT}"  # in the table meta
+
+
+def _tenant_column(**options: Any) -> sa.Column[str]:
+    return sa.Column("tenant", sa.Text, nullable=False, default=TENANT, **options)
+
+
+def _is_own(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that leaves out the rows of tenants that an older version served."""
+    return table.c.tenant == TENANT
+
+
 schema = sa.MetaData()
 Number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 meta = sa.Table(
@@ -59,7 +74,7 @@ events = sa.Table(
     "events",
     schema,
     sa.Column("seq", Number, primary_key=True, autoincrement=True),
-    sa.Column("tenant", sa.Text, nullable=False),
+    _tenant_column(),
     sa.Column("id", sa.Text, nullable=False),
     sa.Column("user", sa.Text, nullable=False),
     sa.Column("item", sa.Text, nullable=False),
@@ -75,7 +90,7 @@ events = sa.Table(
 seen = sa.Table(
     "seen",
     schema,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    _tenant_column(primary_key=True),
     sa.Column("user", sa.Text, primary_key=True),
     sa.Column("item", sa.Text, primary_key=True),
     sa.Column("time", sa.Float(53), nullable=False),
@@ -83,7 +98,7 @@ seen = sa.Table(
 attributes = sa.Table(
     "attributes",
     schema,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    _tenant_column(primary_key=True),
     sa.Column("item", sa.Text, primary_key=True),
     sa.Column("data", sa.Text, nullable=False),
 )
@@ -91,7 +106,7 @@ forgotten = sa.Table(
     "forgotten",
     schema,
     sa.Column("seq", Number, primary_key=True, autoincrement=True),
-    sa.Column("tenant", sa.Text, nullable=False),
+    _tenant_column(),
     sa.Column("user", sa.Text, nullable=False),
     sa.Column("time", sa.Float(53), nullable=False),
     sa.Index("forgotten_user", "tenant", "user"),
@@ -100,7 +115,7 @@ forgotten = sa.Table(
 folded = sa.Table(
     "folded",
     schema,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    _tenant_column(primary_key=True),
     sa.Column("fingerprint", sa.Text, primary_key=True),
     sa.Column("event", Number, nullable=False),
     sa.Column("forgotten", Number, nullable=False),
@@ -108,7 +123,7 @@ folded = sa.Table(
 lists = sa.Table(
     "lists",
     schema,
-    sa.Column("tenant", sa.Text, primary_key=True),
+    _tenant_column(primary_key=True),
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("experiment", sa.Text, nullable=False),
     sa.Column("user", sa.Text, nullable=False),
@@ -178,7 +193,7 @@ class Change:
 
 
 class Store:
-    """Events, marks, attributes and lists of every tenant.
+    """Events, marks, attributes and lists.
 
     Parameters
     ----------
@@ -449,11 +464,11 @@ class Store:
         return self.submit(write).result()
 
     def add(
-        self, tenant: str, given: Sequence[Event], marks: Sequence[Mark] = ()
+        self, given: Sequence[Event], marks: Sequence[Mark] = ()
     ) -> Callable[[sa.Connection], int]:
         """Return the write that adds events and marks; it gives the number of events not known."""
-        rows = [{"tenant": tenant, **asdict(each)} for each in given]
-        shown = [{"tenant": tenant, **asdict(each)} for each in marks]
+        rows = [asdict(each) for each in given]
+        shown = [asdict(each) for each in marks]
         shown.sort(key=lambda row: (row["user"], row["item"]))
 
         def write(connection: sa.Connection) -> int:
@@ -468,19 +483,19 @@ class Store:
 
         return write
 
-    def describe(self, tenant: str, item: str, data: Mapping[str, Any]) -> Write:
+    def describe(self, item: str, data: Mapping[str, Any]) -> Write:
         """Return the write that replaces the attributes of an item."""
         text = json.dumps(dict(data), sort_keys=True)
-        version = {"name": f"attributes:{tenant}", "value": os.urandom(8).hex()}
+        version = {"name": ATTRIBUTES_KEY, "value": os.urandom(8).hex()}
 
         def write(connection: sa.Connection) -> None:
-            values = {"tenant": tenant, "item": item, "data": text}
+            values = {"item": item, "data": text}
             _upsert(connection, self._insert(attributes).values(values), ["tenant", "item"])
             _upsert(connection, self._insert(meta).values(version), ["name"])
 
         return write
 
-    def forget(self, tenant: str, user: str) -> Write:
+    def forget(self, user: str) -> Write:
         """Return the write that takes all traces of a user out; it gives their number.
 
         A mark stays, by which the user's rows in a model are left aside until it is updated.
@@ -489,10 +504,10 @@ class Store:
         def write(connection: sa.Connection) -> int:
             gone = 0
             for table in (events, seen, lists, forgotten):
-                mine = (table.c.tenant == tenant) & (table.c.user == user)
+                mine = _is_own(table) & (table.c.user == user)
                 found = connection.execute(table.delete().where(mine)).rowcount
                 gone += 0 if table is forgotten else found
-            mark = {"tenant": tenant, "user": user, "time": time.time()}
+            mark = {"user": user, "time": time.time()}
             connection.execute(forgotten.insert(), mark)
             return gone
 
@@ -512,14 +527,16 @@ class Store:
 
         def write(connection: sa.Connection) -> int:
             tables = (events, seen, lists)
-            gone = (connection.execute(t.delete().where(t.c.time < limit)) for t in tables)
+            gone = (
+                connection.execute(t.delete().where(_is_own(t), t.c.time < limit)) for t in tables
+            )
             return sum(each.rowcount for each in gone)
 
         return int(self.do(write))
 
-    def live(self, tenant: str, user: str) -> Live:
+    def live(self, user: str) -> Live:
         """Return what is known of a user, in one question to the database."""
-        who = {"tenant": tenant, "user": user}
+        who = {"user": user}
         if self.is_local:
             values = {**_COMPILED.params, **who}
             rows: Sequence[Any] = self._quick(_LIVE_SQL, [values[name] for name in _LIVE_ORDER])
@@ -530,47 +547,46 @@ class Store:
         gone = max((row[4] for row in rows if row[0] == "f"), default=0)
         return Live(sorted(done, key=lambda event: event[3]), shown, gone)
 
-    def attribute_version(self, tenant: str) -> str | None:
+    def attribute_version(self) -> str | None:
         """Return a text that changes with every change of an attribute."""
-        wanted = sa.select(meta.c.value).where(meta.c.name == f"attributes:{tenant}")
+        wanted = sa.select(meta.c.value).where(meta.c.name == ATTRIBUTES_KEY)
         return self._ask(lambda connection: connection.execute(wanted).scalar_one_or_none())
 
-    def all_attributes(self, tenant: str) -> dict[str, dict[str, Any]]:
+    def all_attributes(self) -> dict[str, dict[str, Any]]:
         """Return the attributes of every item that has some."""
         wanted = sa.select(attributes.c.item, attributes.c.data)
-        wanted = wanted.where(attributes.c.tenant == tenant)
+        wanted = wanted.where(_is_own(attributes))
         rows = self._ask(lambda connection: connection.execute(wanted).all())
         return {item: _readable(item, data) for item, data in rows}
 
-    def counts(self, tenant: str) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """Return the number of events, marks and lists."""
         tables = (events, seen, lists)
         wanted = [
-            sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant)
-            for table in tables
+            sa.select(sa.func.count()).select_from(table).where(_is_own(table)) for table in tables
         ]
         found = self._ask(lambda connection: [connection.scalar(each) or 0 for each in wanted])
         return {table.name: number for table, number in zip(tables, found, strict=True)}
 
-    def folded(self, tenant: str, fingerprint: str) -> tuple[int, int]:
+    def folded(self, fingerprint: str) -> tuple[int, int]:
         """Return the last event and the last forgotten user that a model has taken in."""
         wanted = sa.select(folded.c.event, folded.c.forgotten)
-        wanted = wanted.where(folded.c.tenant == tenant, folded.c.fingerprint == fingerprint)
+        wanted = wanted.where(_is_own(folded), folded.c.fingerprint == fingerprint)
         row = self._ask(lambda connection: connection.execute(wanted).one_or_none())
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
-    def since(self, tenant: str, fingerprint: str) -> Change:
+    def since(self, fingerprint: str) -> Change:
         """Return what a model with these data has not taken in yet.
 
         Numbers of rows are dealt before their transactions end, so writers are waited for: a
         later number would otherwise hide an event that is not there yet.
         """
-        event, mark = self.folded(tenant, fingerprint)
+        event, mark = self.folded(fingerprint)
         columns = [events.c[name] for name in Event.__dataclass_fields__]
         new = sa.select(*columns, events.c.seq).order_by(events.c.seq)
-        new = new.where(events.c.tenant == tenant, events.c.seq > event)
+        new = new.where(_is_own(events), events.c.seq > event)
         gone = sa.select(forgotten.c.user, forgotten.c.seq).order_by(forgotten.c.seq)
-        gone = gone.where(forgotten.c.tenant == tenant, forgotten.c.seq > mark)
+        gone = gone.where(_is_own(forgotten), forgotten.c.seq > mark)
 
         def work(connection: sa.Connection) -> Change:
             if not self.is_local:
@@ -586,28 +602,28 @@ class Store:
         change: Change = self.run([work], LONG)[0]
         return change
 
-    def keep_folded(self, tenant: str, fingerprint: str, change: Change) -> None:
+    def keep_folded(self, fingerprint: str, change: Change) -> None:
         """Remember what the model with these data has taken in; call it before the model is saved.
 
         A model that was not saved in the end keeps its own fingerprint, and so its own mark.
         """
         values = {"event": change.event, "forgotten": change.forgotten}
-        row = self._insert(folded).values(tenant=tenant, fingerprint=fingerprint, **values)
+        row = self._insert(folded).values(fingerprint=fingerprint, **values)
         self.do(lambda connection: _upsert(connection, row, ["tenant", "fingerprint"]))
 
-    def experiment(self, tenant: str, name: str) -> tuple[list[Any], list[Any]]:
+    def experiment(self, name: str) -> tuple[list[Any], list[Any]]:
         """Return the lists of an experiment, and the positive events of the users who got them."""
         shown = sa.select(lists.c.id, lists.c.user, lists.c.model, lists.c.time, lists.c["items"])
-        shown = shown.where(lists.c.tenant == tenant, lists.c.experiment == name)
-        users = sa.select(lists.c.user).where(lists.c.tenant == tenant, lists.c.experiment == name)
+        shown = shown.where(_is_own(lists), lists.c.experiment == name)
+        users = sa.select(lists.c.user).where(_is_own(lists), lists.c.experiment == name)
         clicks = sa.select(events.c.user, events.c.item, events.c.time, events.c.list_id)
-        clicks = clicks.where(events.c.tenant == tenant, events.c.user.in_(users))
+        clicks = clicks.where(_is_own(events), events.c.user.in_(users))
         clicks = clicks.where(events.c.weight > 0)
         return self._ask(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]), LONG)
 
-    def record_shares(self, tenant: str, name: str, shares: Mapping[str, float]) -> None:
+    def record_shares(self, name: str, shares: Mapping[str, float]) -> None:
         """Remember the shares of an experiment, beside those that it had before."""
-        key, new = _shares_key(tenant, name), dict(shares)
+        key, new = _shares_key(name), dict(shares)
 
         def write(connection: sa.Connection) -> None:
             known = _known_shares(connection, key)
@@ -617,9 +633,9 @@ class Store:
 
         self.do(write)
 
-    def shares(self, tenant: str, name: str) -> list[dict[str, float]]:
+    def shares(self, name: str) -> list[dict[str, float]]:
         """Return all shares that an experiment has had, by model; none where it is too old."""
-        return self._ask(lambda connection: _known_shares(connection, _shares_key(tenant, name)))
+        return self._ask(lambda connection: _known_shares(connection, _shares_key(name)))
 
     def ping(self) -> None:
         """Raise where the database does not answer, is damaged, or failed a moment ago."""
@@ -836,7 +852,7 @@ def _is_of_the_store(error: Exception) -> bool:
 
 
 def _live_query() -> sa.CompoundSelect[Any]:
-    tenant, user = sa.bindparam("tenant", type_=sa.Text), sa.bindparam("user", type_=sa.Text)
+    user = sa.bindparam("user", type_=sa.Text)
     parts = []
     for kind, table in (("e", events), ("s", seen), ("f", forgotten)):
         item = table.c.get("item", sa.literal(""))
@@ -844,7 +860,7 @@ def _live_query() -> sa.CompoundSelect[Any]:
         number = table.c.get("seq", sa.literal(0))
         what = table.c.get("type", sa.literal(""))
         row = sa.select(sa.literal(kind), item, weight, table.c.time, number, what)
-        parts.append(row.where(table.c.tenant == tenant, table.c.user == user))
+        parts.append(row.where(_is_own(table), table.c.user == user))
     return sa.union_all(*parts)
 
 
@@ -918,8 +934,8 @@ def _begin_immediate(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _shares_key(tenant: str, name: str) -> str:
-    return f"shares:{tenant}:{name}"
+def _shares_key(name: str) -> str:
+    return f"shares:{TENANT}:{name}"
 
 
 def _known_shares(connection: sa.Connection, key: str) -> list[dict[str, float]]:
