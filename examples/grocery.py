@@ -12,7 +12,7 @@ from equipoise.report import write_report
 
 folder = eq.datasets.fetch("complete-journey")
 
-# %% Read: households, products and times are found; the notes say what else was possible
+# %% Read: the columns of households, products and times are detected; see the notes
 data = eq.read(folder / "transactions.parquet", labels=folder / "products.parquet")
 print(data, *data.notes, sep="\n")
 
