@@ -1,4 +1,4 @@
-"""What a release has to pass: `make wheelcheck`, or one session with `nox -s NAME`."""
+"""Checks of a release: run all with `make wheelcheck`, or one with `nox -s NAME`."""
 
 import hashlib
 import os
@@ -17,14 +17,14 @@ nox.options.default_venv_backend = "venv"
 
 
 def dist() -> Path:
-    """Return the wheel that the session `build` made."""
+    """Return the wheel that the session `build` wrote."""
     (wheel,) = (ROOT / "dist").glob("*.whl")
     return wheel
 
 
 @nox.session(venv_backend="none")
 def build(session: nox.Session) -> None:
-    """Build wheel and sdist twice, at the time of the last commit, and compare every byte."""
+    """Build wheel and sdist twice with the date of the last commit and compare the files."""
     commit_time = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -43,7 +43,7 @@ def build(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def wheel(session: nox.Session) -> None:
-    """Install the wheel alone, without extras, and use it."""
+    """Install the wheel without extras and run the smoke test."""
     session.install(str(dist()))
     session.run("python", "-m", "pip", "check")
     session.run("python", "tools/smoke.py")
@@ -51,7 +51,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
-    """Use the wheel with the lowest version of each dependency that pyproject.toml allows."""
+    """Run the smoke test with the lowest dependency versions that pyproject.toml allows."""
     oldest = subprocess.run(
         [sys.executable, "tools/floors.py"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

@@ -1,14 +1,14 @@
-"""The inverse by blocks, beside LAPACK's where that is safe, and beside n^3 operations of sgemm.
+"""Compare the blocked inverse with LAPACK's and with the time of n^3 operations of sgemm.
 
     python benchmarks/blocked.py --items 12301 [--ways LAPACK plain 512,512 1024,512] [--rounds 2]
 
-A pair of numbers is the rows of a diagonal block and of a triangle that is multiplied in full,
-both of `solve/threaded.py`; "plain" is the way before it: blocks of 512 with numpy's own products,
-added afterwards, on BLAS's threads. All ways run on the same threads and take turns; each round
-stands beside the rate of sgemm (4,100 rows), the mean of products just before and after it and, in
-`solve/threaded.py`, every ten seconds between steps, which are taken off the time. The round with
-the least time is shown. Operations are counted from the steps. The error is that of A P V for two
-random vectors V. Wants a machine that does nothing else.
+A pair of numbers: the size of a diagonal block and of a triangle that is multiplied in full, both
+in `solve/threaded.py`. "plain" is the earlier method: blocks of 512, numpy products that are added
+afterwards, BLAS threads. All methods use the same number of threads and take turns. Each round is
+compared with the speed of sgemm (4,100 rows), measured just before and after it and, for
+`solve/threaded.py`, every ten seconds between steps; these seconds are subtracted. The fastest
+round is shown. Operations are counted from the steps. The error is the largest entry of A P V - V
+for two random vectors V. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRODUCT = 4100
 
 
 class Plain(Blocks):
-    """Products of numpy, and then the sum."""
+    """Blocked inverse with numpy products that are added afterwards."""
 
     def add_product(self, C: Any, left: Any, right: Any, sign: int) -> None:
         """Add sign * left @ right to C."""
@@ -38,19 +38,19 @@ class Plain(Blocks):
 
 
 def operations(n: int, block: int, leaf: int) -> float:
-    """Return the operations of all parts of all steps as a multiple of n^3."""
+    """Return the number of operations of all steps as a multiple of n^3."""
     blocks, total = ThreadedBlocks(np.empty((0, 0)), block, leaf), 0.0
     for step in steps(n, block, n + block):
         for kind, *spans in blocks.parts(step):
             rows, columns, inner = (high - low for low, high in spans)
-            # "factor" makes the inverse of a triangle too
+            # "factor" also inverts a triangle
             shares = {"factor": 2 / 3, "invert": 0.0, "square": 1.0} | dict.fromkeys(TRIANGULAR, 1)
             total += shares.get(kind, 2) * rows * columns * inner
     return total / n**3
 
 
 class Rate:
-    """Times one product again and again."""
+    """Repeated timings of the same matrix product."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
@@ -59,7 +59,7 @@ class Rate:
         self.last = 0.0
 
     def sample(self) -> None:
-        """Time it once more."""
+        """Time the product once more."""
         with machine._blas().limit(limits=machine.count(), user_api="blas"):
             start = time.perf_counter()
             np.matmul(self.square, self.square)
@@ -68,7 +68,7 @@ class Rate:
 
 
 class Watched(ThreadedBlocks):
-    """Samples the rate of products between steps."""
+    """Threaded inverse that samples the speed of products between steps."""
 
     rate: Rate
 

@@ -1,13 +1,14 @@
-"""Fit the rules behind "auto" to real data sets, and judge them on data they were not fitted to.
+"""Fit the rules behind "auto" to real data sets and evaluate them on data sets left out.
 
     python benchmarks/calibrate_auto.py --data FOLDER --cache FOLDER
 
-For every data set a coarse grid is judged on the valid part (`eq.tune`). The constants of the
-rules are those that lose least on all sets; for the table, each set is left out, the constants are
-fitted to the others, and the left-out set is fitted with the automatic settings and judged on its
-test part, next to the settings tuned on its own valid part and to the defaults of other libraries.
-Large data sets are cut down to their most used items, so that it takes minutes on two cores.
-Writes benchmarks/results/automatic.csv and prints the constants and a Markdown table.
+For every data set, `eq.tune` evaluates a coarse grid on the valid part. The constants of the rules
+are those with the smallest total loss over all sets. For the table, each data set is left out in
+turn: the constants are fitted to the other sets, and the model with the resulting settings is
+evaluated on the test part of the left-out set, beside settings tuned on its valid part and the
+defaults of other libraries. Large data sets are reduced to their most used items, so that the run
+takes minutes on two cores. Writes benchmarks/results/automatic.csv and prints the constants and a
+Markdown table.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ GRID = {
     "dropout": (0.0, 0.1, 0.2, 0.35, 0.5, 0.7),
 }
 PER_COUNT = (0.025, 0.1, 0.4, 1.5, 6.0, 24.0)  # l2 of the grid, per mean item count
-PER_COUNT_OF_FEW = PER_COUNT[1:]  # of sets with so few users that several splits are made
+PER_COUNT_OF_FEW = PER_COUNT[1:]  # for small sets, which are split several times
 CONSTANTS = {
     "ALPHA_AT_NO_GINI": (0.2, 0.3, 0.4, 0.5),
     "ALPHA_PER_GINI": (-0.1, -0.2, -0.3, -0.4),
@@ -47,8 +48,8 @@ CONSTANTS = {
     "L2_PER_ROOT": (2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 23.0),
     "ODDS_PER_FOURTH_ROOT": (2.8, 4.0, 5.6, 8.0, 11.0, 16.0),
 }
-TAIL = 0.1  # weight of the tail in what the constants make large
-SEVERAL, SPLITS = 2_000, 20  # below so many users, so many splits are averaged
+TAIL = 0.1  # weight of tail NDCG in the objective of the constants
+SEVERAL, SPLITS = 2_000, 20  # with fewer than 2,000 users, average over 20 splits
 ITEMS = 3_000
 OUT = Path(__file__).parent / "results" / "automatic.csv"
 METRICS = ("ndcg@20", "tail_ndcg@20")
@@ -56,7 +57,7 @@ PEERS = ("RecTools", "LensKit", "RecBole", "Cornac")
 
 
 def l2_values(train: eq.Interactions) -> list[float]:
-    """Return the penalties of the grid."""
+    """Return the l2 values of the grid."""
     shares = PER_COUNT_OF_FEW if train.n_users < SEVERAL else PER_COUNT
     mean = train.n_interactions / train.n_items
     return [share * mean for share in shares]
@@ -64,7 +65,7 @@ def l2_values(train: eq.Interactions) -> list[float]:
 
 @dataclass
 class Case:
-    """One split of one data set: its statistics, and the grid judged on its valid part."""
+    """One split of a data set with its statistics and the grid evaluated on its valid part."""
 
     name: str
     split: eq.split.Split
@@ -77,7 +78,7 @@ class Case:
         self.gini = gini(train.item_counts)
         self.homophily = homophily(train)
         penalties = l2_values(train)
-        trials = self.tuned.trials.filter(pl.col("l2").is_in(penalties))  # others may be cached
+        trials = self.tuned.trials.filter(pl.col("l2").is_in(penalties))  # the cache may have more
         trials = trials.sort("alpha", "beta", "dropout", "l2")
         axes = [np.array(values) for values in GRID.values()]
         axes.append(np.log(np.array(penalties) / self.mean))
@@ -90,22 +91,22 @@ class Case:
         ]
 
     def mean_weight(self, beta: float) -> float:
-        """Return the mean weight of a user, over interactions."""
+        """Return the mean user weight over all interactions."""
         counts = self.split.train.user_counts.astype(np.float64)
         return float((counts ** (1 - beta)).sum() / counts.sum())
 
     def at(self, choices: list[dict[str, float]]) -> npt.NDArray[np.float64]:
-        """Return NDCG and tail NDCG on valid where the rules lead, read off the grid."""
+        """Return NDCG and tail NDCG at the settings of the rules, interpolated in the grid."""
         at = np.array([rules(constants, self) for constants in choices])
         share = np.log(at[:, 2] / self.mean)
         at = np.column_stack([at[:, 0], at[:, 1], at[:, 3], share])
-        for column, axis in enumerate(self.surfaces[0].grid):  # what the grid does not cover
+        for column, axis in enumerate(self.surfaces[0].grid):  # no extrapolation
             at[:, column] = at[:, column].clip(axis[0], axis[-1])
         return np.column_stack([surface(at) for surface in self.surfaces])
 
 
 def rules(constants: dict[str, float], case: Case) -> tuple[float, float, float, float]:
-    """Return what the rules give with these constants, through the library's own code."""
+    """Return alpha, beta, l2 and dropout of the library's rules with these constants."""
     before = {name: getattr(automatic, name) for name in constants}
     try:
         for name, value in constants.items():
@@ -128,10 +129,11 @@ def every_choice() -> list[dict[str, float]]:
 
 
 def gains(cases: list[Case]) -> dict[str, npt.NDArray[np.float64]]:
-    """Return for each data set what every choice of constants is worth on its valid part.
+    """Return the objective of every choice of constants on the valid part of each data set.
 
-    NDCG by that of the best point of the grid, and some of the same for the tail; both are means
-    over splits before they are divided, because the best point of one small split is mostly luck.
+    The objective is NDCG divided by that of the best grid point, plus `TAIL` times the same ratio
+    of tail NDCG. Both are averaged over splits before the division, because the best point of a
+    single small split is mostly chance.
     """
     choices = every_choice()
     out: dict[str, npt.NDArray[np.float64]] = {}
@@ -148,13 +150,13 @@ def gains(cases: list[Case]) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def best_choice(worth: dict[str, npt.NDArray[np.float64]], without: str = "") -> dict[str, float]:
-    """Return the constants worth most over all data sets but one."""
+    """Return the constants with the largest total objective over all data sets but one."""
     total = sum(values for name, values in worth.items() if name != without)
     return every_choice()[int(np.argmax(total))]
 
 
 class PositiveEASE:
-    """EASE without its negative weights: the default of Cornac."""
+    """EASE without negative weights, which is Cornac's default."""
 
     def __init__(self, model: eq.EASE) -> None:
         self.item_index_, self.item_counts_ = model.item_index_, model.item_counts_
@@ -163,11 +165,11 @@ class PositiveEASE:
         self.term = Dense(np.maximum(model.weights_, 0), ones, ones)
 
     def settings(self) -> dict[str, str]:
-        """Return its name."""
+        """Return the name of the model."""
         return {"name": "EASE without negative weights"}
 
     def rank(self, history: eq.Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
-        """Rank by the positive weights."""
+        """Rank items by the positive weights."""
         return top_k([self.term], history.matrix, k, exclude_seen=exclude_seen)
 
 
@@ -175,16 +177,17 @@ Row = dict[str, float | str]
 
 
 def on_test(model: object, split: eq.split.Split) -> tuple[list[float], pl.DataFrame]:
-    """Return NDCG and tail NDCG, and NDCG of each user."""
+    """Return NDCG and tail NDCG on the test part, and the NDCG of each user."""
     names = ["ndcg", "tail_ndcg"]
     result = eq.evaluate(model, split.test, metrics=names, bootstrap=0)  # type: ignore[arg-type]
     return [result[name] for name in METRICS], result.per_user.select("user", METRICS[0])
 
 
 def judged(case: Case, constants: dict[str, float]) -> tuple[Row, pl.DataFrame]:
-    """Return test results of automatic and tuned settings and of other libraries' defaults.
+    """Return test metrics of automatic settings, tuned settings and other libraries' defaults.
 
-    Also the NDCG of each test user with the automatic settings less that of each default.
+    Also returns each test user's difference in NDCG between the automatic settings and each
+    library's defaults.
     """
     split = case.split
     alpha, beta, l2, dropout = rules(constants, case)
@@ -209,7 +212,7 @@ def judged(case: Case, constants: dict[str, float]) -> tuple[Row, pl.DataFrame]:
 
 
 def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.DataFrame:
-    """Leave out each data set in turn."""
+    """Return the results of each data set with constants fitted to all other sets."""
     rows, leads = [], []
     for name in worth:
         constants = best_choice(worth, without=name)
@@ -233,7 +236,7 @@ def table(cases: list[Case], worth: dict[str, npt.NDArray[np.float64]]) -> pl.Da
 
 
 def lead(row: Row) -> str:
-    """Return the lead over the strongest default and its standard error over users."""
+    """Return the lead over the best default of another library, with its standard error."""
     name = max(PEERS, key=lambda peer: float(row[peer]))
     ahead = float(row["auto"]) - float(row[name])
     return f"{ahead:+.4f} ± {float(row[f'{name}_error']):.4f}"
@@ -251,19 +254,19 @@ def make_case(name: str, seed: int, args: argparse.Namespace) -> Case:
 
 
 def fill(name: str, seed: int, args: argparse.Namespace) -> None:
-    """Make a grid for the cache alone."""
+    """Evaluate a grid only to store it in the cache."""
     make_case(name, seed, args)
 
 
 def parser_of(text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=text)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
-    parser.add_argument("--cache", type=Path, required=True, help="finished solves are kept here")
-    parser.add_argument("--items", type=int, default=ITEMS, help="most used items that are kept")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of finished solves")
+    parser.add_argument("--items", type=int, default=ITEMS, help="number of most used items")
     parser.add_argument("--only", nargs="+", help="names of data sets")
-    parser.add_argument("--splits", type=int, default=SPLITS, help="of sets with few users")
-    parser.add_argument("--device", default="cpu", help="where the grids are solved")
-    parser.add_argument("--threads", type=int, help="of each of them")
+    parser.add_argument("--splits", type=int, default=SPLITS, help="splits of sets with few users")
+    parser.add_argument("--device", default="cpu", help="device of the solves")
+    parser.add_argument("--threads", type=int, help="threads of a solve")
     return parser
 
 
@@ -276,7 +279,7 @@ def tasks_of(args: argparse.Namespace) -> list[tuple[str, int, argparse.Namespac
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
-    """Return every split of every set with its grid, from the cache where it is there."""
+    """Return every split of every data set with its evaluated grid, from the cache if possible."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("equipoise").setLevel(logging.WARNING)
     args.cache.mkdir(parents=True, exist_ok=True)
@@ -285,7 +288,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--jobs", type=int, help="only fill the cache, so many at a time")
+    parser.add_argument("--jobs", type=int, help="only fill the cache, with this many processes")
     args = parser.parse_args()
     if args.jobs:
         args.cache.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""The dual engine: time and memory against its users x users solve, and where it breaks even.
+"""Compare the dual engine with its users x users solve, and find where it beats the dense engine.
 
     python benchmarks/dual.py --users 2500 --items 70000
     python benchmarks/dual.py --break-even 4000 8000
 
-The floor is scipy's sparse product of users and LAPACK's `dpotrf` and `dpotri` of it, in the same
-process and in turns. Memory comes from a process of its own. The break-even compares the dense and
-the dual engine on the same data: a fit alone, and with one or four lists of 20 for each user (a
-search, an evaluation, a night's lists). Prints Markdown tables.
+The floor is scipy's sparse product X X^T followed by LAPACK's `dpotrf` and `dpotri`,
+measured in turns in the same process; memory is measured in a separate process. The break-even
+compares the dense and the dual engine on the same data: a fit alone, and with one or four lists
+of 20 for each user. Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scipy.linalg import lapack
 
 import equipoise as eq
 
-SHARES = (1.5, 2, 3, 4, 6, 10)  # items for each user
+SHARES = (1.5, 2, 3, 4, 6, 10)  # number of items / number of users
 
 
 def model() -> eq.EASE:
@@ -32,7 +32,7 @@ def model() -> eq.EASE:
 
 
 def floor(data: eq.Interactions) -> tuple[float, float]:
-    """Seconds of scipy's users x users product, and of LAPACK's inverse of it."""
+    """Return the seconds of scipy's users x users product and of its LAPACK inverse."""
     X = data.matrix.astype(np.float64)
     start = time.perf_counter()
     G = X @ X.T
@@ -58,7 +58,7 @@ def listed(fitted_model: eq.EASE, data: eq.Interactions) -> float:
 
 
 def warm_up() -> None:
-    """Load and compile everything, and measure the machine."""
+    """Load and compile everything, and calibrate the planner for this machine."""
     small = long_tailed(60, 100, 500)
     for engine in ("dense", "dual"):
         listed(fitted(small, engine)[0], small)
@@ -72,7 +72,7 @@ def child(part: str, args: argparse.Namespace) -> None:
         fitted_model, _ = fitted(data, "dual")
         if part == "rank":
             listed(fitted_model, data.rows(np.arange(500)))
-    # VmHWM, because ru_maxrss of a child starts at the peak of its parent
+    # VmHWM, because the ru_maxrss of a child process starts at its parent's peak
     status = Path("/proc/self/status").read_text()
     print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 

@@ -1,10 +1,10 @@
-"""What all metrics cost beside ranking, as a Markdown table.
+"""Compare the time of all metrics with that of ranking, as a Markdown table.
 
     python benchmarks/evaluate.py [--users 30000] [--items 40000] [--bootstrap 1000]
 
-The data are random: long-tailed items, about 27 interactions in a history and 7 targets per user.
-Ranking is that of a real model, x times a dense items x items matrix in float32 (6.4 GB at 40,000
-items; give fewer with ``--items``). Cut-offs 10, 20 and 100. Each row is the best of the runs.
+The data are random: long-tailed items, about 27 interactions per history and 7 targets per user.
+The model ranks like a real one, with a dense float32 items x items matrix (6.4 GB at 40,000 items;
+use ``--items`` for fewer). Cut-offs are 10, 20 and 100. Each row is the fastest of all runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CUTOFFS = (10, 20, 100)
 
 
 class Random:
-    """A dense scoring matrix of random numbers."""
+    """A model with a dense random scoring matrix."""
 
     def __init__(self, history: Interactions, rng: np.random.Generator) -> None:
         n_items = history.n_items
@@ -36,25 +36,25 @@ class Random:
         self.terms = [Dense(matrix, *scales, zero_diagonal=True)]
 
     def settings(self) -> dict[str, Any]:
-        """Return the name."""
+        """Return the name of the model."""
         return {"name": "random"}
 
     def rank(self, history: Interactions, k: int, *, exclude_seen: bool = True) -> Ranked:
-        """Return the lists of the kernel that all models use."""
+        """Rank with the kernel that all models use."""
         return top_k(self.terms, history.matrix, k, exclude_seen=exclude_seen)
 
 
 def synthetic(
     n_users: int, n_items: int, rng: np.random.Generator
 ) -> tuple[Interactions, Interactions]:
-    """Histories and targets of about 27 and 7 items, popularity falling as 1 / rank^0.8."""
+    """Return histories and targets of about 27 and 7 items, with popularity 1 / rank^0.8."""
     chance = 1 / np.arange(1, n_items + 1) ** 0.8
     pairs = 40 * n_users
     users = rng.integers(0, n_users, pairs)
     items = rng.choice(n_items, pairs, p=chance / chance.sum())
     cells = np.unique(users * n_items + items)
     hidden = rng.random(len(cells)) < 0.2
-    hidden[np.unique(cells // n_items, return_index=True)[1]] = True  # one target at least
+    hidden[np.unique(cells // n_items, return_index=True)[1]] = True  # at least one target
     parts = []
     for part_cells in (cells[~hidden], cells[hidden]):
         place = (part_cells // n_items, part_cells % n_items)

@@ -1,9 +1,9 @@
-"""Time and memory of a fit against its floor: sparse Gram + LAPACK spotrf + spotri in place.
+"""Compare time and memory of a fit with its floor: sparse Gram + LAPACK spotrf + spotri.
 
     python benchmarks/fit.py --items 10000 20000
 
-Prints a Markdown table. Both sides run in one process, alternating; memory comes from a process
-of its own for each side.
+Prints a Markdown table. Both are timed in turns in one process; memory is measured in separate
+processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import equipoise as eq
 
 
 def long_tailed(n_users: int, n_items: int, n_pairs: int, seed: int = 0) -> eq.Interactions:
-    """Users with log-normal lengths, items with a long-tailed popularity."""
+    """Return random data with log-normal history lengths and long-tailed item popularity."""
     rng = np.random.default_rng(seed)
     share = 1 / (np.arange(n_items) + 20.0) ** 0.9
     activity = rng.lognormal(0, 0.8, n_users)
@@ -37,7 +37,7 @@ def long_tailed(n_users: int, n_items: int, n_pairs: int, seed: int = 0) -> eq.I
 
 
 def floor(data: eq.Interactions, l2: float) -> float:
-    """Seconds of the sparse Gram matrix and of LAPACK, without what lies between."""
+    """Return the seconds of the sparse Gram matrix and of LAPACK, without the conversion."""
     X = data.matrix
     start = time.perf_counter()
     G = X.T @ X
@@ -57,7 +57,7 @@ def ours(data: eq.Interactions, l2: float) -> float:
 
 
 def extra_memory(n_items: int, users: int, pairs: int) -> float:
-    """Peak memory of a fit beyond that of the data, in n x n float32 arrays."""
+    """Return the peak memory of a fit beyond the data, in n x n float32 arrays."""
     peaks = []
     for part in ("data", "fit"):
         command = [sys.executable, __file__, "--child", part, "--items", str(n_items)]
@@ -69,10 +69,10 @@ def extra_memory(n_items: int, users: int, pairs: int) -> float:
 
 def child(part: str, data: eq.Interactions) -> None:
     small = data.rows(np.arange(50)).columns(np.arange(60))
-    eq.EASE(l2=100.0).fit(small)  # everything is loaded and compiled, and the machine measured
+    eq.EASE(l2=100.0).fit(small)  # loads and compiles everything, calibrates the planner
     if part == "fit":
         eq.EASE(l2=100.0).fit(data)
-    # VmHWM, because ru_maxrss of a child starts at the peak of its parent
+    # VmHWM, because the ru_maxrss of a child process starts at its parent's peak
     status = Path("/proc/self/status").read_text()
     print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 

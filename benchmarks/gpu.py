@@ -1,9 +1,9 @@
-"""The GPU engine at full size: seconds, memory and the share of the card's own sgemm rate.
+"""Measure the GPU engine at full size: time, memory and share of the GPU's sgemm speed.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
-Needs numpy, scipy and torch, nothing else. Prints Markdown tables; `--quick` runs the small size
-only, `--sweep` compares block sizes, `--device cpu --sizes 1500` tries the script without a card.
+Requires only numpy, scipy and torch. Prints Markdown tables. `--quick` runs the first size only,
+`--sweep` compares block sizes, `--device cpu --sizes 1500` tests the script without a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from equipoise.solve.gpu import DeviceMatrix, Gram
 from equipoise.solve.torch_backend import find_device, full_precision, send
 
 SIZES = (40_981, 91_599, 180_000)
-CARD_24GB = 70_000  # items that a card with 24 GB must hold
+CARD_24GB = 70_000  # items that must fit on a GPU with 24 GB
 COLUMNS = {
     "items": ("items", ","),
     "method": ("method", ""),
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 class Rows(NamedTuple):
-    """Histories in the form that terms of a model are given."""
+    """Histories in the form that a model's terms expect."""
 
     indptr: Any
     indices: Any
@@ -87,7 +87,7 @@ class Rows(NamedTuple):
 
 
 class Bench:
-    """Runs and their results."""
+    """Runs the measurements and collects their rows."""
 
     def __init__(self, device: str, limit: float) -> None:
         device = "cuda:0" if device == "cuda" else device
@@ -105,7 +105,7 @@ class Bench:
         *,
         rank: bool = False,
     ) -> None:
-        """Gram matrix, inverse and check of synthetic interactions; ranking where asked for."""
+        """Add a row for Gram matrix, inverse, residual and optionally ranking."""
         rate = {"torch": 15e12, "float32": 40e12}.get(method, 80e12)
         expected = n_items**3 / rate if self.cuda else 0
         if time.perf_counter() - STARTED + expected > self.limit:
@@ -114,7 +114,7 @@ class Bench:
         row: dict[str, Any] = {"items": n_items, "method": method}
         try:
             self.measure(row, interactions(n_items), block, strip, rank)
-        except Exception as error:  # the other sizes are still of interest
+        except Exception as error:  # go on with the other sizes
             row["error"] = f"{type(error).__name__}: {error}"
         if self.cuda:
             row["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
@@ -124,7 +124,7 @@ class Bench:
     def measure(
         self, row: dict[str, Any], X: Any, block: int, strip: int | None, rank: bool
     ) -> None:
-        """Fill in one row."""
+        """Fill in the measurements of one row."""
         weights = np.diff(X.indptr) ** -0.3
         penalty = 20 + np.bincount(X.indices, minlength=X.shape[1]).astype(np.float64)
         row["interactions"] = int(X.nnz)
@@ -145,7 +145,7 @@ class Bench:
             self.rank(DeviceMatrix(P), X, row)
 
     def invert(self, P: Any, row: dict[str, Any], block: int, strip: int | None) -> Any:
-        """Invert by our steps, or by torch's own where the block is 0."""
+        """Invert with our engine, or with torch if the block is 0."""
         n_items = len(P)
         if block == 0:
             P, row["seconds"] = self.timed(
@@ -161,7 +161,7 @@ class Bench:
         return P
 
     def rank(self, matrix: DeviceMatrix, X: Any, row: dict[str, Any]) -> None:
-        """Top-20 lists of 1,000 users, checked against a plain sum of rows."""
+        """Time top-20 lists of 1,000 users and check scores against a plain sum of rows."""
         source = np.ones(len(matrix), np.float32)
         target = (-1 / matrix.diagonal()).astype(np.float32)
         terms, users = [OnDevice(matrix, source, target)], X[:1000]
@@ -180,7 +180,7 @@ class Bench:
         row["rank_error"] = worst
 
     def capped(self, size: float) -> None:
-        """Fit `CARD_24GB` items with no more memory than a smaller card has."""
+        """Fit `CARD_24GB` items within the memory of a smaller GPU."""
         total = torch.cuda.mem_get_info(self.device)[1]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(size / total, self.device)
@@ -188,14 +188,14 @@ class Bench:
         torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
     def product_rate(self) -> float:
-        """Operations a second, in 10^12, of a large matrix product: the best of three."""
+        """Return the TFLOP/s of a large matrix product, the best of three."""
         n = 16_384 if self.cuda else 1024
         A, B, C = (torch.rand((n, n), device=self.device) for _ in range(3))
         seconds = min(self.timed(lambda: torch.mm(A, B, out=C))[1] for _ in range(3))
         return 2 * n**3 / seconds / 1e12
 
     def timed(self, task: Callable[[], Any]) -> tuple[Any, float]:
-        """Return a result and the seconds it took."""
+        """Return the result of a task and its seconds."""
         self.wait()
         start = time.perf_counter()
         result = task()
@@ -203,7 +203,7 @@ class Bench:
         return result, time.perf_counter() - start
 
     def wait(self) -> None:
-        """Wait until the card has done what it was told."""
+        """Wait until the GPU has finished its work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
@@ -222,14 +222,14 @@ class Bench:
 
 
 def interactions(n_items: int) -> Any:
-    """Long-tailed synthetic interactions: about as many users as items, 27 items each."""
+    """Return long-tailed synthetic interactions: as many users as items, 27 items each."""
     rng = np.random.default_rng(0)
     count = 27 * n_items
     weight = np.cumsum(1 / np.arange(1, n_items + 1) ** 0.7)
     items = np.searchsorted(weight, rng.random(count) * weight[-1])
     items = rng.permutation(n_items)[np.minimum(items, n_items - 1)]
     users = rng.integers(0, n_items, count)
-    users[:n_items] = np.arange(n_items)  # no user is left without an item
+    users[:n_items] = np.arange(n_items)  # every user has an item
     X = sp.csr_array((np.ones(count, np.float32), (users, items)), shape=(n_items, n_items))
     X.sum_duplicates()
     X.data[:] = 1

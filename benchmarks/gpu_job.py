@@ -1,9 +1,9 @@
-"""The whole job on a card: read a published split, fit EASE+DAN, evaluate all metrics.
+"""Time a complete job on a GPU: read a published split, fit EASE+DAN, evaluate all metrics.
 
     python benchmarks/gpu_job.py --data DATA --device cuda --out benchmarks/results/gpu_job.json
 
-Start-up (imports, compiled kernels, the card's libraries) is done on small data first and not
-counted. The job runs twice: the second time the files are in the page cache.
+Start-up (imports, compiled kernels, GPU libraries) happens on small data first and is not counted.
+The job runs twice; in the second run the files are in the page cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start_up(device: str) -> None:
 
 
 def job(folder: Path, device: str) -> dict[str, float]:
-    """Return the seconds of each step, and two numbers to see that it did the work."""
+    """Return the seconds of each step, and two metrics as a check of the result."""
     start = time.perf_counter()
     split = published_split(folder, "strong")
     read = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Lists of models that were solved by pairs of halves and in float32, on a card.
+"""Compare lists of models solved on a GPU with pairs of half-precision numbers and in float32.
 
     python benchmarks/gpu_lists.py --data DATA --out benchmarks/results/gpu_lists.json
 
-DATA has `gowalla/strong` and `yelp2018/strong`. A list counts as equal where the items are the
-same in the same order; of the places that differ, the largest change of a score is given beside
-the user's largest score. Then the lists of 100,000 users in one call.
+DATA has `gowalla/strong` and `yelp2018/strong`. Two lists are equal if they have the same items in
+the same order; for positions that differ, the largest change of a score is reported relative to
+the user's largest score. Then ranks for 100,000 users in one call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compared(folder: Path, name: str, device: str) -> dict[str, Any]:
-    """Return how the lists of the two ways differ, and the accuracy of both."""
+    """Return the differences between the lists of both precisions, and their accuracy."""
     split = published_split(folder, "strong")
     l2, dropout, alpha, beta = SETTINGS[name]
     lists, scores, row = [], [], {"data": name}
@@ -70,7 +70,7 @@ def compared(folder: Path, name: str, device: str) -> dict[str, Any]:
 
 
 def many_users(folder: Path, n_users: int, device: str) -> dict[str, Any]:
-    """Return time and memory of ranking for many users at once."""
+    """Return the time and memory of ranking for many users in one call."""
     torch = load_torch()
     split = published_split(folder, "strong")
     model = eq.EASE(l2=20.0, dropout=0.6, normalizer=eq.DAN(0.2, 0.3))

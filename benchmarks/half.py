@@ -1,11 +1,11 @@
-"""P in 16 bits instead of 32: how far lists of 20 agree, and what a request takes.
+"""Compare P in 16 and in 32 bits: agreement of lists of 20, and time of a request.
 
     python benchmarks/half.py --data ../shared/data [--items 5000] [--users 2000]
 
-Gowalla's most used items, EASE+DAN with the settings of the paper. `halve` keeps whole numbers and
-a scale for each row. Overlap is the share of a user's 20 items that both lists have. Requests are
-lists of 20 for one history of 33 items at a time, from a matrix of 20,000 items; the least of 5
-rounds over 300 histories, both ways in turns.
+The data are Gowalla's most used items; EASE+DAN has the settings of the paper. `halve` stores
+integers and a scale for each row. Overlap is the share of a user's 20 items in both lists.
+A request is a list of 20 for one history of 33 items, from a matrix of 20,000 items; its time is
+the fastest of 5 rounds over 300 histories, with both matrices in turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def float16(P: Matrix) -> Matrix:
 
 
 def request_seconds(terms: list[Term], rounds: int = 5) -> list[float]:
-    """Return seconds of one request with each of the terms."""
+    """Return the seconds of one request with each term."""
     rng = np.random.default_rng(0)
     n_items = terms[0].n_items
     one = [np.sort(rng.choice(n_items, 33, replace=False)) for _ in range(300)]

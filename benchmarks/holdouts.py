@@ -1,11 +1,11 @@
-"""Look for a hold-out of train that ranks settings as the test part of a weak split does.
+"""Find a hold-out of train that ranks settings like the test part of a weak split.
 
     python benchmarks/holdouts.py --data DATA/gowalla/weak --device cuda --out F.json
 
-EASE+DAN with and without the low-pass companion is fitted with every point of a small grid, on all
-of train (evaluated on test) and on train without a hold-out (evaluated on that). For each hold-out
-the result has the rank correlation of its NDCG@20 with that of test over all points, and what is
-lost on test by taking its best point.
+EASE+DAN with and without the low-pass companion is fitted at all points of a small grid: on all of
+train, evaluated on test, and on train without a hold-out, evaluated on the hold-out. The result
+has, for each hold-out, the rank correlation of its NDCG@20 with that on test over all points, and
+the test NDCG@20 of its best point.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POINT = list(GRID)
 
 
 def hold_outs(folder: Path, full_split: Split) -> Iterator[tuple[str, Split]]:
-    """Yield splits to choose on: the test part itself, then hold-outs of train."""
+    """Yield named splits for choosing settings: the test part, then hold-outs of train."""
     yield "test", full_split
     hidden = read_weak(folder)["valid_subset_of_train"]
     remaining = full_split.train.difference(hidden)
@@ -50,7 +50,7 @@ def hold_outs(folder: Path, full_split: Split) -> Iterator[tuple[str, Split]]:
 
 
 def cut(split: Split, items: int | None) -> Split:
-    """Return a split with the most used items of train alone."""
+    """Return a split with only the most used items of train."""
     if items is None:
         return split
     popular_items = np.sort(np.argsort(-split.train.item_counts, kind="stable")[:items])
@@ -66,7 +66,7 @@ def select_users(part: Part, rows: np.ndarray) -> Part:
 
 
 def points(split: Split, users: int, device: str) -> pl.DataFrame:
-    """Return NDCG@20 of every point of the grid on (a sample of) a split's test part."""
+    """Return NDCG@20 of every grid point on a sample of a split's test users."""
     part = split.test
     take = np.random.default_rng(0).permutation(part.n_users)[:users]
     tuning_split = Split(split.train, select_users(part, np.sort(take)), part, "weak")
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the weak split")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--items", type=int, help="take so many of the most used items")
+    parser.add_argument("--items", type=int, help="number of most used items; default all")
     parser.add_argument("--users", type=int, default=10_000, help="users to evaluate on")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

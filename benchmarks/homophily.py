@@ -1,10 +1,10 @@
-"""Homophily against one scipy ``X.T @ X``: time and extra memory, as a Markdown table.
+"""Compare homophily with one scipy ``X.T @ X``: time and extra memory, as a Markdown table.
 
     python benchmarks/homophily.py [PAIRS.npz]
 
-The file holds int arrays `users` and `items`; by default it is Yelp2018, weak split, training
-part. Each side runs in a process of its own; its peak memory is taken less what the process held
-with the data loaded and, for ours, the kernel compiled.
+The file holds int arrays `users` and `items`; the default is the train part of the weak split of
+Yelp2018. Each side runs in a separate process; extra memory is its peak minus the memory after
+loading the data and, for ours, compiling the kernel.
 """
 
 from __future__ import annotations

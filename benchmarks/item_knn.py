@@ -1,11 +1,11 @@
-"""Neighbours and shrink of `ItemKNN` over data sets: what "auto" gives beside a grid.
+"""Compare "auto" neighbours and shrink of `ItemKNN` with a grid on several data sets.
 
     python benchmarks/item_knn.py movielens-100k movielens-1m online-retail.csv
     python benchmarks/item_knn.py --auto movielens-100k movielens-1m online-retail.csv
 
-The second form leaves the grid out. A name is a data set of `eq.datasets`; a path is a CSV
-file with the columns of UCI Online Retail. Each number is NDCG@20 on the test part of a split;
-`equipoise.automatic` has the rule.
+The second command skips the grid. A name is a data set of `eq.datasets`; a path is a CSV file with
+the columns of UCI Online Retail. Each number is NDCG@20 on the test part of a split. The rule is
+in `equipoise.automatic`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load(source: str) -> eq.Interactions:
 
 
 def grid(split: eq.Split, train: eq.Interactions) -> None:
-    """Print NDCG@20 over the grid, from one matrix of common users."""
+    """Print NDCG@20 over the grid, computed from one matrix of common user counts."""
     X = train.matrix.copy()
     X.data[:] = 1
     common = (X.T @ X).toarray()

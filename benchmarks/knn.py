@@ -1,11 +1,11 @@
-"""Item-kNN: fit and rank beside implicit's and beside scipy's whole product, as a Markdown table.
+"""Compare fit and ranking of ItemKNN with implicit and with scipy's X.T @ X, as a Markdown table.
 
     python benchmarks/knn.py --data gowalla/weak/train.npz [--neighbours 100] [--rounds 5]
 
-The file holds the arrays `users` and `items`. The ways take turns; each has its least seconds and
-its least processor seconds of all rounds. implicit is left out where it is not installed, and its
-rows are those of its batch call. `--before` adds what Item-kNN did before: scipy's product, all of
-it divided and sorted.
+The file holds the arrays `users` and `items`. The methods take turns; the table has the fewest
+seconds and processor seconds of all rounds. implicit is skipped if it is not installed, and ranks
+with its batch call. `--before` adds the old implementation of ItemKNN: scipy's product, divided
+and sorted completely.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def before(X: Any, keep: int, shrink: float) -> Any:
 
 
 def measured(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Return the least seconds and processor seconds of each way."""
+    """Return the fewest seconds and processor seconds of each method."""
     least = dict.fromkeys(ways, (np.inf, np.inf))
     for _ in range(rounds):
         for name, way in ways.items():

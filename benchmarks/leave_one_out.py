@@ -1,22 +1,24 @@
-"""What leave-one-out costs, how well it chooses settings, and how close its figure is.
+"""Measure the cost of leave-one-out, the quality of its settings and the error of its estimate.
 
     python benchmarks/leave_one_out.py --seeds 3
     python benchmarks/leave_one_out.py --timing --items 10000
     python benchmarks/leave_one_out.py --published gowalla
 
-The first compares, on real data sets, the automatic settings with one solve, `eq.tune(data)` with
-seven and 25 solves by leave-one-out (25 also with prefer="accuracy"), and 25 solves on a
-validation split, of which the chosen one is fitted on the train and valid parts together. All
-models are so fitted on the same users, and evaluated on the test part. Finished rows of
-results/leave_one_out.csv are not made again, nor finished solves of --searches; with --jobs
-several rows are made at a time, and --limit ends the work after some seconds.
+The first command compares, on real data sets: the automatic settings (one solve); `eq.tune(data)`
+by leave-one-out with 7 and with 25 solves (25 also with prefer="accuracy"); and 25 solves on a
+validation split, whose best settings are refitted on train and valid together. All final models
+are therefore fitted on the same users; they are evaluated on the test part. Existing rows of
+results/leave_one_out.csv and finished solves in the folder --searches are reused. --jobs computes
+several rows in parallel, --limit stops after that many seconds.
 
-The second times leaving users out against ranking them, on a machine without other work.
+The second command compares the time of leave-one-out lists with that of regular lists; run it on
+an otherwise idle machine.
 
-The third compares, on a published split at full size, the estimate with the test part, and says
-what makes the difference: how the items of a user are dealt, or which users were drawn.
+The third command compares the estimate with the test part of a full-size published split, and
+shows the causes of the difference: how each user's items are divided, and which users are drawn.
 
-A machine with a card and without the data: --export FOLDER here, then --data FOLDER --device cuda.
+To run on a machine that has a GPU but not the data, first run --export FOLDER where the data are,
+then --data FOLDER --device cuda there.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ KINDS = (
     "leave-one-out, 25 solves",
     "leave-one-out, 25 solves, accuracy",
 )
-NEEDED = KINDS[:3]  # of a seed that counts
-SEARCHED = {KINDS[3]: "balance", KINDS[4]: "accuracy"}  # one search, from which both choose
+NEEDED = KINDS[:3]  # a seed without these rows is left out of the means
+SEARCHED = {KINDS[3]: "balance", KINDS[4]: "accuracy"}  # both choose from the same search
 COLUMNS = (*NAMES, *METRICS, "error", "estimate", "estimate_error", "seconds", "chosen")
 Key = tuple[str, int, int, str]
 
@@ -75,7 +77,7 @@ def error_of(result: eq.Result) -> float:
 
 @lru_cache(maxsize=1)
 def parts(folder: Path, name: str, items: int, seed: int) -> tuple[eq.Split, eq.Interactions]:
-    """Return the split, and its train and valid users together."""
+    """Return the split, and the union of its train and valid parts."""
     split = eq.split.strong(cut(folder, name, items), seed=seed)
     assert split.valid is not None
     return split, split.train.union(split.valid.history).union(split.valid.target)
@@ -84,12 +86,12 @@ def parts(folder: Path, name: str, items: int, seed: int) -> tuple[eq.Split, eq.
 def make_rows(
     keys: list[Key], args: argparse.Namespace, threads: int | None
 ) -> list[dict[str, Any]]:
-    """Find settings in these ways, which share a search; return the rows."""
+    """Return the rows of several ways of choosing settings that share a search."""
     return [row_of(key, args, threads) for key in keys]
 
 
 def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str, Any]:
-    """Find settings in one way; return the row."""
+    """Choose settings in one way and return the row with the metrics on the test part."""
     name, items, seed, way = key
     split, train_and_valid = parts(args.data, name, items, seed)
     options: dict[str, Any] = {"device": args.device, "threads": threads}
@@ -115,7 +117,7 @@ def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str,
 
 
 def table(args: argparse.Namespace) -> None:
-    """Make the rows that are missing, first those that each seed needs."""
+    """Compute the missing rows, beginning with those that every seed needs."""
     out = args.out / "leave_one_out.csv"
     rows = pl.read_csv(out).rows(named=True) if out.exists() else []
     done = {tuple(row[name] for name in NAMES) for row in rows}
@@ -148,7 +150,7 @@ def one_by_one(
 def at_once(
     row_groups: list[list[Key]], args: argparse.Namespace, end: float
 ) -> Iterable[list[dict[str, Any]]]:
-    """Make several rows at a time, each in a process of its own."""
+    """Compute several rows in parallel processes."""
     threads = max((os.cpu_count() or 1) // args.jobs, 1)
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         tasks = [pool.submit(make_rows, keys, args, threads) for keys in row_groups]
@@ -156,7 +158,7 @@ def at_once(
             for task in as_completed(tasks, max(end - time.monotonic(), 0)):
                 yield task.result()
         except TimeoutError:
-            print("the time is over", flush=True)
+            print("stopped at --limit; run again for the missing rows", flush=True)
             workers = list(pool._processes.values())
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
@@ -174,7 +176,7 @@ def append(out: Path, row: dict[str, Any]) -> None:
 
 
 def show(out: Path) -> None:
-    """Print the table of docs/tuning.md: means over the seeds that every way has finished."""
+    """Print the table of docs/tuning.md: means over the seeds that have all needed rows."""
     frame = pl.read_csv(out / "leave_one_out.csv")
     heads = ("data", "seeds", *KINDS, "7 solves / split: NDCG, tail, unbiased", "estimate - test")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
@@ -264,10 +266,10 @@ def timed(task: Callable[[], Any]) -> float:
 
 
 def published(args: argparse.Namespace) -> None:
-    """Compare estimate and test part of a published split, both dealt in both ways.
+    """Compare the estimate with the test part of a published split, with both ways of rounding.
 
-    Published parts round the number of hidden items down, ours to the nearest one. The model is
-    that of the paper.
+    Published splits round the number of hidden items down; ours rounds to the nearest integer.
+    The model has the settings of the paper.
     """
     split = published_split(args.data / args.published / "strong", "strong")
     assert split.valid is not None
@@ -300,7 +302,7 @@ def published(args: argparse.Namespace) -> None:
 def deal_again(
     data: eq.Interactions, hidden: Callable[[Any], Any], seed: int
 ) -> tuple[eq.Interactions, eq.Interactions]:
-    """Hide a fifth of each user's items, rounded in one way; at least one."""
+    """Hide a fifth of each user's items, at least one; `hidden` rounds the number."""
     data = data.rows(data.user_counts >= 2)
     counts = data.user_counts
     n_shown = counts - np.maximum(hidden(0.2 * counts + 1e-9), 1).astype(np.int64)
@@ -320,7 +322,7 @@ def write(file: Path, report: dict[str, Any]) -> None:
 
 
 def export_all(args: argparse.Namespace) -> None:
-    """Write what the commands above read."""
+    """Write the data sets that the other commands read."""
     for name in args.only or sources(args.data):
         export(args.data, name, args.items, args.export)
     if args.published:
@@ -332,17 +334,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the prepared sets")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--items", type=int, default=1500, help="most used items that are kept")
+    parser.add_argument("--items", type=int, default=1500, help="number of most used items")
     parser.add_argument("--seeds", type=int, default=1, help="splits of each set")
     parser.add_argument("--only", nargs="+", help="names of data sets")
     parser.add_argument("--device", default="cpu", help="where to solve and rank")
-    parser.add_argument("--jobs", type=int, default=1, help="rows of the table made at a time")
-    parser.add_argument("--searches", type=Path, help="folder of the solves of 25-solve searches")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="rows of the table computed in parallel"
+    )
+    parser.add_argument("--searches", type=Path, help="folder that stores the 25-solve searches")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds for the table")
     parser.add_argument("--timing", action="store_true")
     parser.add_argument("--published", metavar="NAME", help="gowalla or yelp2018")
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="only write small files")
-    parser.add_argument("--show", action="store_true", help="only print what is finished")
+    parser.add_argument("--show", action="store_true", help="only print the finished rows")
     args = parser.parse_args()
     if args.export:
         export_all(args)

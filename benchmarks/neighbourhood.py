@@ -1,4 +1,4 @@
-"""The neighbourhood engine: accuracy on Gowalla and Yelp2018, time and memory on synthetic data.
+"""Measure the neighbourhood engine: accuracy on real data, time and memory on synthetic data.
 
     python benchmarks/neighbourhood.py real gowalla strong --neighbours 100
     python benchmarks/neighbourhood.py real yelp2018 strong --neighbours 100 --lowpass 0.4
@@ -8,11 +8,11 @@
     python benchmarks/neighbourhood.py synthetic --items 10000000 --data FOLDER --memory 36GB \
         --scratch SCRATCH --stop 6      # then --stop 64, and --stop 70 for the systems
 
-The last one ends after so many of the 128 steps of a fit, of which 64 sum the rows of A and 64
-solve; the next one goes on from its scratch folder.
+A fit has 128 steps: 64 sum the rows of A, 64 solve the systems. `--stop` ends the process after
+that many steps, and the next run continues from the scratch folder.
 
-Prints one JSON document. Seconds are those of the clock and of the processors: on a machine that
-does other work too, the second are what one can compare.
+Prints one JSON document with clock seconds and processor seconds. On a busy machine only the
+processor seconds are comparable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "paper"))
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 METRICS = ("recall@20", "ndcg@20", "tail_ndcg@20")
-# EASE+DAN as in the tables of the paper; on the weak splits tuned on test, as published ones are
+# EASE+DAN as in the paper's tables; for weak splits tuned on test, like the published numbers
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("gowalla", "strong"): {"l2": 20, "dropout": 0.6, "alpha": 0.2, "beta": 0.3},
     ("yelp2018", "strong"): {"l2": 20, "dropout": 0.7, "alpha": 0.3, "beta": 0.3},
@@ -58,13 +58,14 @@ def since(start: tuple[float, float]) -> dict[str, float]:
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # GB, of the whole process
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # GB, of this process
 
 
 def planted(n_users: int, n_items: int, n_interactions: int, seed: int = 0) -> Any:
-    """Return users x items with a long tail and topics: seven of ten events are on a user's three.
+    """Return a synthetic users x items matrix with topics and a long tail.
 
-    Popularity falls off within a topic and over all; lengths of histories are log-normal.
+    Seven of ten events are on one of the user's three topics. Popularity decreases within each
+    topic and over all items; history lengths are log-normal.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.lognormal(0, 1, n_users)
@@ -95,7 +96,7 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
 
     load_split = find_split(SHARED, chosen.dataset, chosen.protocol)
     if load_split is None:
-        raise SystemExit(f"{SHARED / chosen.dataset} is not there")
+        raise SystemExit(f"{SHARED / chosen.dataset} does not exist; put the data set there")
     split = load_split()
     numbers = dict(SETTINGS[chosen.dataset, chosen.protocol])
     normalizer = eq.DAN(numbers.pop("alpha"), numbers.pop("beta"))
@@ -128,7 +129,7 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run `real` with the exact dense engine and with neighbourhoods, each in its own process."""
+    """Compare the dense and the neighbourhood engine, each in a separate process."""
     report = {}
     for engine in ("neighbourhood", "dense"):
         command = [sys.executable, __file__, "real", chosen.dataset, chosen.protocol]
@@ -142,7 +143,7 @@ def beside(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def stored(chosen: argparse.Namespace) -> Any:
-    """Return the synthetic data; made once where a folder for them is given."""
+    """Return the synthetic data, stored in the folder `--data` if there is one."""
     n = chosen.items
     size = chosen.users or n, n, chosen.interactions or 30 * n
     if chosen.data is None:
@@ -191,7 +192,7 @@ def synthetic(chosen: argparse.Namespace) -> dict[str, Any]:
     out["peak_gb"] = round(peak(), 2)
     out["weights"] = int(model.inverse_.data.size)
     out |= {"residual": model.residual_, "audit": model.audit_}
-    print(json.dumps(out), file=sys.stderr, flush=True)  # kept where the rest is cut short
+    print(json.dumps(out), file=sys.stderr, flush=True)  # in case the process is stopped later
     users = np.random.default_rng(1).choice(data.n_users, chosen.lists, replace=False)
     start = clocks()
     model.rank(data.rows(np.sort(users)), 20)
@@ -220,7 +221,7 @@ def main() -> None:
         first.add_argument("protocol", choices=("strong", "weak"))
         first.add_argument("--engine", default="neighbourhood")
         first.add_argument("--neighbours", type=int, default=100)
-        first.add_argument("--kept", type=int, default=0, help="T / K; 0 for the engine's own")
+        first.add_argument("--kept", type=int, default=0, help="T / K; 0 for the engine's default")
         first.add_argument("--lowpass", type=float, default=0.0, help="strength of the companion")
         first.set_defaults(run=run)
     for name, run in (("synthetic", synthetic), ("make", make)):
@@ -231,9 +232,11 @@ def main() -> None:
         second.add_argument("--neighbours", type=int, default=100)
         second.add_argument("--memory", help="budget of the fit, such as 16GB")
         second.add_argument("--scratch", type=Path, help="folder for entries on disk")
-        second.add_argument("--stop", type=int, default=0, help="end after so many steps of 128")
+        second.add_argument(
+            "--stop", type=int, default=0, help="stop after this many of 128 steps"
+        )
         second.add_argument("--lists", type=int, default=2000)
-        second.add_argument("--data", type=Path, help="folder where the data are kept")
+        second.add_argument("--data", type=Path, help="folder that stores the data")
         second.set_defaults(run=run)
     chosen = parser.parse_args()
     print(json.dumps(chosen.run(chosen), indent=1))

@@ -1,14 +1,14 @@
-"""The neighbourhood engine beside the exact solve: accuracy over K and T, alone and with LowPass.
+"""Compare the neighbourhood engine with the exact solve over K and T, with and without LowPass.
 
     python benchmarks/neighbourhood_curve.py --data DATA --device cuda --out FOLDER --limit 540
 
-DATA has `gowalla/strong`, `gowalla/weak` and the same of Yelp2018. FOLDER/curve.csv gets a row for
-each fit as soon as it is there; a run that ends early, by itself after `--limit` seconds, goes on
-with what is missing. EASE+DAN has the settings of `neighbourhood.py`, and the companion rank 512.
-Its strength and exponent are chosen for each fit on validation, 0 among them: the largest NDCG@20
-of those whose tail NDCG@20 has 98% of that of the exact solve there, or comes nearest to that.
-On a strong split validation users are those of the split; on a weak one `valid_subset_of_train` is
-taken out of training, models for the choice are fitted without it, and 5,000 users are looked at.
+DATA: `gowalla/strong`, `gowalla/weak` and the same for Yelp2018. Each finished fit adds a row to
+FOLDER/curve.csv. The run stops after `--limit` seconds; the next run computes the missing rows.
+EASE+DAN has the settings of `neighbourhood.py`; its LowPass companion has rank 512. Strength and
+exponent of the companion are chosen per fit on validation, including strength 0: the largest
+NDCG@20 with a tail NDCG@20 of at least 98% of the exact solve's, or else the one nearest to that.
+A strong split has validation users. For a weak split, the choice is made on 5,000 users with
+models fitted on train without `valid_subset_of_train`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sets:
-    """Where a model is fitted for the test, and where for the choice of its companion."""
+    """Data for the final fit and its test, and for choosing the companion."""
 
     train: eq.Interactions
     test: Part
@@ -82,7 +82,7 @@ class Sets:
 
 
 class Job:
-    """The rows that are there, and the time that is left."""
+    """The finished rows of curve.csv and the time limit."""
 
     def __init__(self, folder: Path, limit: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,9 +90,9 @@ class Job:
         self.done = list(csv.DictReader(self.file.open())) if self.file.exists() else []
 
     def missing(self, **key: Any) -> bool:
-        """Whether there is no such row; ends the run where its time is up."""
+        """Tell whether there is no row with these values; exit if the time limit has passed."""
         if time.monotonic() > self.end:
-            raise SystemExit("time is up: run it again for the rest")
+            raise SystemExit("stopped at --limit: run again for the missing rows")
         return not self.having(**key)
 
     def having(self, **key: Any) -> list[Row]:
@@ -100,7 +100,7 @@ class Job:
         return [row for row in self.done if all(row[k] == str(v) for k, v in key.items())]
 
     def add(self, row: Row) -> None:
-        """Write a row."""
+        """Append a row to the file."""
         row = {name: _text(row.get(name, "")) for name in FIELDS}
         fresh = not self.file.exists()
         with self.file.open("a", newline="") as stream:
@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 def fitted(
     train: eq.Interactions, settings: Row, near: tuple[int, int] | None, device: str
 ) -> tuple[Any, Row]:
-    """Fit EASE+DAN, without the audit, on K neighbours with T / K entries, or exactly."""
+    """Fit EASE+DAN without the audit: with `near` = (K, T / K), or exactly if it is None."""
     numbers = dict(settings)
     model = eq.EASE(normalizer=eq.DAN(numbers.pop("alpha"), numbers.pop("beta")), **numbers)
     fit_options: Row = {"device": device}
@@ -148,7 +148,7 @@ def scores(model: Any, part: Part) -> Row:
 
 
 def companions(model: Any, settings: Row) -> Iterator[tuple[Row, Any]]:
-    """Yield the same solve with each companion, and without one."""
+    """Yield the model without a companion, then with each companion on the same solve."""
     normalizer = eq.DAN(settings["alpha"], settings["beta"])
     numbers = {"l2": settings["l2"], "dropout": settings["dropout"], "normalizer": normalizer}
     yield {"strength": 0.0, "exponent": 0.0}, model
@@ -162,7 +162,7 @@ def companions(model: Any, settings: Row) -> Iterator[tuple[Row, Any]]:
 def measure(
     job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int] | None, device: str
 ) -> None:
-    """Add the rows of one fit: alone, and with the companion that validation favours."""
+    """Add the rows of one fit: without a companion and with the best one on validation."""
     model, took = fitted(sets.train, settings, near, device)
     checking = model
     if sets.choosing is not sets.train:
@@ -192,12 +192,12 @@ def _valid(metrics: Row) -> Row:
 def compared(
     job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int], device: str
 ) -> None:
-    """Add a row for the same fit on the card and on the processor: supports and numbers."""
+    """Add a row that compares the supports and weights of the same fit on GPU and CPU."""
     here, took = fitted(sets.train, settings, near, "cpu")
     there, _ = fitted(sets.train, settings, near, device)
     a, b = here.inverse_, there.inverse_
     same = np.array_equal(a.indices, b.indices) and np.array_equal(a.indptr, b.indptr)
-    # as weights of EASE, which are of the order of 1
+    # scaled to weights of EASE, whose magnitude is about 1
     left, right = (inverse.data / inverse.diagonal_[inverse.indices] for inverse in (a, b))
     difference = float(np.abs(left - right).max()) if same else float("nan")
     job.add(key | took | {"difference": difference, "same_supports": same})
@@ -241,7 +241,7 @@ def curve(chosen: argparse.Namespace) -> None:
 def alone(
     job: Job, key: Row, sets: Sets, settings: Row, near: tuple[int, int], device: str
 ) -> None:
-    """Add a row without a companion."""
+    """Add a row of a fit without a companion."""
     model, took = fitted(sets.train, settings, near, device)
     job.add(key | took | {"companion": "none"} | scores(model, sets.test))
 

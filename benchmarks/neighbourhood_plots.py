@@ -1,9 +1,9 @@
-"""Plots of the neighbourhood engine, from the files that its benchmarks wrote.
+"""Plot the results of the benchmarks of the neighbourhood engine.
 
     python benchmarks/neighbourhood_plots.py benchmarks/results/neighbourhood docs/_static
 
-The folder has curve.csv (`neighbourhood_curve.py`) and growth.jsonl, a line for each run of
-`neighbourhood.py synthetic`; a plot whose file is not there is left out.
+The first folder has curve.csv (from `neighbourhood_curve.py`) and growth.jsonl (one line per run
+of `neighbourhood.py synthetic`). A plot is skipped if its file is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def drawn(
     lines: Sequence[tuple[str, int, str, Points]],
     log_y: bool = False,
 ) -> str:
-    """Draw lines (class, colour, label, points) over a logarithmic axis."""
+    """Return an SVG plot of lines (class, colour, label, points) over a logarithmic axis."""
     out = Drawing(name, WIDTH, HEIGHT, title, words, STYLE + LINES)
 
     def up(value: float) -> float:

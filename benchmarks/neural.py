@@ -5,13 +5,13 @@
         [--seed 0] [--limit-seconds 600] [--holdout] [--set-option layers=4 ...]
         [--checkpoint FOLDER]
 
-FOLDER/SET/PROTOCOL holds the parts as .npz pairs. The epoch that is kept is the one with the best
-NDCG@20: in the strong protocol on the validation users; in the weak one on test, which is how the
-published numbers came about, or with ``--holdout`` on `valid_subset_of_train`, taken out of train;
-the model is then trained anew on all of train for that many epochs. "curve" has recall and NDCG at
-20 on the part that chooses, "final_epoch" its last entry. "metrics" are those of
-`equipoise.evaluate` on test for the kept epoch, written at the end; until then the file has the
-curve. Seconds include training and the evaluations on the choosing part.
+FOLDER/SET/PROTOCOL holds the parts as .npz pairs. The model of the epoch with the best NDCG@20 is
+used. In the strong protocol, NDCG@20 is measured on the validation users; in the weak protocol on
+test, as published, or with ``--holdout`` on `valid_subset_of_train`, which is removed
+from train. With ``--holdout`` the model is then retrained on all of train for that many epochs.
+In the file, "curve" has Recall@20 and NDCG@20 on the part that chooses the epoch, "final_epoch" is
+its last entry, and "metrics" are those of `equipoise.evaluate` on test for the best epoch, written
+at the end. Seconds include training and the evaluations that choose the epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODELS = ("MultVAE", "LightGCN", "XSimGCL")
 
 @dataclass(frozen=True)
 class Data:
-    """Training data and part that choose the epoch, and the data of the result."""
+    """Data that choose the epoch (train, chooser), and data of the final result."""
 
     train: Interactions
     chooser: Part
@@ -93,14 +93,14 @@ def write(file: Path, facts: dict[str, Any]) -> None:
 
 
 class Log:
-    """Writes the file after each evaluation, and says when time is up."""
+    """A progress callback that writes the file after each evaluation and stops at the limit."""
 
     def __init__(self, args: argparse.Namespace, facts: dict[str, Any]) -> None:
         self.args, self.facts = args, facts
         self.curve: list[dict[str, Any]] = []
 
     def __call__(self, epoch: Epoch) -> bool:
-        """Take note of an epoch; return whether to stop."""
+        """Record an epoch; return whether to stop."""
         limit = self.args.limit_seconds
         if epoch.recall is not None and epoch.ndcg is not None:
             entry = {"recall@20": epoch.recall, "ndcg@20": epoch.ndcg}
@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     for name in ("epochs", "batch-size", "seed", "evaluate-every"):
         parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--patience", type=int, help="evaluations without gain; 0 never stops")
+    parser.add_argument(
+        "--patience", type=int, help="evaluations without improvement; 0: no early stop"
+    )
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--limit-seconds", type=float)
     parser.add_argument("--holdout", action="store_true")

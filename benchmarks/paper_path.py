@@ -1,4 +1,4 @@
-"""Importing this puts the modules of `paper/` on the path."""
+"""Importing this module adds the folder `paper/` to the import path."""
 
 import sys
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Look for the settings behind two printed rows of Table 8, *Col norm* and *User norm* on Gowalla.
+"""Search the settings of two published rows of Table 8, *Col norm* and *User norm* on Gowalla.
 
     python benchmarks/printed_norms.py --data DATA/gowalla/strong --device cuda --out F.json
 
 The paper gives no settings for them. Every point of a grid is evaluated on the test users: LAE,
-EASE and RLAE, with and without dropout in the penalty, and for *Col norm* histories that are
-divided by count^given as well ("gamma on both sides"). The result has, for each row, how many
-points there were and those nearest to the three printed numbers, by the largest relative error.
+EASE and RLAE, with and without dropout in the penalty, and for *Col norm* also with histories
+divided by count^given ("gamma on both sides"). The result has, for each row, the number of points
+and the points nearest to the three printed numbers, by the largest relative error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN = ["family", *COLUMNS, "beta", "given"]
 def trials(
     split: Split, normalizer: Any, grid: dict[str, Any], exponent: float, device: str
 ) -> Any:
-    """Return all points of a grid with their metrics on the test users."""
+    """Return all grid points with metrics on test; histories are divided by count^exponent."""
     matrix = split.test.history.matrix.astype(np.float32)
     matrix.data *= np.maximum(split.train.item_counts, 1.0)[matrix.indices] ** -exponent
     test = Part(split.test.history.with_values(matrix), split.test.target, "strong", "valid")

@@ -1,14 +1,14 @@
-"""Top-20 lists for 5,000 users at 10,000 items: `equipoise.ranking.ranker` against what peers do.
+"""Compare `equipoise.ranking.ranker` with the ranking of other libraries: top-20 for 5,000 users.
 
-Run ``python benchmarks/rank.py``; it prints a Markdown table made from one run on one machine.
-Each way is measured several times in turn, and medians are compared. The peers' ways are written
-out here with the same libraries, so that only the ranking is measured and not their model code:
+Run ``python benchmarks/rank.py``; it prints a Markdown table. The methods are measured several
+times in turns, and medians are compared. The methods of other libraries are reimplemented here
+with the same numerical libraries, so that only ranking is measured:
 
-- ours with the matrix in 16 bits, as after `halve` (the other ways sum the same float32 numbers);
+- ours with a 16-bit matrix, as after `halve` (all other methods sum the same float32 numbers);
 - numpy, dense batches: ``X[batch].toarray() @ W``, seen items masked, `argpartition` and a sort;
 - numpy, sparse batches: ``X[batch] @ W`` by scipy, then the same;
-- RecBole's way: sparse rows times dense float32, seen items masked, `torch.topk`. Without torch
-  it is the same as numpy's sparse way, and the table says so.
+- RecBole's method: sparse rows times dense float32, seen items masked, `torch.topk`. It is left
+  out, with a note, if torch is not installed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def symmetric(n_items: int) -> npt.NDArray[np.float32]:
 
 
 def halved(matrix: npt.NDArray[np.float32]) -> Dense:
-    """Return the term of a model after `halve`."""
+    """Return the 16-bit term of a model after `halve`."""
     term = Inverse.of(matrix).halved().term(*np.ones((2, len(matrix)), np.float32))
     assert isinstance(term, Dense)
     return term
@@ -96,7 +96,7 @@ def in_batches(
 
 
 def extra_memory(way: Way) -> float:
-    """Most memory that numpy held at one time while the way ran, in MB."""
+    """Return the peak memory of numpy arrays during a call, in MB."""
     tracemalloc.start()
     way()
     peak = tracemalloc.get_traced_memory()[1]
@@ -106,7 +106,7 @@ def extra_memory(way: Way) -> float:
 
 @dataclass
 class Measured:
-    """What one way needed."""
+    """Time and memory of one method."""
 
     name: str
     seconds: list[float]
@@ -115,19 +115,19 @@ class Measured:
 
     @property
     def median(self) -> float:
-        """Seconds, the middle of the repeats."""
+        """Median seconds of the repeats."""
         return statistics.median(self.seconds)
 
 
 def agreement(lists: Lists, ours: Lists, term: Dense, history: Csr, most: float) -> str:
-    """Compare lists; where they differ, compare the scores, which others sum in another order."""
+    """Describe how lists differ; fail if their scores differ by more than rounding errors."""
     differ = np.flatnonzero((lists != ours).any(axis=1))
     if not len(differ):
         return "equal"
     rows = np.repeat(differ, K)
     their_scores = score_items([term], history, rows, lists[differ].ravel())
     our_scores = score_items([term], history, rows, ours[differ].ravel())
-    # users without a history have only zeros, and ties in any order
+    # users without a history have only zero scores, tied in any order
     gap = float(np.abs(their_scores - our_scores).max() / max(np.abs(our_scores).max(), 1e-30))
     if gap > most:
         raise SystemExit(f"the lists of {len(differ)} users differ, scores by {gap:.1e}")
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--users", type=int, default=5_000, help="users to rank for")
     parser.add_argument("--items", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=512, help="batch size of the other ways")
+    parser.add_argument("--batch", type=int, default=512, help="batch size of the other methods")
     options = parser.parse_args()
 
     everyone = interactions(30_000, options.items, 1_000_000)

@@ -1,11 +1,11 @@
-"""A CSV file to `Interactions` against `polars.read_csv` of the same file: time and peak memory.
+"""Compare time and peak memory of `eq.read` and `polars.read_csv` on the same CSV file.
 
-Run ``python benchmarks/read_csv.py --rows 10000000``. Each measurement is its own process; the
-peak memory of a process that only imports the same packages is taken off. On Linux a process
-starts with the peak of the one that started it, so this one stays small: it imports nothing large
-and lets another process write the file. ``--again`` instead tells the least seconds of later calls
-in one process, for the same table as Parquet too, and of the pass over the bytes alone: that of
-plain numbers, and the walk of `scan`, which other files take beside polars.
+Run ``python benchmarks/read_csv.py --rows 10000000``. Each measurement runs in a separate process;
+the peak memory of a process that only imports the same packages is subtracted. On Linux the
+recorded peak of a process starts at that of its parent, so this process stays small: it imports
+nothing large and lets another process write the file. ``--again`` instead prints the fastest of
+repeated calls in one process, for CSV and Parquet, and of the passes over the bytes alone: the
+parser of plain numbers, and `scan`, which is used together with polars for other files.
 """
 
 from __future__ import annotations

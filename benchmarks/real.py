@@ -1,4 +1,4 @@
-"""The real data sets of several benchmarks, cut down to their most used items."""
+"""Load the real data sets of several benchmarks, reduced to their most used items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lightgcn(folder: Path) -> eq.Interactions:
 
 
 def sessions(file: Path, most: int = 60_000) -> eq.Interactions:
-    """Return the last sessions as rows."""
+    """Return the last sessions of a file as rows."""
     stored = np.load(file)
     offsets = stored["offsets"][-most - 1 :].astype(np.int64)
     items = stored["items"][offsets[0] :].astype(np.int64)
@@ -46,7 +46,7 @@ def sources(folder: Path) -> dict[str, Callable[[], eq.Interactions]]:
 
 
 def pairs(name: str) -> eq.Interactions:
-    """Return which user bought what, without quantities."""
+    """Return the pairs of users and items of a data set, without quantities."""
     return eq.Signals().apply(eq.datasets.load(name))
 
 
@@ -56,7 +56,7 @@ def most_used(data: eq.Interactions, n_items: int) -> eq.Interactions:
 
 
 def cut(folder: Path, name: str, n_items: int) -> eq.Interactions:
-    """Return a data set with its most used items, from `export` where that has been there."""
+    """Return a data set with its most used items, from a file of `export` if there is one."""
     file = _exported(folder, name, n_items)
     if not file.exists():
         return most_used(sources(folder)[name](), n_items)
@@ -67,7 +67,7 @@ def cut(folder: Path, name: str, n_items: int) -> eq.Interactions:
 
 
 def export(folder: Path, name: str, n_items: int, out: Path) -> None:
-    """Write a cut as a small file, for machines without the data sets."""
+    """Write a reduced data set as a small file, for machines without the data sets."""
     matrix = cut(folder, name, n_items).matrix
     assert (matrix.data == 1).all()
     out.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Put the numbers of finished searches and trainings into the results of the paper's tables.
+"""Copy the metrics of finished searches and trainings into the results of the paper's tables.
 
     python benchmarks/record_rows.py --paper paper benchmarks/results/*.json
 
-Reads what `neural.py` and `validation_search.py` wrote. A row is taken where a config has the same
-settings (of a neural model: the same settings, trained for the epochs that were kept);
-`paper/run.py` then need not run it again.
+Reads the files of `neural.py` and `validation_search.py`. Metrics are copied if a config has a row
+with the same settings (for a neural model, with the best epoch as number of epochs), so that
+`paper/run.py` does not run it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES = {
     "weak": ("table4",),
     "strong": ("table3", "table5", "table8", "table3_tuned", "table8_tuned"),
 }
-COURSE = ("epochs", "patience", "evaluate_every")  # how training was watched, not what it did
+COURSE = ("epochs", "patience", "evaluate_every")  # training schedule, not part of the model
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what was trained or chosen, each with its numbers on test."""
+    """Yield the finished models of a file with their settings and test metrics."""
     if "chosen_by" in stored:
         metrics = stored.get("metrics") or stored["chosen_by"]
         times = (stored["chosen_by"]["seconds"], stored.get("evaluate_seconds", 0.0))
@@ -73,7 +73,7 @@ def finished(stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def options(stored: dict[str, Any]) -> str:
-    """Return the options that differ from the model's defaults."""
+    """Return command-line options for the settings that differ from the model's defaults."""
     plain = build({"model": stored["model"]}).settings()
     settings = stored["settings"]
     names = [name for name in settings if settings[name] != plain[name] and name not in COURSE]
@@ -81,7 +81,7 @@ def options(stored: dict[str, Any]) -> str:
 
 
 def take(paper: Path, config: Config, entry: dict[str, Any]) -> None:
-    """Write the row of a config that has these settings, where there is one."""
+    """Write the metrics to the rows of a config that have these settings."""
     for row in config.rows:
         if row.settings is None or row.dataset.lower() != entry["set"] or differ(row, entry):
             continue
@@ -92,13 +92,13 @@ def take(paper: Path, config: Config, entry: dict[str, Any]) -> None:
         where = {"machine": entry["device"], "versions": f"equipoise {eq.__version__}"}
         lines = cells(config, entry["metrics"], entry["times"])
         put(done, row, lines, {**where, "command": entry["command"]})
-        completed(config, done)  # compares the new lines with what was published
+        completed(config, done)  # compares the new lines with the published numbers
         write_text(out, as_frame(done, CELLS).write_csv())
         print(f"{config.name} {row.dataset} {row.name}")
 
 
 def differ(row: Row, entry: dict[str, Any]) -> bool:
-    """Whether a row is another model."""
+    """Tell whether a row has other settings than an entry."""
     row_settings, entry_settings = (
         build(row.settings).settings(),
         build(entry["settings"]).settings(),

@@ -1,10 +1,10 @@
-"""Time, memory and size of the report on MovieLens 1M, as a Markdown table.
+"""Measure time, memory and size of the report on MovieLens 1M, as a Markdown table.
 
     python benchmarks/report.py [--data movielens-1m] [--min-rating 4]
 
-Fetching and reading the data is left out; everything else counts. The goals are 60 seconds on two
-cores and 3 MB. The share of a core that the process got tells whether the machine was busy: well
-below the number of cores, the seconds are those of a shared machine.
+Everything counts except for downloading and reading the data. The goals are 60 seconds on two
+cores and 3 MB. If the process got far fewer cores on average than the machine has, the machine was
+busy and the seconds are too long.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Graph filters in the weak protocol beside their published numbers, as a Markdown table.
+"""Compare graph filters in the weak protocol with their published numbers, as a Markdown table.
 
     python benchmarks/rivals.py --data FOLDER [--name Gowalla] [--models GFCF TurboCF]
         [--published TABLE.csv] [--search]
 
 The folder holds `train` and `test` as LightGCN lists (.txt) or arrays `users` and `items` (.npz).
 The CSV has the columns dataset, model, recall@20 and ndcg@20. Recall divides by the number of
-targets. Each model runs in a process of its own; seconds are those of fitting and of ranking all
-users, memory is the peak of the process.
+targets. Each model runs in a separate process, whose peak memory is reported with the seconds of
+fitting and of ranking for all users.
 
-Without ``--search`` a model has the settings of its authors for the data set `--name`, or its
-defaults where they gave none; those were chosen on the test part. With it, settings are chosen by
-NDCG@20 on `valid_subset_of_train.npz`, taken out of train, from a small grid around them, and the
-model is then fitted on all of train.
+Without ``--search`` a model has its authors' settings for the data set `--name`, which were chosen
+on the test part, or else its defaults. With ``--search``, settings from a small grid are chosen by
+NDCG@20 on `valid_subset_of_train.npz`, which is removed from train, and the model is then fitted
+on all of train.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Other forms of the rules for l2 and dropout, each set left out in turn.
+"""Compare other forms of the rules for l2 and dropout, leaving out each data set in turn.
 
     python benchmarks/rule_forms.py --data FOLDER --cache FOLDER --splits 6
 
-Reads the grids that `calibrate_auto.py` made with the same options. One rule is looked for that
-holds with DAN (alpha and beta by their rules) and without a normalizer (alpha = beta = 0):
+Reads grids that `calibrate_auto.py` computed with the same options. The rule must hold with DAN
+(alpha and beta by their rules) and without a normalizer (alpha = beta = 0):
 
     l2 = c1 w^a k^e kk^g,    p/(1-p) = c2 w^b / (m^c kk^h)
 
-m: mean count of items, k: of users, kk: mean over interactions of the count of their user, w: mean
-weight. Of each form, candidates are drawn at random, and the one that is best on all sets but one
-is read off the grid of that one: NDCG@20 on its valid part by the best of its slice, in percent.
+m: mean item count, k: mean user count, kk: mean over interactions of their user's count, w: mean
+user weight. Per form, random candidates are drawn. The candidate that is best on all data sets
+but one is evaluated on the grid of the left-out set: NDCG@20 on its valid part in percent of the
+best value of the grid slice.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ Values = npt.NDArray[np.float64]
 
 
 def size_of(case: Case) -> float:
-    """Return kk."""
+    """Return kk, the mean over interactions of their user's count."""
     counts = case.split.train.user_counts.astype(np.float64)
     return float((counts**2).sum() / counts.sum())
 
 
 def read_off(case: Case, normalized: bool, chosen: Values) -> list[Values]:
-    """Return NDCG and tail NDCG on valid, of every candidate and of the grid's slice."""
+    """Return NDCG and tail NDCG on valid of every candidate, then of all points of the slice."""
     c1, a, e, g, c2, b, c, h = chosen.T
     alpha, beta = rules({}, case)[:2] if normalized else (0.0, 0.0)
     size, weight = size_of(case), case.mean_weight(beta)
@@ -65,7 +66,7 @@ def read_off(case: Case, normalized: bool, chosen: Values) -> list[Values]:
 
 
 def shares(cases: list[Case], normalized: bool, chosen: Values) -> tuple[Values, Values]:
-    """Return both by the best NDCG of the slice; means over splits come first."""
+    """Return NDCG and tail NDCG divided by those of the best point, as means over splits."""
     every = [read_off(case, normalized, chosen) for case in cases]
     ndcg, tail, slice_ndcg, slice_tail = (
         np.mean(values, axis=0) for values in zip(*every, strict=True)

@@ -1,8 +1,8 @@
-"""Lists of SANSA, for `sparse_peers.py`, which runs this in an environment that has the package.
+"""Write lists of SANSA; `sparse_peers.py` runs this in an environment that has the package.
 
     PYTHON benchmarks/sansa_lists.py FOLDER DENSITY L2 ICF
 
-FOLDER has train.npz, valid.npz and test.npz; lists of 20 are written beside them.
+FOLDER has train.npz, valid.npz and test.npz; lists of 20 items are written to the same folder.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Session models beside V-SkNN: default settings, and settings chosen from the data.
+"""Compare session models with V-SkNN: default settings, and settings derived from the data.
 
 Run ``python benchmarks/session_models.py --data FOLDER --out RESULTS``, where FOLDER holds one
-folder per set with `train_sessions.npz` and `test_sessions.npz`. Every model is fitted on train
-and lists after every click of test sessions of two or more known clicks, drawn evenly (300, seed
-0). The gain over V-SkNN is that of MRR@20 with its paired standard error over events, in %. Every
-row is kept in RESULTS; a run that was stopped goes on where it was. Prints Markdown.
+folder per set with `train_sessions.npz` and `test_sessions.npz`. Each model is fitted on train and
+ranks after every click of a uniform sample of 300 test sessions (seed 0) with two or more known
+clicks. The gain over V-SkNN is the change of MRR@20 in % with its paired standard error over
+events. Each row is stored in RESULTS, so that an interrupted run continues. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODELS: dict[str, Any] = {
 
 
 def row_of(model: Any, train: Interactions, sessions: Interactions) -> dict[str, Any]:
-    """Fit and list after every click; return the metrics and the reciprocal rank of each event."""
+    """Fit and rank after every click; return the metrics and each event's reciprocal rank."""
     began = time.process_time()
     model = model.clone().fit(train)
     fitted = time.process_time()
@@ -67,7 +67,7 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def gain(values: list[float], reference: list[float]) -> str:
-    """Return the change of a mean with its paired standard error, both in %."""
+    """Return the change of the mean with its paired standard error, both in %."""
     change = np.subtract(values, reference)
     if not change.any():
         return "-"

@@ -1,14 +1,14 @@
-"""Times of the session models: the sparse route against the dense one, and past and future.
+"""Time the session models: sparse against dense engine, ranking, and their matrices.
 
-Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``; ``--tables`` says which:
+Run ``python benchmarks/session_timing.py --data FOLDER/yoochoose1_64``; ``--tables`` selects:
 
-- ``routes``: the dense route inverts n x n, so the comparison is made on the most clicked items
-  (10,000);
-- ``events``: lists after every click of so many test sessions by models of all items: of a fresh
-  model, which solves for the rows of all clicked items, and again, when it has them;
-- ``matrices``: past and future matrices beside the sparse product S^T T of the same matrices.
+- ``routes``: sparse against dense engine on the 10,000 most clicked items, since the dense engine
+  inverts an n x n matrix;
+- ``events``: lists after every click of test sessions by models of all items: the first time,
+  when the model solves for the rows of all clicked items, and again, with these rows cached;
+- ``matrices``: building the past and future matrices S and T, against their product S^T T.
 
-Medians of several runs in turn, clock time of all threads; prints Markdown.
+Medians of several runs, clock time on all threads; prints Markdown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TABLES = ("routes", "events", "matrices")
 
 
 def seconds(task: Callable[[], Any], repeats: int) -> float:
-    """Median clock time, on all threads; the machine has to be without other work."""
+    """Return the median clock time on all threads; requires an otherwise idle machine."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -55,7 +55,7 @@ def most_clicked(data: Interactions, n_items: int) -> Interactions:
 
 
 def some_sessions(folder: Path, train: Interactions, n_sessions: int) -> Interactions:
-    """Return test sessions of two or more clicks on known items, drawn evenly."""
+    """Return a uniform sample of test sessions with two or more clicks on known items."""
     known = eq.read(folder / "test_sessions.npz").with_items(train.item_index, unknown="skip")
     assert known.sequences is not None
     long = np.flatnonzero(known.sequences.lengths >= 2)
@@ -98,7 +98,7 @@ def events(data: Interactions, sessions: Interactions, repeats: int) -> list[str
         fresh, again = [], []
         for _ in range(repeats):
             model = settings.clone().fit(data)
-            model.rank(history.rows([0]), 20)  # puts the system in order
+            model.rank(history.rows([0]), 20)  # factorises the system
             fresh.append(seconds(lambda m=model: m.rank(history, 20), 1))
             again.append(seconds(lambda m=model: m.rank(history, 20), 1))
         first, second = statistics.median(fresh), statistics.median(again)
@@ -131,9 +131,11 @@ def matrices(data: Interactions, repeats: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of one prepared set")
-    parser.add_argument("--items", type=int, default=10_000, help="of the comparison")
+    parser.add_argument(
+        "--items", type=int, default=10_000, help="most clicked items of the routes"
+    )
     parser.add_argument("--visits", type=int, default=500, help="lists to compare")
-    parser.add_argument("--sessions", type=int, default=100, help="of test, to list after clicks")
+    parser.add_argument("--sessions", type=int, default=100, help="test sessions of the events")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

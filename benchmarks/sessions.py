@@ -1,16 +1,15 @@
-"""Session models on prepared sets: published settings, and the memory of a fit.
+"""Evaluate session models with published settings, or measure the memory of a fit.
 
 Run ``python benchmarks/sessions.py --data FOLDER --out RESULTS``, where FOLDER holds one folder
 per set with `train_sessions.npz` and `test_sessions.npz`. Two protocols (for the random parts of
 the paper's Table 7: ``python paper/run.py table7 --data FOLDER``):
 
-- ``--protocol prepared``: fit on train with the settings of the authors of SLIST, rank after every
-  click of the prepared test sessions; with ``--tune`` also settings chosen on the last tenth of
-  train;
-- ``--protocol memory``: the peak of a fit beside the plan.
+- ``--protocol prepared``: fit on train with the settings of SLIST's authors and rank after every
+  click of the test sessions; with ``--tune`` also with settings chosen on the last tenth of train;
+- ``--protocol memory``: compare the peak memory of a fit with its plan.
 
-Every fit is kept in RESULTS; a run that was stopped goes on where it was. ``--jobs 6 --device
-cuda`` runs six processes that share a card. Prints Markdown.
+Each result is stored in RESULTS, so that an interrupted run continues. ``--jobs 6 --device cuda``
+runs six processes on one GPU. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ AUTHORS = {
     "Diginetica": (0.8, 1.0, 2.0),
     "RetailRocket": (0.2, 0.25, 4.0),
 }
-# HR@20 and MRR@20 to compare with: the publication of SLIST, on another preparation of the data.
+# HR@20 and MRR@20 of the SLIST paper, which prepared the data differently.
 REPORTED = {
     ("Yoochoose", "SLIS"): ".7015 / -",
     ("Yoochoose", "SLIT"): ".6968 / -",
@@ -53,7 +52,7 @@ REPORTED = {
     ("Diginetica", "SLIST"): ".5291 / .1886",
     ("RetailRocket", "SLIST"): ".5877 / -",
 }
-CACHE = 4 << 30  # bytes of solved rows: several settings are measured on one fit
+CACHE = 4 << 30  # bytes of solved rows, since several settings are evaluated on one fit
 
 
 def authors(name: str, model: str) -> Settings:
@@ -65,9 +64,9 @@ def authors(name: str, model: str) -> Settings:
 
 
 def prepared_test(folder: Path, train: Interactions) -> Pair:
-    """Return the steps of the prepared test sessions.
+    """Return history and next click of every step of the prepared test sessions.
 
-    Clicks on items that train lacks are removed first, then sessions shorter than two clicks.
+    Clicks on items that are not in train are removed first, then sessions shorter than two clicks.
     """
     sessions = eq.read(folder / "test_sessions.npz")
     known = sessions.with_items(train.item_index, unknown="skip")
@@ -76,7 +75,7 @@ def prepared_test(folder: Path, train: Interactions) -> Pair:
 
 
 def last_tenth(train: Interactions) -> tuple[Interactions, Pair]:
-    """Return the earlier sessions, and the clicks of the last tenth on items they know."""
+    """Return the earlier sessions, and the steps of the last tenth on items known from them."""
     bound = train.n_users - train.n_users // 10  # the sessions are in order of time
     past = train.rows(np.arange(bound))
     past = past.columns(past.item_counts > 0)
@@ -115,7 +114,7 @@ def prepared(name: str, model: str, args: argparse.Namespace) -> None:
 
 
 def best_of_ties(model: Any, pair: Pair) -> list[float]:
-    """Return HR@20 and MRR@20 where a target with the score of others takes the first place."""
+    """Return HR@20 and MRR@20 if the target is ranked first among items of equal score."""
     history, target = pair
     targets, reciprocal_ranks = target.matrix.indices, np.zeros(history.n_users)
     for low in range(0, history.n_users, 1000):
@@ -128,7 +127,7 @@ def best_of_ties(model: Any, pair: Pair) -> list[float]:
 
 
 def memory(name: str, model: str, args: argparse.Namespace) -> None:
-    """Write the peak of a fit above what the data take, and what the plan says."""
+    """Write the peak memory of a fit beyond the data, and the planned memory."""
     path = args.out / f"memory-{name}-{model}-{args.device}.json"
     train = eq.read(args.data / folder_name(name) / "train_sessions.npz")
     few_sessions = train.rows(np.arange(100))
@@ -145,7 +144,7 @@ def memory(name: str, model: str, args: argparse.Namespace) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the most that this process took so far, of the machine or of a card."""
+    """Return the peak memory of this process, on the host or on a GPU."""
     if device == "cpu":
         return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
     import torch
@@ -201,7 +200,7 @@ def work(task: tuple[str, str, argparse.Namespace]) -> str:
 
 
 def run_all(args: argparse.Namespace) -> None:
-    """Run every set and model, each in a fresh process: its peak of memory is its own."""
+    """Run every data set and model in a fresh process, so that peak memory is measured per run."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
         tasks = [(name, model, args) for model in args.models for name in args.sets]
@@ -218,9 +217,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--events", type=int, default=20_000, help="validation events")
     parser.add_argument("--tune", action="store_true", help="also search settings")
-    parser.add_argument("--ties", action="store_true", help="also the best of tied places")
+    parser.add_argument("--ties", action="store_true", help="also report the best of tied ranks")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--docs", type=Path, help="page whose table of this protocol is renewed")
+    parser.add_argument("--docs", type=Path, help="page whose table of this protocol is updated")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What quantities, repeats and age are worth: EASE under several `Signals` on a cut in time.
+"""Compare `Signals` (quantities, repeats, age) for EASE on a split by time.
 
-Run ``python benchmarks/signals.py online-retail``. The last tenth of the events is the test part
-and the tenth before it the one that l2 is chosen on, for each line of the table; new items only.
+Run ``python benchmarks/signals.py online-retail``. The last tenth of the events is the test part.
+For each row of the table, l2 is chosen on the tenth before it. Only new items are ranked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINES = [
 
 
 def main() -> None:
-    """Print a table of lines, the chosen l2, and NDCG@20 on both parts."""
+    """Print a table of signals, the chosen l2, and NDCG@20 on the valid and test parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="a data set with times and weights")
     split = eq.split.time_cut(eq.datasets.load(parser.parse_args().name))

@@ -1,15 +1,14 @@
-"""Sparse item-item models with an equal number of weights: neighbourhoods, SANSA and item-kNN.
+"""Compare sparse item-item models of equal size: neighbourhoods, SANSA and item-kNN.
 
     python benchmarks/sparse_peers.py --data DATA --sansa PYTHON --out FILE.json
     python benchmarks/sparse_peers.py --data DATA --datasets ML-1M --weights 200 --out OTHER.json
 
 DATA has `gowalla/strong` and `yelp2018/strong`; MovieLens 1M comes from `equipoise.data.datasets`.
 PYTHON is the interpreter of an environment with `sansa` (`apt-get install libsuitesparse-dev`,
-then `pip install "scikit-sparse<0.5" sansa`). All models have 100 weights for each item; SANSA
-keeps two matrices of that size, the factors of its weights: the second run gives as many numbers
-to the others. What is not fixed is chosen on
-validation: l2 of SANSA, the shrinkage of item-kNN, and l2 of ours on MovieLens, where no settings
-are published.
+then `pip install "scikit-sparse<0.5" sansa`). All models have 100 weights per item. SANSA has two
+matrices of that size, the factors of its weights; the second command gives the other models as
+many numbers. Chosen on valid: l2 of SANSA, the shrinkage of item-kNN, and our l2 on MovieLens,
+for which no settings are published.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from reproduce.data import find_split
 DATASETS = ("ML-1M", "gowalla", "yelp2018")
 OTHER = [{"l2": l2, "dropout": 0.5, "alpha": 0.2, "beta": 0.3} for l2 in (20.0, 100.0, 500.0)]
 SHRINK = (0.0, 10.0, 50.0)
-# its incomplete factorisation scales the data first, so that l2 is a small number there; the other
-# one takes the whole Gram matrix
+# the incomplete factorisation (ICF) scales the data first, so that its l2 is small; CHOLMOD
+# factorises the unscaled Gram matrix
 SANSA_L2 = (0.5, 2.0, 8.0)
 SANSA_SMALL = [("CHOLMOD", l2) for l2 in (50.0, 200.0, 800.0)]
 SMALL = 10_000  # items
@@ -148,7 +147,7 @@ def main() -> None:
             continue
         load = find_split(chosen.data, dataset, "strong")
         if load is None:
-            raise SystemExit(f"{dataset} is not there")
+            raise SystemExit(f"{chosen.data} has no strong split of {dataset}")
         split = load()
         models = {
             "neighbourhoods": lambda: neighbourhoods(split, dataset, chosen.weights),  # noqa: B023

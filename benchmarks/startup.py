@@ -1,10 +1,10 @@
-"""What a fresh process costs: `equipoise --help`, loading a model, the first and second lists.
+"""Time a fresh process: `equipoise --help`, loading a model, the first and second lists.
 
     python benchmarks/startup.py [--items 5000] [--rounds 10] [--before ../src] [--model DIR]
 
-Least seconds and processor seconds of all rounds, as a Markdown table; with `--before` both trees
-take turns. Kernels come from numba's cache and modules from their bytecode, as in an installation;
-a first round fills both. `--model` is a saved model to ask instead of one that is fitted first.
+Prints a Markdown table of the fewest seconds and processor seconds of all rounds; with `--before`
+both source trees take turns. Kernels come from the cache of numba, modules from bytecode, as in
+an installation; the first round fills both. `--model` uses a saved model instead of fitting one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ eq.EASE(l2=100.0, dropout=0.2, normalizer=eq.DAN(alpha=0.2, beta=0.3)).fit(data)
 
 
 def python(tree: Path, bytecode: str, *words: str) -> tuple[str, float, float]:
-    """Run Python on a tree; return what it prints, its seconds and its processor seconds."""
+    """Run Python with a source tree; return its output, seconds and processor seconds."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, *words]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONPYCACHEPREFIX": bytecode}

@@ -1,10 +1,10 @@
-"""The tiled engine beside the dense one, in one run: seconds, their ratio, memory and budget.
+"""Compare the tiled with the dense engine: seconds, their ratio, memory and budget.
 
     python benchmarks/tiled.py [--items 20000] [--memory 700MB] [--skip-dense] [--out FILE]
 
-The data are synthetic, long-tailed, 27 interactions per user. Each engine runs in a process of
-its own; memory is the peak of resident memory beyond what the process had before the fit. The
-tiles lie in a folder under `--scratch`, the one for temporary files when left out.
+The data are synthetic, long-tailed, with 27 interactions per user. Each engine runs in a separate
+process; memory is the peak resident memory of the fit minus that before it. The tiles are written
+to a folder in `--scratch`, by default the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Fit once in this process."""
+    """Return the measurements of one fit in this process."""
     data = interactions(options.users, options.items)
     weights = data.user_counts.astype(np.float64) ** -0.3
     penalty = 20 + data.item_counts.astype(np.float64)
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def resident(field: str, *, forget_peak: bool = False) -> int:
-    """Resident memory of this process, now (VmRSS) or at its peak (VmHWM), in bytes."""
+    """Return the current (VmRSS) or peak (VmHWM) resident memory of this process in bytes."""
     if forget_peak:
         Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -96,7 +96,7 @@ def resident(field: str, *, forget_peak: bool = False) -> int:
 
 
 def apart(options: argparse.Namespace, engine: str) -> str:
-    """Run one engine in a process of its own."""
+    """Run one engine in a separate process; return its JSON output."""
     command = [sys.executable, __file__, "--engine", engine, "--memory", options.memory]
     command += ["--items", str(options.items), "--users", str(options.users)]
     command += ["--scratch", options.scratch] if options.scratch else []
@@ -122,7 +122,7 @@ def report(rows: list[dict[str, Any]], budget: int, out: Path | None) -> None:
 
 
 def interactions(n_users: int, n_items: int) -> Interactions:
-    """Long-tailed synthetic interactions."""
+    """Return long-tailed synthetic interactions."""
     rng = np.random.default_rng(0)
     size = 27 * n_users
     weight = np.cumsum(1 / np.arange(1, n_items + 1) ** 0.7)

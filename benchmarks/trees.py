@@ -1,10 +1,10 @@
-"""Time two trees of the package side by side: read, fit, rank, update, evaluate, tune.
+"""Compare the speed of two versions of the package: read, fit, rank, update, evaluate, tune.
 
     git worktree add ../before COMMIT
     python benchmarks/trees.py --before ../before/src --after src
 
-Each round runs both trees in processes of their own, in turns first and last; the best round
-counts, and what is compared is the ratio.
+Each round runs both source trees in separate processes, in alternating order; the ratio of the
+best rounds is reported.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measured(table: Path, n_items: int) -> dict[str, float]:
-    """Return seconds of each task, the best of some."""
+    """Return the fastest time of each task in seconds."""
     import equipoise as eq
 
     rng = np.random.default_rng(0)

@@ -1,17 +1,17 @@
-"""The whole grid of the paper with shared solves, against fitting each of its points by itself.
+"""Compare `eq.tune` on the paper's grid, which shares solves, with fitting every point separately.
 
     python benchmarks/tune_grid.py --items 10000 --set gowalla
     python benchmarks/tune_grid.py --real --items 1000
 
-The grid has 6 alphas x 11 betas x 25 penalties x 3 families = 4,950 points. `eq.tune` judges all
-of them; what fitting each alone would take is estimated from 20 points drawn at random, half of
-them before and half after, each fitted and judged on the valid part. On a smaller grid both ways
-run completely and must find the same best settings and the same numbers in every point. Then the
-same grid with `early_stop=True`, by itself and from nothing. With --replay it is not solved again:
-its path is followed through the finished solves, and its time is the sum of theirs.
+The grid has 6 alphas x 11 betas x 25 penalties x 3 families = 4,950 points, which `eq.tune`
+evaluates completely. The time of separate fits is estimated from 20 random points, half of them
+fitted before the search and half after it. On a smaller grid both methods run completely and must
+give equal metrics at every point and the same best settings. Then the same grid is searched with
+`early_stop=True`, from scratch; with --replay its time is instead the sum over those finished
+solves that it would have made.
 
-With --real the grid is judged on real data sets, and the table says how many solves an early stop
-would have made and what it would have lost. Prints Markdown.
+With --real the grid is evaluated on real data sets, and the table has the number of solves that an
+early stop would have made and its loss. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Key = tuple[float, ...]  # beta, dropout and l2 of a solve
 def alone(
     split: eq.split.Split, family: Any, settings: Settings
 ) -> tuple[float, dict[str, float]]:
-    """Return seconds and metrics of one point, fitted and judged by itself."""
+    """Fit and evaluate one point separately; return its seconds and metrics."""
     start = time.perf_counter()
     penalties = {name: settings[name] for name in ("l2", "dropout")}
     model = family(normalizer=eq.DAN(settings["alpha"], settings["beta"]), **penalties)
@@ -58,7 +58,7 @@ def every(grid: dict[str, Any]) -> list[Settings]:
 
 
 def check(split: eq.split.Split) -> int:
-    """Run a small grid both ways; anything but equal numbers is an error."""
+    """Fail unless both methods give equal metrics on a small grid; return its size."""
     tuned = eq.tune(list(FAMILIES), split, grid=SMALL)
     shared = {
         (row["family"], *(row[name] for name in SMALL)): row for row in tuned.trials.to_dicts()
@@ -77,7 +77,7 @@ def check(split: eq.split.Split) -> int:
 
 
 def best_of_solves(full_search: Tuned) -> dict[Key, float]:
-    """Return the best value of every solve."""
+    """Return the best metric value of every solve."""
     best: dict[Key, float] = {}
     for row in full_search.trials.select(*OUTER, METRIC).iter_rows():
         best[row[:3]] = max(best.get(row[:3], -np.inf), row[3])
@@ -85,7 +85,7 @@ def best_of_solves(full_search: Tuned) -> dict[Key, float]:
 
 
 def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
-    """Return the solves that an early stop makes, in their order."""
+    """Return the solves of a search with early stop, in order."""
     auto = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     start = {"beta": auto.normalizer_.exponents()[1], "l2": auto.l2_, "dropout": auto.dropout_}
     axes = {name: PAPER[name] for name in OUTER}
@@ -96,11 +96,11 @@ def path(split: eq.split.Split, values: dict[Key, float]) -> list[Key]:
 
 
 def replayed(storage: Path, solves: list[Key], full_search: Tuned) -> float:
-    """Return the seconds of some of the solves in a storage, and of all that is not a solve."""
+    """Return the seconds of these solves in a storage, plus the time outside of solves."""
     lines = [json.loads(line) for line in storage.read_text().splitlines() if "outer" in line]
     seconds = {tuple(solve["outer"][name] for name in OUTER): solve["seconds"] for solve in lines}
     total = full_search.seconds - sum(seconds.values()) + sum(seconds[key] for key in solves)
-    for beta in {key[0] for key in solves}:  # the first solve of a beta made its Gram matrix
+    for beta in {key[0] for key in solves}:  # the first solve of a beta includes its Gram matrix
         same_beta = [key for key in seconds if key[0] == beta]
         if same_beta[0] not in solves:
             total += max(
@@ -110,7 +110,7 @@ def replayed(storage: Path, solves: list[Key], full_search: Tuned) -> float:
 
 
 def on_real(folder: Path, n_items: int, only: list[str] | None, seed: int) -> None:
-    """Print what an early stop would have made and lost on real data sets."""
+    """Print the solves and the loss of an early stop on real data sets."""
     print("| data | users | items | solves | with early stop | best kept | loss |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name, load in sources(folder).items():
@@ -129,7 +129,7 @@ def on_real(folder: Path, n_items: int, only: list[str] | None, seed: int) -> No
 
 
 def chosen(args: argparse.Namespace) -> eq.Interactions:
-    """Return a real data set, or made-up data: long-tailed, but nothing in them to be learnt."""
+    """Return a real data set, or long-tailed random data without structure."""
     if args.set:
         return most_used(sources(args.data)[args.set](), args.items)
     users = args.users or 3 * args.items
@@ -138,10 +138,10 @@ def chosen(args: argparse.Namespace) -> eq.Interactions:
 
 
 def timed(args: argparse.Namespace) -> None:
-    """Compare times of one grid in three ways."""
+    """Compare the times of separate fits, the full search and the early stop."""
     data = chosen(args)
     split = eq.split.strong(data, valid=args.valid / data.n_users, test=100 / data.n_users)
-    eq.tune(eq.EASE, split, grid={"l2": [100.0]})  # everything is compiled and loaded
+    eq.tune(eq.EASE, split, grid={"l2": [100.0]})  # loads and compiles everything
     compared = check(split)
     print(f"{split!r}\n\nEqual in all {compared} points of the small grid.\n", flush=True)
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""Time of an exact update against a refit.
+"""Compare the time of an exact update with that of a refit.
 
     python benchmarks/update.py --items 10000
 
-Adds and changes 1% of the users of a fitted model; prints a Markdown table.
+Adds or changes 1% of the users of a fitted model; prints a Markdown table.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Tune every method of the strong tables on validation, each with the same budget.
+"""Tune every method of the strong tables on validation users, each with the same budget.
 
     python benchmarks/validation_search.py --data DATA/gowalla/strong --device cuda --out F.json
     python benchmarks/validation_search.py --rows found_gowalla.json found_yelp2018.json
 
-The first line lets `eq.tune` judge up to 36 solves (or fits of a filter) of each method by NDCG@20
-on the validation users, and evaluates the best on the test users. All trials are in files beside
-F.json, from which a killed search goes on. The second prints rows of a config for `paper/run.py`.
+The first command lets `eq.tune` try up to 36 solves (or fits of a filter) of each method, chooses
+by NDCG@20 on the validation users and evaluates the best settings on the test users. All trials
+are stored in files next to F.json, so that an interrupted search continues. The second command
+prints rows of a config for `paper/run.py`.
 
-A weak split has no validation users: the choice is made on test, as the published tables do
+A weak split has no validation users: settings are chosen on test, as in the published tables
 (``--groups dan --betas 0.3 0.5 0.7`` for the DAN rows of Table 4), or with ``--holdout`` on
-`valid_subset_of_train`, taken out of train for the search and put back for the last fit. The
-group `companion` is EASE+DAN with the low-pass companion.
+`valid_subset_of_train`, which is removed from train for the search and added again for the final
+fit. The group `companion` is EASE+DAN with the low-pass companion.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from equipoise.data.split import Part, Split
 from equipoise.models.saving import build
 from reproduce.data import published_split
 
-Models = dict[str, Any]  # by method, of one normalizer and different families: they share solves
+Models = dict[str, Any]  # by method; families with the same normalizer share solves
 METRICS = ["ndcg@20", "recall@20", "head_ndcg@20", "tail_recall@20", "tail_ndcg@20"]
 
 
@@ -72,7 +73,7 @@ SEARCHES: list[tuple[str, Models, dict[str, Any]]] = [  # one call of `eq.tune` 
     ("GFCF", {"GF-CF": eq.GFCF()}, GFCF),
     ("BSPM", {"BSPM": eq.BSPM()}, BSPM | {"solver": ["rk4", "euler"]}),
     ("TurboCF", {"TurboCF": eq.TurboCF()}, TURBO | {"power": [0.7, 1.0]}),
-    ("TurboCF", {"TurboCF": eq.TurboCF(order=2)}, TURBO),  # with a power it would take hours
+    ("TurboCF", {"TurboCF": eq.TurboCF(order=2)}, TURBO),  # other powers would take hours
     ("SVDAE", {"SVD-AE": eq.SVDAE()}, {"n_factors": [0.01, 0.02, 0.04, 0.06]}),
     ("SGFCF", {"SGFCF": eq.SGFCF(n_factors=400)}, SGFCF | {"strongest": [1.3, 2.5]}),
 ]
@@ -82,14 +83,14 @@ FILTERS = ["GFCF", "BSPM", "TurboCF", "SVDAE", "SGFCF"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="folder of one split, its name the protocol")
+    parser.add_argument("--data", type=Path, help="folder of a split, named after its protocol")
     parser.add_argument("--out", type=Path, help="results; storages get its name and a suffix")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--groups", nargs="*", choices=GROUPS, default=GROUPS[:-1])
     parser.add_argument("--filters", nargs="*", choices=FILTERS, default=[])
     parser.add_argument("--holdout", action="store_true", help="weak: choose on a part of train")
     parser.add_argument("--users", type=int, default=3000, help="validation users to choose on")
-    parser.add_argument("--betas", type=float, nargs="+", help="in place of those of the groups")
+    parser.add_argument("--betas", type=float, nargs="+", help="replace the betas of the groups")
     parser.add_argument("--rows", type=Path, nargs="+", help="print a config from results")
     args = parser.parse_args()
     if args.rows:
@@ -131,7 +132,7 @@ def search(args: argparse.Namespace) -> None:
 
 
 def split_to_tune(args: argparse.Namespace, last: Split) -> Split:
-    """Return a split with so many users to choose on: of validation, the hold-out or test."""
+    """Return a split whose valid part samples the validation, hold-out or test users."""
     train, part = last.train, last.valid or last.test
     if args.holdout:
         hidden = read_weak(args.data)["valid_subset_of_train"]
@@ -144,7 +145,7 @@ def split_to_tune(args: argparse.Namespace, last: Split) -> Split:
 
 
 def print_rows(files: list[Path]) -> None:
-    """Print the best settings as rows of a table's config."""
+    """Print the best settings as rows of a config file."""
     rows: dict[str, list[str]] = defaultdict(list)
     for file in files:
         stored = json.loads(file.read_text())

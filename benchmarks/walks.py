@@ -1,6 +1,6 @@
-"""Count the files that four walks through the package lead into, and name them in order.
+"""List the source files that four typical operations of the package execute, in order.
 
-A file counts once a function of it is called; being imported is not enough. Run
+A file counts if one of its functions is called; importing it is not enough. Run
 
     python benchmarks/walks.py
 """
@@ -73,7 +73,7 @@ def one_cell(folder: Path, pairs: np.ndarray) -> None:
 
 
 def show(title: str, walk: Callable[[], object]) -> None:
-    walk()  # once before, so that importing does not count
+    walk()  # first without tracing, so that imports do not count
     with walked() as files:
         walk()
     print(f"{title}: {len(files)} files\n  {' -> '.join(files)}\n")

@@ -1,6 +1,6 @@
-"""A visit to a shop: which page next, and which clicks speak for it.
+"""Recommend the next page of a visit to a shop, with the clicks that explain it.
 
-Run ``python examples/click_session.py``. The click log is made up, so nothing is fetched.
+Run ``python examples/click_session.py``. The click log is synthetic, so nothing is downloaded.
 """
 
 # %% A click log: who clicked what, and when
@@ -33,10 +33,10 @@ titles = pl.DataFrame({"item": list(TITLES), "title": list(TITLES.values())})
 data = eq.read(log, user="visitor", item="item", time="time", gap="30m", labels=titles)
 print(data)
 
-# %% One closed form of whole sessions and of what follows what
+# %% Fit SLIST: a closed form that combines items of the same session with the order of clicks
 model = eq.SLIST(l2=1.0, mix=0.3, normalizer=eq.DAN(alpha=0.2, beta=0.3)).fit(data)
 
-# %% The next page of a visit, with reasons: titles in, titles out
+# %% Recommend the next page of a visit, and explain each score by the clicks
 visit = ["t1", "t2"]
 print("clicked:", ", ".join(data.label(item) for item in visit))
 recommended = model.recommend(session=visit, k=3)
@@ -49,7 +49,7 @@ for item, title in zip(recommended.items[0], recommended.titles[0], strict=True)
     ]
     print(f"  {title:<14} {why.score:.3f} = {', '.join(reasons)}")
 
-# %% Only pages that were not clicked yet
+# %% Recommend only pages that were not clicked yet
 new = model.recommend(session=visit, k=3, exclude_seen=True)
 assert new.titles is not None
 print("not seen yet:", ", ".join(new.titles[0]))

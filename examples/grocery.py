@@ -12,7 +12,7 @@ from equipoise.report import write_report
 
 folder = eq.datasets.fetch("complete-journey")
 
-# %% Read: households, products and times are found; the notes say what else was possible
+# %% Read: the columns of households, products and times are detected; see the notes
 data = eq.read(folder / "transactions.parquet", labels=folder / "products.parquet")
 print(data, *data.notes, sep="\n")
 
@@ -20,7 +20,7 @@ print(data, *data.notes, sep="\n")
 data = data.filter(min_user=10, min_item=150)
 print(data, eq.plan(data), sep="\n")
 
-# %% Judge on what comes later: products that are new to a household; does it help to weigh events?
+# %% Evaluate on later products that are new to a household; do weights for repeats and age help?
 split = eq.split.time_cut(data, valid=0.0, test=0.1)
 print(split)
 recent = eq.Signals(transform="log1p", decay="90d", floor=0.1)
@@ -33,23 +33,23 @@ for name, model in models.items():
     result = eq.evaluate(model.fit(split.train), split.test)
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "recall@20", "coverage@20")))
 
-# %% Fit on everything, and write ten products for each household: groceries, two of a category
+# %% Fit on all data and write ten groceries for each household, at most two of a category
 model = eq.EDLAE(normalizer=eq.DAN()).fit(data)
 rules = eq.Rules(include={"department": "GROCERY"}, at_most={"product_category": 2})
 count = model.recommend_to("grocery.parquet", k=10, rules=rules)
 print(f"{count:,} households", pl.read_parquet("grocery.parquet").head(3))
 
-# %% The same rules while judging: what they cost
+# %% Evaluate with the same rules, to see what they cost
 print("under the rules", eq.evaluate(models["EASE+DAN"], split.test, rules=rules)["ndcg@20"])
 
-# %% What goes with a product?
+# %% Similar products
 groceries = data.items[data.labels["department"].eq("GROCERY").fill_null(False).to_numpy()]
 print(data.label(groceries[0]), "->", model.similar(groceries[0], k=5).titles[0])
 
-# %% New receipts: an update equals a new fit; their ids may be text where the model has numbers
+# %% Update with new receipts, which equals a refit; ids may be text where the model has numbers
 new = eq.read([(str(data.users[0]), str(item)) for item in groceries[:3]])
 model.update(new)
 print(model.interactions_)
 
-# %% One page on all of it
+# %% Write an HTML report
 write_report(split, "grocery.html", name="Groceries", sample=3)

@@ -12,11 +12,11 @@ print(data)
 # %% Describe: how concentrated is it, and how alike are items that share users?
 print(eq.describe(data))
 
-# %% Split by users: the models never see those they are evaluated on
+# %% Split by users: the models are evaluated on users who are not in the training data
 split = eq.split.strong(data, valid=0.1, test=0.2, seed=0)
 print(split)
 
-# %% Fit: one closed-form solve each; eq.plan tells beforehand what it costs
+# %% Fit: one closed-form solve per model; eq.plan estimates its cost
 print(eq.plan(split.train))
 plain = eq.EASE(l2=400, dropout=0).fit(split.train)
 balanced = eq.EASE(l2=20, dropout=0.7, normalizer=eq.DAN(alpha=0.3, beta=0.2)).fit(split.train)
@@ -32,14 +32,14 @@ history = split.test.history.history(split.test.history.users[0])
 recommended = balanced.recommend([history], k=10)
 print([data.label(item) for item in history[:5]], "->", recommended.titles[0])
 
-# %% Turn the dial without a new fit: larger alpha, more of the long tail
+# %% Change alpha without a refit: a larger alpha recommends more of the long tail
 print(balanced.recommend([history], k=10, alpha=0.6).titles[0])
 
-# %% Explain: what each item of the history adds; the parts sum to the score exactly
+# %% Explain: the contribution of each item of the history; they sum to the score exactly
 reasons = balanced.explain(history, recommended.items[0][0])
 print(reasons.to_frame().head(3))
 assert sum(reasons.contributions) == reasons.score
 
-# %% Update instead of refitting: forget one user, exactly
+# %% Update instead of refitting: remove one user exactly
 balanced.update(removed=[split.train.users[0]])
 print(balanced.interactions_)

@@ -14,7 +14,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[^\]]*\])?")
 
 
 def lowest(requirement: str) -> str:
-    """Return a requirement that only its lowest version meets: that of its bound `>=`.
+    """Pin a requirement to its lowest version, that of its bound `>=`.
 
     >>> lowest("numba>=0.61,<0.69"), lowest("tool[fast] >= 2 ; python_version > '3'")
     ('numba==0.61', 'tool[fast]==2')

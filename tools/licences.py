@@ -1,8 +1,8 @@
-"""List what equipoise needs at run time: name, version, licence, and for which extra.
+"""List the run-time dependencies of equipoise: name, version, licence, and extras that need them.
 
 `python tools/licences.py` prints a Markdown table of this environment, `--json` a software bill of
-materials in the form of CycloneDX 1.5. A licence of the GPL family, or a package without one, is
-an error.
+materials in CycloneDX 1.5 format. A GPL or AGPL licence, or a package without a licence, is an
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LICENCE = "License :: "
 
 
 class Package(NamedTuple):
-    """An installed package and the extras of equipoise that need it; "" is the core."""
+    """An installed package and the extras of equipoise that need it; "" stands for the core."""
 
     name: str
     version: str
@@ -37,18 +37,17 @@ def packages() -> tuple[list[Package], list[str]]:
     for requirement, extra in needed("equipoise"):
         waiting = [requirement]
         while waiting:
-            package = waiting.pop()
-            key = re.sub(r"[-_.]+", "-", package.name).lower()
+            required = waiting.pop()
+            key = re.sub(r"[-_.]+", "-", required.name).lower()
             if extra in extras_by_package.setdefault(key, set()):
                 continue
             extras_by_package[key].add(extra)
             try:
-                inner = needed(package.name, package.extras)
-                waiting += [one for one, of in inner if of in ("", *package.extras)]
+                inner = needed(required.name, required.extras)
+                waiting += [need for need, of in inner if of in ("", *required.extras)]
             except PackageNotFoundError:
                 missing.add(key)
-    installed = [distribution(name) for name in sorted(extras_by_package) if name not in missing]
-    keys = sorted(name for name in extras_by_package if name not in missing)
+    installed = {key: distribution(key) for key in sorted(extras_by_package.keys() - missing)}
     return [
         Package(
             package.metadata["Name"],
@@ -56,12 +55,12 @@ def packages() -> tuple[list[Package], list[str]]:
             licence(package),
             tuple(sorted(extras_by_package[key])),
         )
-        for key, package in zip(keys, installed, strict=True)
+        for key, package in installed.items()
     ], sorted(missing)
 
 
 def needed(name: str, extras: set[str] | None = None) -> list[tuple[Requirement, str]]:
-    """Return what a package requires on this machine, each with the extra that asks for it."""
+    """Return the requirements of a package on this machine, each with the extra that needs it."""
     package = distribution(name)
     offered = ["", *(package.metadata.get_all("Provides-Extra") or [])]
     return list(_needed(package, offered if extras is None else ["", *extras]))
@@ -76,7 +75,7 @@ def _needed(package: Distribution, extras: list[str]) -> Iterator[tuple[Requirem
 
 
 def licence(package: Distribution) -> str:
-    """Return the licence that a package declares, in one line."""
+    """Return the licence that a package declares, as one line."""
     meta = package.metadata
     stated = meta.get("License-Expression") or ""
     classified = [
@@ -114,7 +113,7 @@ def main() -> None:
         print(f"not installed here: {', '.join(missing)}", file=sys.stderr)
     refused = [p.name for p in dependencies if REFUSED.search(p.licence) or p.licence == "unknown"]
     if refused:
-        sys.exit(f"not to be depended on, or of no known licence: {', '.join(refused)}")
+        sys.exit(f"GPL, AGPL or unknown licence, remove the dependency: {', '.join(refused)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What must work after `pip install equipoise`, without extras: run with the Python that has it.
+"""Smoke test of an installation without extras: run it with the Python that has equipoise.
 
-From a table to lists under rules, saved, loaded and updated; and the command.
+Reads a table, fits, evaluates, recommends with rules, saves, loads, updates and tunes a model, and
+runs the command line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def library(folder: Path) -> None:
     assert all(len(row) == 5 and "i0" not in row for row in lists.items)
     written = model.recommend(split.test.history, k=5).to_frame()
     readers = {"csv": pl.read_csv, "jsonl": pl.read_ndjson, "parquet": pl.read_parquet}
-    for suffix, reader in readers.items():  # in several batches
+    for suffix, reader in readers.items():  # written in several batches
         path = folder / f"lists.{suffix}"
         assert (
             model.recommend_to(path, split.test.history, k=5, batch_size=3) == split.test.n_users
@@ -63,7 +64,7 @@ def command(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    assert "src" not in Path(eq.__file__).parts, "this is the working copy, not an installation"
+    assert "src" not in Path(eq.__file__).parts, "equipoise is imported from src: install it first"
     with tempfile.TemporaryDirectory() as temporary:
         library(Path(temporary))
         command(Path(temporary))

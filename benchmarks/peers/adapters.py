@@ -1,9 +1,9 @@
-"""The models of each library under one small interface, for `driver.py` in its environment.
+"""Adapters that give the models of all libraries the same interface, for `driver.py`.
 
-A library is imported where it is used: this module is also read by an environment that has none of
-them. `prepare` turns the training matrix into what the library takes and is not timed; `fit` makes
-a model of it and returns a function that ranks: rows of users and k -> items, -1 where there are
-fewer. Settings that are left out are the library's own.
+Libraries are imported inside functions, because each environment has only one of them. `prepare`
+converts the training matrix to the library's format and is not timed. `fit` returns a ranking
+function (users, k) -> items, padded with -1. Settings that are not passed have the library's
+defaults.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ PENALTIES = (1, 10, 50, 200, 500, 1000)  # of every EASE
 
 @dataclass(frozen=True)
 class Model:
-    """A model of a library: its name in the table, and the settings of the small search."""
+    """A model of a library: its name in the table, and the settings to search."""
 
     peer: str
     name: str
     fit: Callable[..., Rank]
     grid: tuple[Settings, ...] = ()
     prepare: Callable[[sp.csr_matrix], Any] = lambda train: train
-    inverts: bool = False  # an n x n inverse: not for large catalogues
+    inverts: bool = False  # computes an n x n inverse: not for large catalogues
 
     @property
     def key(self) -> str:
-        """A name for files."""
+        """Name of the model in file names."""
         return f"{self.peer}-{self.name}".lower().replace(" ", "-").replace(",", "")
 
 
 def grid(**values: Iterable[Any]) -> tuple[Settings, ...]:
-    """Return every combination.
+    """Return every combination of the values.
 
     >>> grid(a=[1, 2], b=[3])
     ({'a': 1, 'b': 3}, {'a': 2, 'b': 3})
@@ -54,7 +54,7 @@ def grid(**values: Iterable[Any]) -> tuple[Settings, ...]:
 
 
 def padded(lists: Iterable[Any], k: int) -> np.ndarray:
-    """Return lists of items as rows of the same length."""
+    """Return lists of items as an array with k columns, padded with -1."""
     lists = list(lists)
     out = np.full((len(lists), k), -1)
     for row, items in zip(out, lists, strict=True):
@@ -63,12 +63,12 @@ def padded(lists: Iterable[Any], k: int) -> np.ndarray:
 
 
 def batches(users: np.ndarray, size: int = 1024) -> Iterable[np.ndarray]:
-    """Yield the users in parts."""
+    """Yield the users in batches."""
     return (users[start : start + size] for start in range(0, len(users), size))
 
 
 def long_frame(train: sp.csr_matrix, user: str, item: str, **more: Any) -> Any:
-    """Return the pairs as a frame of pandas."""
+    """Return the pairs as a pandas data frame."""
     import pandas as pd
 
     coo = train.tocoo()
@@ -232,7 +232,7 @@ def recpack_fit(name: str) -> Callable[..., Rank]:
             for batch in batches(users):
                 history = train[batch]
                 score = model.predict(history)
-                score = score - score.multiply(history)  # as its pipelines take seen items out
+                score = score - score.multiply(history)  # as in RecPack's pipelines
                 best = get_top_K_ranks(score, k).tocoo()
                 out[start + best.row, best.data.astype(int) - 1] = best.col
                 start += len(batch)
@@ -278,7 +278,7 @@ def recbole_fit(name: str) -> Callable[..., Rank]:
 
         def rank(users: np.ndarray, k: int) -> np.ndarray:
             out = []
-            for batch in batches(users):  # mask and torch.topk, as its full_sort_topk does
+            for batch in batches(users):  # mask and torch.topk, like RecBole's full_sort_topk
                 score = model.full_sort_predict({"user_id": ids[batch]}).view(len(batch), -1)
                 seen = train[batch].tocoo()
                 score[:, 0] = score[seen.row, positions[seen.col]] = -torch.inf
@@ -306,7 +306,7 @@ def sansa_fit(train: sp.csr_matrix, l2: float = 20.0) -> Rank:
 
     def rank(users: np.ndarray, k: int) -> np.ndarray:
         out = []
-        for batch in batches(users):  # its own `recommend` fails where fewer than k have a score
+        for batch in batches(users):  # SANSA.recommend fails if fewer than k items have a score
             score = model.forward(train[batch]).toarray()
             score[train[batch].nonzero()] = -np.inf
             best = np.argpartition(-score, k, axis=1)[:, :k]

@@ -1,10 +1,10 @@
-"""Fit and rank with one model of one library, in that library's own environment.
+"""Fit and rank with one model of one library, inside the environment of that library.
 
     python benchmarks/peers/driver.py JOB.json
 
-The job names the model, the settings to time (or that all of its search are to be tried), the
-training matrix, the users to rank and where lists and figures go; what is there already is not
-made again. Needs numpy and scipy beside the library.
+The job file names the model, the settings to time (without them, every setting of the search is
+tried), the training matrix, the users to rank for and the output files. Existing output files are
+not computed again. Requires only numpy and scipy in addition to the library.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 import scipy.sparse as sp
 from adapters import MODELS, Model
 
-ROUNDS, ENOUGH = 3, 5.0  # the least of so many fits, unless they took so many seconds together
+ROUNDS, ENOUGH = 3, 5.0  # at most 3 fits, and no further one after 5 seconds in total
 
 
 def memory(name: str) -> int:
-    """Return a figure of /proc/self/status in bytes: VmRSS now, VmHWM the most since `reset`."""
+    """Return a field of /proc/self/status in bytes: VmRSS (now) or VmHWM (peak since `reset`)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
@@ -33,14 +33,14 @@ def memory(name: str) -> int:
 
 
 def reset() -> int:
-    """Forget the most memory so far; return what is in use."""
+    """Reset the recorded peak memory; return the memory in use."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 
 
 def warm_up(model: Model, settings: dict[str, Any]) -> None:
-    """Import and compile everything, on data of no size."""
+    """Fit and rank on tiny data, so that everything is imported and compiled."""
     rng = np.random.default_rng(0)
     tiny = sp.csr_matrix((rng.random((200, 60)) < 0.2).astype(np.float32))
     small = {name: min(value, 8) if name in SIZES else value for name, value in settings.items()}
@@ -51,7 +51,7 @@ SIZES = ("factors", "n_components", "embedding_size", "k", "K", "top_k", "neighb
 
 
 def measured(model: Model, prepared: Any, before: int, users: np.ndarray, settings: Any) -> Any:
-    """Return the lists and figures of one setting; memory is counted from `before`."""
+    """Return lists, times and peak memory of one setting; memory is relative to `before`."""
     fits: list[float] = []
     peak, rank = 0, None
     while len(fits) < ROUNDS and sum(fits) < ENOUGH:
@@ -97,7 +97,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 def save(file: Path, lists: np.ndarray) -> None:
-    """Write lists in one step: a job that is stopped leaves no half of a file."""
+    """Write lists atomically, so that an interrupted job leaves no partial file."""
     part = file.with_name(f"part-{file.name}")
     np.save(part, lists)
     part.replace(file)

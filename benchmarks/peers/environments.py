@@ -1,10 +1,10 @@
-"""Environments of their own for the libraries beside which equipoise is measured.
+"""Create a virtual environment for each library that equipoise is compared with.
 
     python benchmarks/peers/environments.py FOLDER [NAME ...]
 
-Each library gets a virtual environment FOLDER/NAME with the first of its Pythons that this machine
-has. What was made before is kept; what cannot be installed leaves its error in FOLDER/NAME.error,
-and the table shows it. Remove that file to try again.
+The environment FOLDER/NAME uses the first of the library's Python versions that this machine has.
+Existing environments are reused. If an installation fails, its error is written to
+FOLDER/NAME.error and shown in the table; remove that file to try again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TORCH = "torch==2.13.0"
 
 @dataclass(frozen=True)
 class Environment:
-    """What to install, and under which Python: the first of these that is found."""
+    """Packages to install, and Python versions in order of preference."""
 
     packages: tuple[str, ...]
     pythons: tuple[str, ...] = ("3.11", "3.12", "3.13")
@@ -39,9 +39,9 @@ ENVIRONMENTS = {
     "LensKit": Environment((TORCH, "lenskit", *OURS), ("3.13", "3.12", "3.11")),
     "Cornac": Environment(("cornac",)),
     "RecPack": Environment((TORCH, "recpack")),
-    # its own ranges let in versions with which it cannot be imported
+    # the version ranges of RecBole allow versions with which it cannot be imported
     "RecBole": Environment((TORCH, "recbole", "setuptools<81", "numpy<2", "pandas<3")),
-    # built here, with libsuitesparse-dev; 0.5 wants a newer SuiteSparse than Debian has
+    # built from source with libsuitesparse-dev; 0.5 requires a newer SuiteSparse than Debian has
     "sansa": Environment(("sansa", "scikit-sparse<0.5")),
     "Surprise": Environment(("scikit-surprise", "pandas")),
     "MLflow": Environment(("mlflow", "pandas", *OURS)),
@@ -49,7 +49,7 @@ ENVIRONMENTS = {
 
 
 def interpreter(versions: tuple[str, ...]) -> str:
-    """Return the first of these Pythons that runs here, else this one."""
+    """Return the first of these Python versions that runs here, or the current interpreter."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for version in versions:
         pyenv_pythons = map(str, pyenv.glob(f"{version}.*/bin/python"))
@@ -60,12 +60,12 @@ def interpreter(versions: tuple[str, ...]) -> str:
 
 
 def python_of(folder: Path, name: str) -> Path:
-    """Return the Python of an environment."""
+    """Return the Python interpreter of an environment."""
     return folder / name / "bin" / "python"
 
 
 def make(folder: Path, name: str) -> str:
-    """Make one environment; return its error, or nothing."""
+    """Create one environment; return its error, "" on success."""
     error, done = folder / f"{name}.error", folder / name / ".done"
     if error.exists():
         return error.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def make(folder: Path, name: str) -> str:
 
 
 def make_all(folder: Path, names: list[str]) -> dict[str, str]:
-    """Make several at a time: they wait for the disk and the network."""
+    """Create environments in parallel, since they mostly wait for the disk and the network."""
     with ThreadPoolExecutor(3) as pool:
         return dict(zip(names, pool.map(lambda name: make(folder, name), names), strict=True))
 

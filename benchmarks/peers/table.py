@@ -1,4 +1,4 @@
-"""The table and the drawings of a finished run."""
+"""Write the table and the plots of a finished run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ rules behind equipoise's automatic settings were fitted to other splits of sever
 
 
 def full(row: Row) -> Row:
-    """Return a row with its ratios: to the floor of a solve, and to one n x n array of float32."""
+    """Add the ratios of time to the floor and of memory to one n x n float32 array to a row."""
     out = dict.fromkeys(COLUMNS) | {name: row.get(name) for name in COLUMNS}
     out["settings"] = json.dumps(row["settings"])[1:-1].replace('"', "")
     if row.get("fit_s") is not None:
@@ -77,7 +77,7 @@ def full(row: Row) -> Row:
 
 
 def last_run(file: Path) -> pl.DataFrame | None:
-    """Return the table of the last commit, if there is one."""
+    """Return the table of the last commit, or None."""
     shown = subprocess.run(
         ["git", "show", f"HEAD:./{file.name}"], cwd=file.parent, capture_output=True
     )
@@ -85,7 +85,7 @@ def last_run(file: Path) -> pl.DataFrame | None:
 
 
 def with_earlier(rows: pl.DataFrame, earlier: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of this run, and earlier ones of what it did not measure, set by set."""
+    """Return the rows of this run and earlier rows that it did not replace, by data set."""
     both = pl.concat([earlier, rows], how="diagonal_relaxed").select(COLUMNS)
     newest = both.unique(KEY, keep="last", maintain_order=True)
     order = {name: place for place, name in enumerate(both["data"].unique(maintain_order=True))}
@@ -93,7 +93,7 @@ def with_earlier(rows: pl.DataFrame, earlier: pl.DataFrame) -> pl.DataFrame:
 
 
 def short(rows: pl.DataFrame) -> list[str]:
-    """Return the best of each library by set, and what its EASE costs on the last set with one."""
+    """Return a table of each library's best model per data set and the cost of its EASE."""
     names = rows["data"].unique(maintain_order=True).to_list()
     exact = rows.filter(pl.col("model").is_in(["EASE", "DenseSLIM"]), way="default")
     costly = exact["data"][-1] if exact.height else names[-1]
@@ -120,7 +120,7 @@ def short(rows: pl.DataFrame) -> list[str]:
 
 
 def regressions(rows: pl.DataFrame, before: pl.DataFrame | None) -> list[str]:
-    """Return our times by those of the last run, both in floors of their own machine."""
+    """Return the ratios of our times to the last run, each relative to its machine's floor."""
     nothing = ["No earlier run of these was committed."]
     if before is None:
         return nothing
@@ -162,7 +162,7 @@ def lines(rows: pl.DataFrame) -> list[str]:
 
 
 def ahead(rows: pl.DataFrame) -> list[str]:
-    """Say which rows of others are ahead of our automatic ones, in what."""
+    """Return lines that name the models of other libraries with a better NDCG than ours."""
     done = rows.drop_nulls("fit_s")
     ours = done.filter(pl.col("library") == "equipoise", way="default")
     other_rows = done.filter(pl.col("library") != "equipoise")
@@ -180,14 +180,14 @@ def ahead(rows: pl.DataFrame) -> list[str]:
 
 
 def drawing(name: str, rows: pl.DataFrame) -> str:
-    """Draw NDCG against the time of a fit, which runs in powers of ten; ours are filled."""
+    """Plot NDCG against the fit time on a logarithmic axis, with filled marks for equipoise."""
     width, height = 600.0, 320.0
     done = rows.drop_nulls("fit_s").sort("ndcg", descending=True)
     words = f"{done.height} models and settings on {name}; filled: equipoise"
     title = f"NDCG@20 against the seconds of a fit, {name}"
     out = Drawing(f"peers-{name}", width, height, title, words, STYLE)
     across = [math.log10(value) for value in done["fit_s"]]
-    x = Scale(*padded(across), 48, width - 170)  # names stand to the right of their points
+    x = Scale(*padded(across), 48, width - 170)  # leaves room for labels on the right
     y = Scale(*padded(done["ndcg"].to_list()), height - 42, 22)
     for power in range(math.ceil(x.low), math.floor(x.high) + 1):
         out.line(x(power), y.start, x(power), y.stop, "grid")
@@ -212,7 +212,7 @@ def drawing(name: str, rows: pl.DataFrame) -> str:
 
 
 def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -> None:
-    """Write peers.csv, a drawing for each set, and peers.md beside the results."""
+    """Write peers.csv and a plot per data set to `folder`, and peers.md to its parent."""
     measured = frame = pl.DataFrame([full(row) for row in rows], infer_schema_length=None)
     file = folder / "peers.csv"
     before = last_run(file)
