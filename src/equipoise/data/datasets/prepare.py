@@ -1,4 +1,4 @@
-"""The named data sets, made from their raw files as the papers made them.
+"""Prepare the named data sets from their raw files as in the papers.
 
 Session data follow the usual preparation of session-based recommendation (GRU4Rec, SR-GNN, SLIST):
 sessions of a single event are dropped, then items with fewer than 5 events, then the sessions that
@@ -20,16 +20,16 @@ from equipoise.data.readers import read
 from equipoise.errors import DataError, SettingError
 
 INT, TEXT = pl.Int64, pl.String
-GOOD = 4  # the least rating that counts as an interaction
+GOOD = 4  # smallest rating that counts as an interaction
 MIN_EVENTS = 5
 PAUSE = 30 * 60  # seconds without a view that end a session
 LABELS = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
-# The files that mean MovieLens, as fetched and as GroupLens packs them.
+# Files of MovieLens, as downloaded and as published by GroupLens.
 MOVIELENS = {
     "movielens-100k": ["ml-100k.inter", "u.data"],
     "movielens-1m": ["ml-1m.inter", "ratings.dat"],
 }
-# Where the pairs of a 10-core are: the names of the file, and how it is read.
+# Data sets of a 10-core: possible file names, and options of `read`.
 TEN_CORE: dict[str, tuple[list[str], dict[str, Any]]] = {
     "gowalla": (
         ["loc-gowalla_totalCheckins.txt"],
@@ -47,7 +47,7 @@ TEN_CORE: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 def prepared(name: str, path: Path, min_rating: float | None = None) -> Interactions:
-    """Make the data set of this name from the files at this path."""
+    """Prepare the data set of this name from the files at this path."""
     if name in MOVIELENS:
         data = read(find(path, MOVIELENS[name]), min_rating=min_rating)
         return data if data.labels is None else annotated(data, labels=_tidy(data.labels))
@@ -73,7 +73,7 @@ def annotated(
 
 
 def find(path: Path, names: Sequence[str]) -> Path:
-    """Return the path itself if it is a file, else the first of these files, or its .gz, in it."""
+    """Return the path if it is a file, else the first of these files (or .gz) in the folder."""
     expected = " or ".join(names)
     if path.is_file():
         return path
@@ -87,19 +87,19 @@ def find(path: Path, names: Sequence[str]) -> Path:
 
 
 def _tidy(labels: pl.DataFrame) -> pl.DataFrame:
-    """Call the labels title, year and genres whatever the files call them."""
+    """Rename the label columns to title, year and genres."""
     return labels.rename({old: new for old, new in LABELS.items() if old in labels.columns})
 
 
 def _ten_core(name: str, path: Path) -> Interactions:
-    """10-core of the pairs of a file; both parts of a LightGCN folder, which is one already.
+    """10-core of the pairs of a file, or both parts of a LightGCN folder (a 10-core already).
 
     From the file of SNAP this gives 29,858 users, 40,988 places and 1,027,464 pairs of Gowalla;
     the LightGCN split, and with it the paper, leaves out 7 places that its training part lacks.
     """
     parts = [path / "train.txt", path / "test.txt"]
     if all(part.is_file() for part in parts):
-        # The published test parts hold lines of users without items, hence "skip".
+        # "skip", because published test parts have lines of users without items
         train, test = (read(part, format="lightgcn", on_bad="skip") for part in parts)
         return train.union(test)
     files, settings = TEN_CORE[name]
@@ -209,7 +209,7 @@ def _book_crossing(path: Path, min_rating: float | None) -> Interactions:
 
 
 def _online_retail(path: Path) -> Interactions:
-    """Lines of invoices, but those without a customer and cancelled ones, which are below zero."""
+    """Lines of invoices with a customer and a positive quantity; cancellations are negative."""
     file = find(path, ["ecommerce_sales.csv"])
     try:
         frame = pl.read_csv(file, encoding="latin-1", infer_schema=False)
@@ -234,7 +234,7 @@ def _online_retail(path: Path) -> Interactions:
 
 
 def _complete_journey(path: Path) -> Interactions:
-    """Lines of receipts, with what is known of the products."""
+    """Lines of receipts, with product categories as labels."""
     file = find(path, ["transactions.parquet"])
     products = file.with_name("products.parquet")
     return read(
@@ -282,7 +282,7 @@ def _yoochoose(path: Path) -> Interactions:
 
 
 def _long_enough(data: Interactions) -> Interactions:
-    """Drop single events and rare items; what counts is events, so a repeat makes two."""
+    """Drop sessions of a single event and rare items; repeated events count."""
     filtered = _several(data)
     common = np.bincount(_events(filtered), minlength=filtered.n_items) >= MIN_EVENTS
     filtered = _several(filtered.columns(common))
@@ -309,9 +309,9 @@ def _table(
 ) -> pl.DataFrame:
     """Parse a delimited file into these columns, by position.
 
-    Columns whose name begins with "_" are left out. An empty cell in one of the others is refused.
-    Copies of some files have a header line: where the first column should hold integers, a first
-    line without one is skipped.
+    Columns whose name begins with "_" are left out; an empty cell in another one is an error. Some
+    copies have a header: if the first column should hold integers but starts with a letter, the
+    first line is skipped.
     """
     header = next(iter(columns.values())) is INT and _starts_with_name(file)
     used_columns = [name for name in columns if not name.startswith("_")]

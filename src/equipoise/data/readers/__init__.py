@@ -1,8 +1,8 @@
-"""Files, frames, matrices and research formats to `Interactions`.
+"""Read files, frames, matrices and research formats into `Interactions`.
 
-`read` makes a `Source` of what it is given (here for paths, else `frames`), whose columns are
-chosen and checked (`columns`) and made into a matrix (`build`). Matrices and the formats of
-published data have modules of their own.
+`read` opens a `Source` (here for paths, in `frames` for objects), whose columns are chosen and
+checked (`columns`) and built into a matrix (`build`). Matrices and the formats of published data
+have separate modules.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
 PARQUET = (".parquet", ".pq", ".parq")
 JSON = (".jsonl", ".ndjson", ".json")
-LONGEST = 200  # characters of a wrong path that a message shows
+LONGEST = 200  # characters of a path shown in a message
 EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
 TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
 OPENERS = {
@@ -92,7 +92,7 @@ def read(
     format: str | None = None,
     on_bad: OnBad = "error",
 ) -> Interactions:
-    r"""Read interactions from nearly anything that holds pairs of users and items.
+    r"""Read interactions from a file, folder, frame, matrix or list of user-item pairs.
 
     Parameters
     ----------
@@ -101,76 +101,73 @@ def read(
         (with the extra `excel`); a folder of such files with one schema, read as if their rows
         were in one file; a pattern (``part-*.parquet``), where no file or folder has that name; a
         research format; a directory written by `Interactions.save`. Or an object: a frame of
-        pandas, polars or
-        pyarrow; a scipy sparse matrix or a two-dimensional array (rows are users); a list of
-        (user, item), (user, item, weight) or (user, item, weight, time), or of dictionaries.
+        pandas, polars or pyarrow; a scipy sparse matrix or a two-dimensional array (rows are
+        users); a list of (user, item), (user, item, weight) or (user, item, weight, time), or of
+        dictionaries.
     user, item, time, rating
-        Names of columns (or positions from 0). Left out, they are found by the usual spellings,
-        and `Interactions.notes` says which were taken. ``time=False`` reads no times.
+        Names of columns (or positions from 0). By default they are recognised by usual names, and
+        `Interactions.notes` reports which. ``time=False`` reads no times.
     time_unit
-        Unit of times that are numbers: "s", "ms", "us" or "ns". Left out, their size tells it.
+        Unit of times that are numbers: "s", "ms", "us" or "ns"; by default guessed from their
+        size.
     time_format
-        How times are written that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M"; or
-        dates in digits, such as "%d%m%y" for 010124. A column of numbers has lost the zeros in
-        front; they are filled in where the form has a fixed number of digits.
+        Format of times that are neither numbers nor ISO dates, such as "%m/%d/%Y %H:%M"; or of
+        dates in digits, such as "%d%m%y" for 010124. Leading zeros that a column of numbers has
+        lost are restored if the format has a fixed number of digits.
     weight
-        Column whose values, added up for each pair, become the matrix; without it every pair
-        counts 1. A negative weight is a return: it is taken off, and a pair that nothing is left
-        of has no value in the matrix.
+        Column whose values, summed for each pair, become the matrix; by default every pair
+        counts 1. A negative weight is a return: it is subtracted, and a pair with nothing left
+        has no value in the matrix.
     type
-        Column that says what kind of event each row is, such as "view" or "buy", for `Signals`.
-        Left out, a column of a usual name (event, event_type, action, type) is taken; False takes
-        none.
+        Column with the type of each event, such as "view" or "buy", for `Signals`. By default a
+        column with a usual name (event, event_type, action, type); False reads none.
     session
-        Column that groups events into sessions, in place of `user`. Events keep their order (by
-        time where there is one, else as they came).
+        Column that groups events into sessions, in place of `user`. Events are ordered by time if
+        there is one, else as in the table.
     gap
-        Cuts the events of a user into sessions where the pause is longer: seconds, or text such
-        as "30m" or "1h". The sessions of user "ann" are "ann/1", "ann/2", ...
+        Longest pause within a session: seconds, or text such as "30m" or "1h". Events of a user
+        are cut at longer pauses; the sessions of user "ann" are "ann/1", "ann/2", ...
     min_rating
         Keeps only rows with at least this rating.
     labels
         A table with an item column and titles, genres, ...; rows are matched to the items. Or a
-        dictionary from items to titles. Of the options for text files, `quote` and `escape` hold
-        for a file of labels too; its separator and header are found, and where it is UTF-8 it is
-        read as that, else in `encoding`.
+        dictionary from items to titles. `quote` and `escape` also apply to a file of labels; its
+        separator and header are detected, and `encoding` is used if it is not UTF-8.
     label_id
-        Column of the labels with the item ids; found by the usual spellings when left out.
+        Column of the labels with the item ids; by default recognised by usual names.
     title
-        Column of the labels that is the title; found by its name or content when left out.
+        Column of the labels that is the title; by default recognised by its name or content.
     ids
-        "text" takes ids as text even where all of them are digits. Otherwise integers are what
-        they are, and "007" is text.
+        "text" reads ids as text even if all of them are digits. Otherwise ids that are all
+        integers are read as integers; "007" is text.
     users, items
-        Ids of the rows and columns of a matrix; positions when left out.
+        Ids of the rows and columns of a matrix; by default positions.
     separator, header, encoding
-        How delimited text is written; found or UTF-8 when left out. A first line that may be the
-        names of the columns or data is refused until `header` settles it. Numbers may have
-        decimal commas where another character separates the fields.
+        Format of delimited text; by default detected, and UTF-8. If the first line may be a header
+        or data, that is an error until `header` is given. Numbers may have decimal commas if
+        another character separates the fields.
     quote, escape
-        The mark that encloses fields, ``'"'`` when left out and ``""`` for none; and the character
-        before a mark within such a field, where marks are not doubled. A backslash is found where
-        it makes every mark right. A mark that is never closed costs its line, not those after it.
-        A field that holds five and more whole rows counts as such, unless `quote` is given.
+        The mark that encloses fields, by default ``'"'``, and ``""`` for none; and the character
+        that escapes a mark within such a field, if marks are not doubled. A backslash is detected
+        if it makes every mark correct. A mark that is never closed spoils only its line. So does,
+        unless `quote` is given, one that encloses five or more complete rows.
     sheet
-        Of an Excel workbook; its first one when left out.
+        Sheet of an Excel workbook; by default the first.
     format
         "csv", "tsv", "jsonl", "parquet", "xlsx", "npz", "lightgcn", "multvae", "recbole",
-        "movielens", "strong" or "weak", where the name of the file does not tell. "baskets": each
-        line is a basket, its item ids separated by commas, semicolons, tabs or blanks; the user is
-        the line number.
+        "movielens", "strong" or "weak", if the file name does not show it. "baskets": each line
+        is a basket, its item ids separated by commas, semicolons, tabs or blanks; the user is the
+        line number.
     on_bad
         "error" stops at the first bad row and names its line; "skip" leaves bad rows out, counts
         them by reason in `Interactions.notes` and logs a warning.
 
     Notes
     -----
-    Ids are never changed: integers stay integers, text stays text, and "007" is text. Data put
-    together (`Interactions.union`, `update`, a folder) have ids of the type of the first. Repeated
-    pairs have one value in the matrix, and every row is kept with its time, weight and type in
-    `Interactions.events`. Times become seconds since 1970 (UTC)
-    from seconds to nanoseconds (told by their size, which must be one unit for all), ISO text or
-    datetimes. The matrix is of single precision, so weights lie between 1e-45 and 3e38.
+    Combined data (`Interactions.union`, `update`, a folder) have ids of the type of the first.
+    Repeated pairs have one value in the matrix, and every row is kept with its time, weight and
+    type in `Interactions.events`. Times become seconds since 1970 (UTC). The matrix has single
+    precision, so weights must lie between 1e-45 and 3e38.
 
     Examples
     --------
@@ -188,11 +185,11 @@ def read(
     >>> eq.read([("ann", "tea"), ("bob", "milk"), ("bob", "tea")]).history("bob")
     ['milk', 'tea']
     """
-    given = locals()
+    settings = {
+        name: value for name, value in locals().items() if name not in ("source", "labels")
+    }
     check_polars()
-    settings = {name: given[name] for name in given if name not in ("source", "labels")}
-    options = ReadOptions(**settings)
-    options = with_labels(options, labels)
+    options = with_labels(ReadOptions(**settings), labels)
     if is_path(source):
         return _from_path(source, options)
     options.refuse_text("an object in memory", labels_are_file=is_path(labels))
@@ -205,7 +202,7 @@ def read(
 
 
 def with_labels(options: ReadOptions, labels: Any) -> ReadOptions:
-    """Return the options with the labels opened, where there are any."""
+    """Return the options with the labels opened, if there are any."""
     if labels is not None:
         return replace(options, labels=labels_source(labels, options))
     if options.label_id is not None:
@@ -229,7 +226,7 @@ def labels_source(labels: Any, options: ReadOptions) -> Source:
 
 
 def labels_options(path: str, options: ReadOptions) -> ReadOptions:
-    """Return how to read a file of labels, which need not be written as the events are."""
+    """Return the options for a file of labels, whose format may differ from the events'."""
     plain = replace(options, separator=None, header=None, sheet=None, format=None)
     if options.encoding != "utf-8" and all(map(is_utf8, part_files(path) or [Path(path)])):
         return replace(plain, encoding="utf-8")
@@ -272,7 +269,7 @@ def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactio
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:
-    """Refuse what cannot be the path of a file or a folder."""
+    """Raise if this cannot be the path of a file or folder."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise DataError(f"a path must be text, got {text!r}; decode it with os.fsdecode(...)")
@@ -294,7 +291,7 @@ def _check_path(path: str | os.PathLike[str]) -> None:
 
 
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:
-    """Open a table file, a folder of parts, or the files a pattern names."""
+    """Open a table file, a folder of parts, or the files that match a pattern."""
     text = os.fspath(path)
     files = part_files(text)
     if files is None:
@@ -320,7 +317,7 @@ def part_files(path: str) -> list[Path] | None:
 
 
 def matching(pattern: Path) -> list[Path]:
-    """Return the files that a pattern names; folders that exist are what they are called."""
+    """Return the files that match a pattern; existing parent folders are taken literally."""
     root = next(folder for folder in pattern.parents if folder.is_dir())
     relative = str(pattern.relative_to(root))
     names = sorted(glob.glob(relative, root_dir=root, recursive=True))
@@ -335,7 +332,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def table_files(names: Iterable[str], folder: str) -> list[str]:
-    """Return the tables among the files of a folder; names with . or _ in front are not data."""
+    """Return the tables among the files of a folder, without names that start with . or _."""
     files_of_family: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         hidden = any(part[0] in "._" for part in Path(name).parts)
@@ -356,19 +353,19 @@ def _suffix(path: Path) -> str:
 
 
 def table_kind(path: Path, options: ReadOptions) -> str:
-    """Return which kind of table a file holds: a key of `OPENERS`."""
+    """Return the format of a table file, a key of `OPENERS`."""
     suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
     if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
         return "parquet"
     if suffix in EXCEL:
         return "excel"
     if options.sheet is not None:
-        raise SettingError(f"sheet= is of Excel files, which {path} is not; leave it out")
+        raise SettingError(f"sheet= applies to Excel files, but {path} is none; leave it out")
     return "jsonl" if suffix in JSON else "text"
 
 
 def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
-    """Put files of one kind and with the same columns one after another."""
+    """Concatenate files of one format with the same columns."""
     full = [file for file in files if not is_blank(file)]
     kinds = [table_kind(file, options) for file in full]
     notes = part_notes(name, len(files), len(full))
@@ -383,7 +380,7 @@ def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
 
 
 def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
-    """Say how many parts a table has; all of them empty is an error."""
+    """Return notes on the number of parts of a table; raise if all are empty."""
     if not n_full:
         raise DataError(f"all {n_files} parts of {name} are empty; nothing can be read from it")
     notes = [f"read {n_files} part{'s' if n_files > 1 else ''}"]
@@ -393,7 +390,7 @@ def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
 
 
 def check_one_kind(names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Refuse parts that are not all Parquet, text, ... like the first."""
+    """Raise if parts have different formats (Parquet, text, ...)."""
     for name, kind in zip(names, kinds, strict=True):
         if kind != kinds[0]:
             raise DataError(f"{names[0]} and {name} are of different kinds; give a pattern of one")

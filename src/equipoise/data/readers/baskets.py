@@ -1,4 +1,4 @@
-"""Baskets one per line: each line lists the items of a basket, whose user is the line number."""
+"""Read baskets, one per line: a line lists the items of a basket; the user is the line number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equipoise.data.readers.files import SAMPLE, all_bytes, first_bytes, text_co
 from equipoise.data.readers.options import COLUMNS, ReadOptions, Source, Table
 from equipoise.errors import DataError
 
-# Options that say which column is what; a line of items has no columns.
+# Options about columns, which a line of items does not have.
 REFUSED = (*(name for name in COLUMNS if name != "ids"), "min_rating", "header", "sheet")
 
 
@@ -76,7 +76,7 @@ def _text(path: Path, encoding: str) -> str:
 
 
 def basket_separator(lines: list[str]) -> str:
-    """Return which of comma, semicolon and tab most lines have, or a blank if none has any.
+    """Return the separator of most lines: comma, semicolon or tab, else a blank.
 
     >>> basket_separator(["whole milk,tea", "tea"]), basket_separator(["38 39", "39"])
     (',', ' ')
@@ -89,7 +89,7 @@ def basket_separator(lines: list[str]) -> str:
 def items_of_line(
     line: str, separator: str, quote: str | None = None, escape: str | None = None
 ) -> list[str]:
-    """Return the items of a line without the empty ones, such as after a last comma.
+    """Return the items of a line, without empty ones.
 
     >>> items_of_line('tea, "ham, smoked",,', ",")
     ['tea', 'ham, smoked']
@@ -110,14 +110,14 @@ def items_of_line(
 
 
 def looks_like_baskets(path: Path, encoding: str) -> bool:
-    """Whether the lines have items in varying number and the first line names no user column."""
+    """Whether lines have varying numbers of items and the first is no header with a user."""
     try:
         sample = first_bytes(text_contents(path, encoding))
     except DataError:
         return False
     lines = sample.decode("utf-8", "replace").split("\n")
     if len(sample) == SAMPLE:
-        lines.pop()  # it may be cut
+        lines.pop()  # possibly incomplete
     lines = [line for line in lines if line.strip()][:LOOK]
     if len(lines) < 2 or b"\x00" in sample:
         return False

@@ -115,7 +115,9 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     shape = (len(user_ids), len(item_ids))
     matrix, events, repeats = gathered(log, shape, in_sessions(options), names)
     check_sums(matrix, log, (user_ids, item_ids))
-    notes += event_notes(log, matrix.nnz, repeats)
+    weighted = log.weights is not None
+    returned = 0 if log.weights is None else int((log.weights < 0).sum())
+    notes += repeat_notes(len(rows), matrix.nnz, repeats, weighted, returned)
     return finished(source.name, matrix, user_ids, item_ids, options, notes, events)
 
 
@@ -271,12 +273,6 @@ def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
         f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
         f"add up to {float(matrix.data[place]):g}, more than 3e38; scale the weights down"
     )
-
-
-def event_notes(log: Log, n_values: int, repeats: int) -> list[str]:
-    """Return the notes on repeated pairs and returns."""
-    returned = 0 if log.weights is None else int((log.weights < 0).sum())
-    return repeat_notes(len(log.users), n_values, repeats, log.weights is not None, returned)
 
 
 def repeat_notes(

@@ -1,4 +1,4 @@
-"""Users x items matrices, sparse or dense, and `.npz` files: pairs, sessions, sparse matrices."""
+"""Read users x items matrices, and `.npz` files of pairs, sessions or sparse matrices."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def _without_empty(
     options: ReadOptions,
     notes: list[str],
 ) -> tuple[Any, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Refuse or drop users without items and items without users."""
+    """Drop users without items and items without users, or raise (`on_bad`)."""
     row_full = np.diff(csr.indptr) > 0
     column_full = np.bincount(csr.indices, minlength=csr.shape[1]) > 0
     if not row_full.any():
-        raise DataError(f"{name}: nothing is left of it; check its values and min_rating")
+        raise DataError(f"{name}: no value is left; check its values and min_rating")
     for full, ids, axis, other in (
         (row_full, users, "user", "items"),
         (column_full, items, "item", "users"),
@@ -119,7 +119,7 @@ def _without_empty(
                 "remove them, or pass on_bad='skip' to leave them out"
             )
             note = f"left out {len(lost):,} {axis}s without {other}"
-            # A filter that was asked for may empty rows; otherwise they are a fault of the data.
+            # `min_rating` may empty rows; otherwise empty rows are a fault of the data.
             stop = options.on_bad == "error" and options.min_rating is None
             refuse_or_note(stop, error, name, note, notes)
     csr = csr[np.flatnonzero(row_full)]

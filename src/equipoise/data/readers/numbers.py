@@ -1,7 +1,7 @@
-"""Delimited files of plain numbers, parsed and checked in one pass on all threads.
+"""Fast path for delimited files of plain numbers: parsed and checked in one pass, in threads.
 
-Most logs are such files: no quotation marks, no gaps, each number written the one usual way. Their
-cells are worth the same here as with the two passes of `delimited`, which everything else takes.
+Most logs are such files: no quotation marks, no empty cells, numbers in canonical form. The result
+equals that of `delimited`, which handles all other files.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-WIDEST = 15  # digits of a decimal number that is the quotient of two exact ones, well below 2^53
-LONGEST = 18  # digits of a whole number that 64 bits hold in any case
+WIDEST = 15  # digits of a decimal number: numerator and power of ten are exact, below 2^53
+LONGEST = 18  # digits of an integer that always fit 64 bits
 POINT = ord(".") - 48
-BLOCK = 1 << 18  # bytes in which line feeds are counted at a time
+BLOCK = 1 << 18  # bytes in which line ends are counted at a time
 POWERS = 10.0 ** np.arange(WIDEST + 1)
 
 
@@ -37,10 +37,10 @@ def parsed_numbers(
     header: bool,
     quote: str,
 ) -> pl.DataFrame | None:
-    """Return the wanted columns, or None where anything is not a plain number.
+    """Return the requested columns, or None if any of their cells is not a plain number.
 
-    Columns in whose first rows no number has decimals hold 64-bit integers, others floats. Beside
-    the wanted columns a field may hold any ASCII text without quotation marks.
+    Columns without decimals in the first rows are 64-bit integers, others floats. Other columns
+    may hold any ASCII text without quotation marks.
     """
     if isinstance(content, bytes):
         data = np.frombuffer(content, np.uint8)
@@ -60,7 +60,7 @@ def parsed_numbers(
             return None
     first = min(begin + SAMPLE, len(data))
     while first > begin and data[first - 1] != 10:
-        first -= 1  # a row that the sample cuts
+        first -= 1  # drop the incomplete last row of the sample
     decimal = np.ones(len(requested), np.bool_)
     room = np.empty((len(requested), _lines(data, begin, first)), np.int64)
     if first == begin or _parse(data, begin, first, *marks, column_of, 0, room, decimal) < 0:
@@ -94,7 +94,7 @@ def parsed_numbers(
 
 @compiled
 def _after_line(data: Bytes, at: int) -> int:
-    """Return where the line after this place begins."""
+    """Return the start of the next line."""
     while at < data.size and data[at] != 10:
         at += 1
     return min(at + 1, data.size)
@@ -117,9 +117,9 @@ def _parse(
     cells: Ints,
     decimal: Mask,
 ) -> int:
-    """Fill in the cells of whole lines; return the row after them, or -1 at what is no number.
+    """Parse complete lines into `cells`; return the next row, or -1 if a cell is no number.
 
-    `decimal` tells which columns may have decimals, and afterwards which of these have some.
+    `decimal` says which columns may have decimals, and on return which of these do.
     """
     floats = cells.view(np.float64)
     has_decimals = np.zeros(decimal.size, np.bool_)

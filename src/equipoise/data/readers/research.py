@@ -1,7 +1,7 @@
-"""Formats of published data, chosen by `format=` or recognised by name and content.
+"""Read formats of published data, chosen by `format=` or recognised by name and content.
 
-MovieLens as GroupLens publishes it, RecBole files, LightGCN adjacency lists, `.npz` arrays, and
-folders that hold a published split: every part as `Interactions` over the same items.
+MovieLens, RecBole files, LightGCN adjacency lists, `.npz` arrays, and folders with a published
+split, each part as `Interactions` over the same items.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ADJACENCY = re.compile(rb"\d+( \d+)*\s*")
 
 
 def from_research(path: Path, options: ReadOptions) -> Interactions | None:
-    """Read a research format, or return None where the path holds none."""
+    """Read a research format, or return None if the path holds none."""
     kind = options.format or recognised(path)
     if kind in ("multvae", "strong", "weak"):
         options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
@@ -106,7 +106,7 @@ def recognised(path: Path) -> str | None:
 
 
 def movielens_file(path: Path) -> Path | None:
-    """Return the file of ratings that a path is or holds, if it is laid out as MovieLens."""
+    """Return the MovieLens file of ratings that a path is or contains, or None."""
     if path.is_dir():
         known = [
             path / name
@@ -147,13 +147,13 @@ def _without_header(
 def _titles(path: Path, options: ReadOptions) -> Source:
     if path.name == "movies.csv":
         return delimited_source(path, replace(options, header=None, separator=None))
-    old = replace(options, encoding="latin-1")  # both older files are
+    old = replace(options, encoding="latin-1")  # encoding of both older formats
     if path.name == "movies.dat":
         return _without_header(path, "::", ("item_id", "title", "genres"), old)
     source = _without_header(path, "|", U_ITEM, old)
 
     def load(names: list[str], ids: Collection[str]) -> Table:
-        """Turn the 19 columns of flags into one column, as the later releases have it."""
+        """Combine the 19 columns of flags into one column, as in later releases."""
         table = source.load(list(ids), [*(name for name in names if name != "genres"), *GENRES])
         flags = table.frame.select(GENRES).rows()
         genres = [
@@ -187,9 +187,9 @@ def _untyped(path: Path, options: ReadOptions) -> Source:
 
 
 def _looks_adjacent(sample: bytes) -> bool:
-    """Whether the lines are whole numbers between single blanks, not all equally many.
+    """Whether the lines are integers separated by single blanks, in varying number.
 
-    Each line must start with another number, which is the user; lines of baskets seldom do.
+    Each line must start with a different number, the user; lines of baskets rarely do.
     """
     lines = sample.split(b"\n")[:50]
     lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
@@ -200,7 +200,7 @@ def _looks_adjacent(sample: bytes) -> bool:
 
 
 def _adjacency(path: Path, options: ReadOptions) -> Source:
-    """Open an adjacency list: each line is a user and then the items of that user."""
+    """Open an adjacency list: each line is a user, then the user's items."""
     values: list[npt.NDArray[np.int64]] = []
     numbers: list[int] = []
     skipped: Counter[str] = Counter()
@@ -255,7 +255,7 @@ def read_weak(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     pairs = {}
     for name in names:
         listed = root / f"{name}.txt"
-        # Published test files list users without test items; here such a row is simply empty.
+        # Published test files list users without test items, whose row stays empty.
         pairs[name] = (
             _adjacency(listed, ReadOptions(on_bad="skip")).load(["user", "item"], []).frame
             if listed.is_file()
@@ -291,7 +291,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
 
 
 def part_names(folder: Path) -> set[str]:
-    """Return the names of the parts that a folder holds as `.npz` or adjacency lists."""
+    """Return the names of the parts in a folder, as `.npz` files or adjacency lists."""
     known = {*WEAK, *(name for group in STRONG for name in group)}
     present = {name for name in known if (folder / f"{name}.npz").is_file()}
     lists = {name for name in ("train", "test") if (folder / f"{name}.txt").is_file()}
@@ -316,9 +316,9 @@ def _assembled(
     groups: tuple[tuple[str, ...], ...],
     items: IdIndex | None = None,
 ) -> dict[str, Interactions]:
-    """Make the matrices; the parts of a group have the same users in the same rows.
+    """Make the matrices; the parts of a group share their users, all parts share the items.
 
-    Items are positions where an index of them is given, else ids, and all parts share them.
+    With an index of items, the items in `pairs` are positions, else ids.
     """
     coded = items is not None
     if items is None:
@@ -345,7 +345,7 @@ def _assembled(
 def _together(
     root: Path, pairs: dict[str, pl.DataFrame], group: tuple[str, ...], axis: str
 ) -> pl.Series:
-    """Put the ids of the parts one after another; they must be of one type."""
+    """Concatenate the ids of the parts, which must have one type."""
     columns = {name: pairs[name][axis] for name in group}
     first = group[0]
     for name, column in columns.items():

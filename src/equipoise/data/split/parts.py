@@ -1,6 +1,6 @@
-"""What a split is: data to learn from, and users with a history and targets to be found.
+"""`Split` and `Part`: training data, and users with a history and targets to evaluate on.
 
-Splits that others made come in as parts (`from_parts`); what the other splits share follows.
+`from_parts` makes a split of published parts; helpers that the other splits share follow.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LATER = "training may hold events later than those to be found"
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Users (or steps of sessions) to recommend to: what is known, and what is to be found.
+    """Users (or steps of sessions) to evaluate on: their known history and the hidden targets.
 
-    Both sides have the same rows and items, and an item in every row. The name is "valid" (to tune
-    on) or "test" (to report). `repeats` says what the targets are: items that are new to the user,
-    all of them, or only those the user comes back to ("again"); `evaluate` lists items of the
-    history unless they are "new".
+    History and target have the same users and items, and no empty row. The name is "valid" (to
+    tune on) or "test" (to report). `repeats` says which items are targets: those new to the user,
+    "all", or only items used before ("again"); unless "new", `evaluate` also recommends items of
+    the history.
     """
 
     history: Interactions
@@ -59,10 +59,8 @@ class Part:
             raise SettingError(f"protocol must be one of {known}, got {self.protocol!r}")
         choice("name", self.name, ("valid", "test"))
         for axis in ("user", "item"):
-            history_ids, target_ids = (
-                getattr(side, f"{axis}_index") for side in (self.history, self.target)
-            )
-            if not history_ids.same_as(target_ids):
+            index = f"{axis}_index"
+            if not getattr(self.history, index).same_as(getattr(self.target, index)):
                 raise DataError(
                     f"history and target of {self.name} have different {axis}s; "
                     "take both from the same data"
@@ -80,7 +78,7 @@ class Part:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when a history or a target does."""
+        """Twelve hex digits that identify the histories and targets."""
         return _digest(self.history.fingerprint, self.target.fingerprint)
 
     @property
@@ -90,7 +88,7 @@ class Part:
 
     @property
     def hides_seen(self) -> bool:
-        """Whether lists for this part leave out the items of the history."""
+        """Whether recommendations for this part exclude the items of the history."""
         return self.repeats == "new" and self.protocol != "session"
 
     def __repr__(self) -> str:
@@ -105,12 +103,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Data to learn from, and parts to tune on (None where there is none) and to report.
+    """Training data, a part to tune on (or None) and a part to report.
 
-    The notes say what was left out and whether training sees the future. `valid_data` holds every
-    event that is in neither train nor test: what valid was cut from, with users and items that
-    cannot be evaluated because train lacks them. It is None where only the parts are known, as
-    with `from_parts`.
+    The notes count what was left out and warn if training sees the future. `valid_data` holds
+    every event that is in neither train nor test, including users and items that cannot be
+    evaluated because train lacks them; it is None if only the parts are known (`from_parts`).
     """
 
     train: Interactions
@@ -133,19 +130,18 @@ class Split:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts there are, valid before test."""
+        """The valid part, if any, and the test part."""
         return (self.test,) if self.valid is None else (self.valid, self.test)
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change when any part does."""
+        """Twelve hex digits that identify all parts."""
         return _digest(self.train.fingerprint, *(part.fingerprint for part in self.parts))
 
     def train_and_valid(self) -> Interactions:
-        """Return everything that is not in test, every event once: the data for a final fit.
+        """Return every event outside test once: the data for a final fit.
 
-        That includes events of the time of valid whose user or item train lacks. Where only the
-        parts are known, it is the union of train, valid.history and valid.target.
+        If `valid_data` is None, that is the union of train, valid.history and valid.target.
         """
         if self.valid_data is not None:
             return self.train.union(self.valid_data)
@@ -174,7 +170,7 @@ class Split:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Split:
-        """Read what `save` wrote; damaged or foreign directories are refused."""
+        """Read a directory written by `save`; a damaged or foreign one is an error."""
         return load_directory(path, KIND, VERSION, _restored)
 
     def __repr__(self) -> str:
@@ -215,27 +211,27 @@ def _restored(stored: Stored) -> Split:
     seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
     notes = tuple(meta.texts("notes"))
     valid_data = None
-    if "valid_data" in packed:  # splits that older versions saved have none
+    if "valid_data" in packed:  # older versions did not save it
         valid_data = unpack(stored, packed.group("valid_data"), "valid_data_", like=train)
     return Split(train, parts.get("valid"), parts["test"], protocol, seed, notes, valid_data)
 
 
 def _union_of_parts(train: Interactions, valid: Part) -> Interactions:
-    """Return train with the events of valid that it lacks, every event once."""
+    """Return train with the events of valid that are not in it."""
     if valid.protocol == "session":
         return train.union(_last_steps(valid))
     history, target = valid.history, valid.target
-    if valid.protocol == "strong":  # users of valid are not in train, whatever they are called
+    if valid.protocol == "strong":  # users of valid are other users, even with equal ids
         users = _new_ids(history.user_index, train.user_index)
         history, target = (side.with_users(users) for side in (history, target))
     united = train.union(_missing_events(history, train))
-    if valid.repeats == "new":  # else the same pair again is another event
+    if valid.repeats == "new":  # otherwise a repeated pair is a separate event
         target = _missing_events(target, united)
     return united.union(target)
 
 
 def _missing_events(data: Interactions, known: Interactions) -> Interactions:
-    """Return the events of `data` that `held` lacks; of repeats, those beyond its number."""
+    """Return the events of `data` that are not in `known`, counting repeats."""
     frames = [side.to_frame(events=True) for side in (data, known)]
     columns = [name for name in frames[0].columns if name in frames[1].columns]
     columns.remove("weight")
@@ -252,7 +248,7 @@ def _missing_events(data: Interactions, known: Interactions) -> Interactions:
 
 
 def _new_ids(users: IdIndex, used: IdIndex) -> IdIndex:
-    """Return ids of users with others in place of those that are taken."""
+    """Return the user ids, with new ids in place of those already used."""
     known = used.positions(users.values, unknown="skip") >= 0
     if not known.any():
         return users
@@ -269,9 +265,9 @@ def _new_ids(users: IdIndex, used: IdIndex) -> IdIndex:
 
 
 def _last_steps(part: Part) -> Interactions:
-    """Return the sessions that were revealed step by step: the last step of each, with its target.
+    """Return whole sessions: the last revealed step of each, with its target.
 
-    A row whose id is not "session:step" is a session of its own.
+    A row whose id is not "session:step" is a separate session.
     """
     ids = part.history.user_index.to_series().cast(pl.String)
     frame = (
@@ -301,7 +297,7 @@ def _last_steps(part: Part) -> Interactions:
 
 
 def identity(target: Interactions) -> str:
-    """Return twelve hex digits of who is to find what: users, items and pairs, not weights."""
+    """Return twelve hex digits that identify users, items and pairs, but not weights."""
     digest = hashlib.sha256(cell_keys(target.matrix).tobytes())
     for ids in (target.users, target.items):
         digest.update(repr(ids.tolist()).encode())
@@ -320,7 +316,7 @@ def from_parts(
     protocol: Protocol,
     unknown: Unknown = "error",
 ) -> Split:
-    """Make a split of parts that were published, such as a paper's own held-out users.
+    """Make a split of published parts, such as a paper's held-out users.
 
     ::
 
@@ -329,19 +325,19 @@ def from_parts(
         1   x x .        1   . . x .          1   x x .        1   . . x
         2   x . .        3   x . . x          (2 has no target, 3 no history: left out)
 
-    Users are matched by their ids; those without a history or a target are left out, as is item
-    d, which train lacks, with ``unknown="skip"``. `Split.notes` counts both.
+    Users are matched by id; those without a history or a target are left out. With
+    ``unknown="skip"``, so is item d, which train lacks. `Split.notes` counts both.
 
     Parameters
     ----------
     train
-        What models are fitted on; its items are the items of the split.
+        Training data; its items are the items of the split.
     test, valid
         Pairs (history, target). For a weak split the history is train itself.
     protocol
         "strong", "weak", "last", "time" or "session"; the metrics follow its conventions.
     unknown
-        What to do about items that train lacks: an error, or "skip".
+        Whether items that train lacks are an "error" or left out ("skip").
 
     Examples
     --------
@@ -365,7 +361,7 @@ def from_parts(
 def _aligned(
     train: Interactions, pair: Pair, name: str, protocol: str, unknown: Unknown, notes: list[str]
 ) -> Part:
-    """Return the part over the items of train and the users of both sides."""
+    """Return the part with the items of train and the users that both sides have."""
     history, target = (side.with_items(train.item_index, unknown=unknown) for side in pair)
     lost = sum(side.n_interactions for side in pair)
     lost -= history.n_interactions + target.n_interactions
@@ -386,7 +382,7 @@ def _aligned(
 
 
 def check_shares(valid: float, test: float) -> None:
-    """Refuse shares of valid and test that leave nothing to train on."""
+    """Raise if the shares of valid and test leave nothing to train on."""
     fraction("valid", valid, one=False)
     fraction("test", test, zero=False, one=False)
     if valid + test >= 1:
@@ -401,12 +397,12 @@ def rounded(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 def groups(
     order: npt.NDArray[np.int64], valid: float, test: float, noun: str
 ) -> list[npt.NDArray[np.int64]]:
-    """Cut positions in this order into those of train, valid and test; each list ascends."""
+    """Divide positions in this order into train, valid and test; each list is sorted."""
     total = len(order)
-    # With 2 / share of each group, train included, rounding by 1/2 can leave no group empty.
+    # With 2 / share positions, no group (train included) can be rounded to 0.
     least = min(share for share in (valid, test, 1 - valid - test) if share)
     enough = max(total, math.ceil(2 / least))
-    # Numbers in between are tried so that the message can name the least; no more than a million.
+    # Sizes in between (at most a million) are tried to name the smallest in the message.
     sizes = np.unique(np.append(np.arange(total, min(enough, total + 1_000_000)), enough))
     n_valid, n_test = rounded(valid, sizes), rounded(test, sizes)
     fits = ((n_valid > 0) | (valid == 0)) & (n_test > 0) & (n_valid + n_test < sizes)
@@ -418,7 +414,7 @@ def groups(
 
 
 def without_unused(data: Interactions) -> Interactions:
-    """Return the data without users and items that have neither a pair nor an event."""
+    """Drop users and items that have neither a pair nor an event."""
     items = data.item_counts > 0
     if data.events is not None:
         items |= np.bincount(data.events.items, minlength=data.n_items) > 0
@@ -426,7 +422,7 @@ def without_unused(data: Interactions) -> Interactions:
 
 
 def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-    """Rank of each pair among the pairs of its user by ascending key; ties by item position."""
+    """Rank the pairs of each user by ascending key; ties by item position."""
     row = entry_rows(data.matrix)
     order = np.lexsort((key, row))
     out = np.empty(len(row), np.int64)
@@ -435,7 +431,7 @@ def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.i
 
 
 def timed_events(data: Interactions, split: str) -> Events:
-    """Return the events of data with times; an error names the split that needs them."""
+    """Return the events of data with times; raise on behalf of `split` if there are none."""
     instance("data", data, Interactions, MADE_BY_READ)
     if data.events is None or data.events.times is None:
         raise DataError(f"{split} needs times; name the column with eq.read(..., time=...)")
@@ -443,7 +439,7 @@ def timed_events(data: Interactions, split: str) -> Events:
 
 
 def first_events(data: Interactions, events: Events) -> npt.NDArray[np.bool_]:
-    """Mark the events by which a user first uses an item; a return is none."""
+    """Mark each user's first event on every item, ignoring returns."""
     first = np.zeros(events.n_events, bool)
     added = np.flatnonzero(events.positive)
     keys = events.keys(data.n_items)[added]
@@ -452,7 +448,7 @@ def first_events(data: Interactions, events: Events) -> npt.NDArray[np.bool_]:
 
 
 def following(events: Events, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return how many of the counted events of the same user come after each event."""
+    """Return how many counted events of the same user follow each event."""
     running = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
     return np.asarray(running[np.repeat(events.offsets[1:], events.lengths)] - running[1:])
 
@@ -460,17 +456,17 @@ def following(events: Events, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.
 def targets(
     past: Interactions, future: Interactions, repeats: str, name: str, notes: list[str]
 ) -> Interactions:
-    """Return the pairs of the future that are to be found, by what the past knows."""
+    """Return the target pairs: those of the future that `repeats` selects."""
     known = in_ascending(cell_keys(future.matrix), cell_keys(past.matrix))
     if repeats == "new":
-        why = f"of {name} left out: repeats of what the history holds (repeats='all' keeps them)"
+        why = f"of {name} left out: repeats of pairs in the history (repeats='all' keeps them)"
         notes += counted(int(known.sum()), "pair", why)
         return future.entries(~known)
     return future.entries(known) if repeats == "again" else future
 
 
 def leak_notes(data: Interactions, why: str = "this split ignores time") -> list[str]:
-    """Say that training may see the future, where the data have times."""
+    """Return a warning that training may see the future, if the data have times."""
     timed = data.events is not None and data.events.times is not None
     return [f"{why}: {LATER}"] if timed else []
 
@@ -478,7 +474,7 @@ def leak_notes(data: Interactions, why: str = "this split ignores time") -> list
 def with_known(
     data: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
 ) -> Interactions:
-    """Leave out the items that train lacks, and note how many pairs of the part that takes."""
+    """Drop the items that train lacks, and note how many pairs of the part that costs."""
     known_part = data.columns(known)
     lost = data.n_interactions - known_part.n_interactions
     notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
@@ -488,11 +484,11 @@ def with_known(
 def unlearnable(
     data: Interactions, train: Interactions, in_test: npt.NDArray[np.bool_]
 ) -> list[str]:
-    """Note how many pairs of test are on items that train, which keeps all items, never saw."""
+    """Return a note on the pairs of test whose item has no interaction in train."""
     unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
     return counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
 
 
 def counted(number: int, noun: str, why: str) -> list[str]:
-    """Return a note such as "3 users left out: ...", or none where the number is 0."""
+    """Return a note such as "3 users left out: ...", or none if the number is 0."""
     return [f"{number:,} {noun}{'' if number == 1 else 's'} {why}"] if number else []

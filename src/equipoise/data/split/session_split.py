@@ -1,4 +1,4 @@
-"""Splits of sessions: whole sessions held out and revealed one event after another."""
+"""Splits of sessions: hold out whole sessions and reveal them event by event."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sessions(
     order: Literal["random", "time"] = "random",
     seed: int = 0,
 ) -> Split:
-    """Hold out whole sessions and ask for the next item after every event of theirs.
+    """Hold out whole sessions and predict the next item after each of their events.
 
     ::
 
@@ -45,10 +45,10 @@ def sessions(
         s3  c a b                     s3:1  c        a
                                       s3:2  c a      b
 
-    Used by SLIST, GRU4Rec and most papers on sessions ("iterative revealing"). Returns (events of
-    a weight of 0 or less) and events on items that train lacks are removed from held-out sessions,
-    then sessions shorter than two events; `Split.notes` counts each. Results are averages over
-    events, not sessions.
+    Used by SLIST, GRU4Rec and most papers on sessions ("iterative revealing"). Returns (weight 0
+    or less) and events on items that train lacks are removed from held-out sessions, then sessions
+    with fewer than two events; `Split.notes` counts them. Results are averages over events, not
+    sessions.
 
     Parameters
     ----------
@@ -99,12 +99,10 @@ def sessions(
 
 
 def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
-    """Turn each session into steps: what was seen so far, and the one item that came next.
+    """Turn each session into steps: the events so far as history, and the next item as target.
 
     A session of L events gives L - 1 rows with ids "session:1", "session:2", ...; the history of
-    row t has the first t events and their distinct items as its matrix row. Time
-    and memory grow with the size of the result. Times and weights of the data are left out, and so
-    are returns (events of a weight of 0 or less), which are neither seen nor to be found.
+    row t has the first t events. Times, weights and returns (weight 0 or less) are left out.
 
     Examples
     --------
@@ -126,8 +124,8 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     users = _step_ids(data.user_index, session, seen)
     places, prefix_offsets = segments(events.offsets[session], seen)
     prefixes = Events(events.items[places], prefix_offsets)
-    # A prefix repeats an item exactly where its session does, so one look at the sessions is
-    # enough to find the distinct items of every prefix.
+    # A prefix repeats an item exactly where its session does, so the first occurrences within
+    # sessions give the distinct items of every prefix.
     distinct = prefixes.keep(_first_occurrences(events, data.n_items)[places])
     shape = (len(session), data.n_items)
     ones = np.ones(len(distinct.items), np.float32)
@@ -143,7 +141,7 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
 def _revealed(
     held_out: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
 ) -> Part:
-    """Return the steps of the held-out sessions; what is left out of them is noted."""
+    """Return the steps of the held-out sessions, and note what is left out."""
     known_part = held_out.columns(known)
     assert held_out.events is not None
     assert held_out.sequences is not None
@@ -160,7 +158,7 @@ def _revealed(
 
 
 def _first_occurrences(events: Events, n_items: int) -> npt.NDArray[np.bool_]:
-    """Mark the events whose item has not come before in their session."""
+    """Mark the first event on each item of a session."""
     first = np.zeros(len(events.items), bool)
     first[np.unique(events.keys(n_items), return_index=True)[1]] = True
     return first
@@ -169,7 +167,7 @@ def _first_occurrences(events: Events, n_items: int) -> npt.NDArray[np.bool_]:
 def _step_ids(
     users: IdIndex, session: npt.NDArray[np.int64], step: npt.NDArray[np.int64]
 ) -> IdIndex:
-    """Return "session:step": unique because sessions are and the step follows the last colon."""
+    """Return ids "session:step", which are unique because session ids are."""
     frame = pl.DataFrame({"id": users.to_series().cast(pl.String)[session], "step": step})
     texts = frame.select(pl.format("{}:{}", "id", "step")).to_series()
     return unchecked(texts.to_numpy().copy(), "user")

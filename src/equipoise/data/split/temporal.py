@@ -43,12 +43,11 @@ def leave_last_out(
                                 "all"          a b a c b      a
                                 "again"        a b a c b      a
 
-    Used by SASRec, BERT4Rec and most papers on sequences. Each user is cut before the events to be
-    found, and the history of a part is everything before that cut: for test that is train and
-    valid together. What follows the cut and is no target, such as user 3's last b and a for "new",
-    is in no part. Users with too few events to leave one in train are in train only. All users and
-    items stay in train. Each user is cut at another time, so training may see the future of
-    others.
+    Used by SASRec, BERT4Rec and most papers on sequences. The history of a part is everything
+    before the user's first target: for test that is train and valid together. Later events that
+    are no targets, such as user 3's last b and a for "new", are in no part. Users with too few
+    events are in train only. All users and items stay in train. Each user is cut at another time,
+    so training may see the future of other users.
 
     Parameters
     ----------
@@ -57,8 +56,8 @@ def leave_last_out(
     valid, test
         Numbers of events to hide in each part; ``valid=0`` gives no such part.
     repeats
-        Which events are counted and to be found: those by which a user first uses an item ("new"),
-        any ("all"), or only those on an item used before ("again").
+        Which events are counted and hidden: a user's first event on an item ("new"), any ("all"),
+        or only those on an item used before ("again").
 
     Examples
     --------
@@ -76,7 +75,7 @@ def leave_last_out(
     counts = {"new": first, "all": events.positive, "again": events.positive & ~first}[repeats]
     after, row = following(events, counts), events.rows
     total = np.bincount(row[counts], minlength=data.n_users)
-    # the first event of a user is no repeat, so there is one before every repeat
+    # a repeat always has an earlier event, which stays in the history
     spare = 0 if repeats == "again" else 1
     notes: list[str] = []
     parts: dict[str, Part] = {}
@@ -117,7 +116,7 @@ def time_cut(
     valid: float = 0.1,
     repeats: Repeats = "new",
 ) -> Split:
-    """Learn from the past and evaluate on the future: one cut in time for all users.
+    """Train on the past and evaluate on the future: one cut in time for all users.
 
     ::
 
@@ -128,12 +127,10 @@ def time_cut(
         3   .   . 5,8 6 .       . . x x         . . . .        . . . .
         4   7   . .   . 9       . . . .         . . . .        . . . .
 
-    The split nearest to what a running service meets, and the only one here that never leaks the
-    future. An event before the cut is in train and history whatever comes later. An item that the
-    history holds (1 and a, 3 and c) is a target only with `repeats` "all" or "again". Items that
-    train lacks (e) and users without a history (4) or a target (3) are left out; `Split.notes`
-    counts them. The history of a part is everything before its targets: for test that is train
-    and valid together.
+    The most realistic split, and the only one here that never leaks the future. An item of the
+    history (1 and a, 3 and c) is a target only with `repeats` "all" or "again". Items that train
+    lacks (e) and users without a history (4) or a target (3) are left out; `Split.notes` counts
+    them. The history of test is train and valid together.
 
     Parameters
     ----------
@@ -142,11 +139,11 @@ def time_cut(
     test_from, valid_from
         First moment of test and of valid: seconds since 1970, an ISO text or a date (UTC).
     test, valid
-        Where no moment is given: the share of all events from there on. ``valid=0`` gives no such
-        part. Events of one moment stay together, so shares are met as far as ties allow.
+        Shares of all events, where no moment is given. ``valid=0`` gives no such part. Events at
+        the same time stay together, so shares are approximate.
     repeats
-        What is to be found: items that are new to the user ("new"), all items ("all"), or only
-        those that the user comes back to ("again"). `evaluate` then lists known items too.
+        Which items are targets: those new to the user ("new"), "all", or only items used before
+        ("again"). Unless "new", `evaluate` also recommends known items.
 
     Examples
     --------
@@ -227,6 +224,6 @@ def _cuts(
 
 
 def _share_from(ordered: npt.NDArray[np.float64], share: float, stop: int) -> float:
-    """Return the time from which on a share of all events lies, counted back from `stop`."""
+    """Return the time at which a share of all events begins, counted back from `stop`."""
     size = max(int(rounded(share, np.array(len(ordered)))), 1)
     return float(ordered[max(stop - size, 0)])

@@ -1,4 +1,4 @@
-"""Random splits: whole users held out (strong), or pairs of every user (weak)."""
+"""Random splits: hold out whole users (strong), or pairs of every user (weak)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def strong(
     order: Literal["random", "time"] = "random",
     seed: int = 0,
 ) -> Split:
-    """Hold out whole users, which the model meets only in evaluation (strong generalisation).
+    """Hold out whole users, whom the model never saw in training (strong generalisation).
 
     ::
 
@@ -49,8 +49,7 @@ def strong(
         3   x x x x x       . . . . .       x x . x x      . . x . .
 
     Used by Mult-VAE, EASE and most papers on linear autoencoders. As there, items that train lacks
-    are left out everywhere. Held-out users with fewer than two items afterwards cannot be
-    evaluated and are left out too; `Split.notes` counts both.
+    are left out, then held-out users with fewer than two items; `Split.notes` counts both.
 
     Parameters
     ----------
@@ -59,11 +58,11 @@ def strong(
     valid, test
         Shares of the users that are held out; ``valid=0`` gives no such part.
     history
-        Share of a held-out user's items that the model is shown. At least one item is shown and
-        at least one hidden.
+        Share of a held-out user's items that the model is shown; at least one is shown and one
+        hidden.
     order
-        Hide items at random, or those that a user came to last ("time"; what happened before them
-        is shown, whatever comes later).
+        Hide items at random, or each user's latest new items ("time"; everything before them is
+        shown).
     seed
         Same data and seed, same split.
 
@@ -103,14 +102,14 @@ def strong(
 
 
 def check_strong(valid: float, test: float, history: float, order: str) -> None:
-    """Refuse settings that a split of whole users cannot have."""
+    """Raise on invalid settings of `strong`."""
     check_shares(valid, test)
     fraction("history", history, zero=False, one=False)
     choice("order", order, ("random", "time"))
 
 
 def with_two(data: Interactions, known: npt.NDArray[np.bool_]) -> tuple[Interactions, int, int]:
-    """Return users with two known items or more, and the pairs and users that are left out."""
+    """Return the users with at least two known items, and how many pairs and users are lost."""
     known_part = data.columns(known)
     enough = known_part.user_counts >= 2
     lost = data.n_interactions - known_part.n_interactions
@@ -118,7 +117,7 @@ def with_two(data: Interactions, known: npt.NDArray[np.bool_]) -> tuple[Interact
 
 
 def lost_notes(name: str, pairs: int, users: int) -> list[str]:
-    """Say what `with_two` left out of a part."""
+    """Return the notes on what `with_two` left out of a part."""
     why = f"of {name} left out: fewer than two items remain, one to show and one to hide"
     lacking = f"of {name} left out: train lacks the item"
     return [*counted(pairs, "pair", lacking), *counted(users, "user", why)]
@@ -134,7 +133,7 @@ def shown_and_hidden(
 
 
 def _last_shown(data: Interactions, share: float, name: str, notes: list[str]) -> Part:
-    """Cut each user before the first of the items to hide, which are the last new ones."""
+    """Hide each user's last new items, and show everything before the first of them."""
     events = timed_events(data, "strong(order='time')")
     first = first_events(data, events)
     row = events.rows
@@ -147,12 +146,12 @@ def _last_shown(data: Interactions, share: float, name: str, notes: list[str]) -
 
 
 def _n_hidden(share: float, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many items of each user to hide: at least one, and all but one at most."""
+    """Return how many items of each user to hide: at least one, at most all but one."""
     return np.where(counts < 2, 0, rounded(share, counts).clip(1, np.maximum(counts - 1, 1)))
 
 
 def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int = 0) -> Split:
-    """Hide pairs of every user; the model learns from the rest of them (weak generalisation).
+    """Hide pairs of every user; the model trains on the remaining ones (weak generalisation).
 
     ::
 
@@ -172,10 +171,10 @@ def weak(data: Interactions, *, valid: float = 0.0, test: float = 0.2, seed: int
         Interactions to cut.
     valid
         Share of each user's pairs outside test that is taken out of train to tune on; 0 gives no
-        such part. A user needs two such pairs to be in it. The history of the test part is the
-        train row in any case, because that is what the model was fitted on.
+        such part. A user needs two such pairs to be in it. The history of the test part is always
+        the train row, on which the model was fitted.
     test
-        Share of each user's pairs that is hidden: at least one, and all but one at most.
+        Share of each user's pairs that is hidden: at least one, at most all but one.
     seed
         Same data and seed, same split.
 
