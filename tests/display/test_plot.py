@@ -79,7 +79,7 @@ def test_a_search_draws_its_frontier(split: eq.Split) -> None:
     assert len(axes.collections[0].get_offsets()) == tuned.trials.height
     assert len(axes.lines[0].get_xdata()) == tuned.frontier.height
     alone = eq.tune(eq.EASE, split, grid={"l2": [2.0]}, metric="ndcg@5", objectives=[])
-    with pytest.raises(SettingError, match="between two objectives"):
+    with pytest.raises(SettingError, match="needs two objectives"):
         alone.plot_frontier()
 
 
