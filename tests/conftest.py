@@ -23,13 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     missing = pytest.mark.skip(reason="development data are not present")
     for item in items:
-        if "data" in item.keywords:
+        if item.get_closest_marker("data") is not None:
             item.add_marker(missing)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the tests marked `gpu` where there is no card."""
-    if "gpu" in item.keywords and not pytest.importorskip("torch").cuda.is_available():
+    if item.get_closest_marker("gpu") is not None and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("there is no CUDA device")
 
 
