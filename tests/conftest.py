@@ -29,7 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the tests marked `gpu` where there is no card."""
-    if item.get_closest_marker("gpu") is not None and not pytest.importorskip("torch").cuda.is_available():
+    if (
+        item.get_closest_marker("gpu") is not None
+        and not pytest.importorskip("torch").cuda.is_available()
+    ):
         pytest.skip("there is no CUDA device")
 
 
