@@ -102,7 +102,7 @@ def test_errors_are_those_of_the_model(service: Process) -> None:
         eq.Client("http://127.0.0.1:9").summary()
     with pytest.raises(eq.SettingError, match="url must look like"):
         eq.Client("ftp://shop")
-    with pytest.raises(eq.SettingError, match="no port"):
+    with pytest.raises(eq.SettingError, match="the port in the url"):
         eq.Client("http://127.0.0.1:80000")
 
 

@@ -114,7 +114,7 @@ def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
         asking = threading.Thread(target=store.live, args=("ann",))
         asking.start()
         asking.join()
-    assert len(store._kept) == 1
+    assert len(store._connections) == 1
     store.close()
 
 
